@@ -158,7 +158,7 @@ def cpp_tests(emulated: Path | None, limit_s: float) -> Outcome:
     passed, failures, text = set[str](), dict[str, str](), ""
     for attempt in range(6):
         known = ":".join(sorted({*passed, *failures}))
-        chosen = f"{'CudaRows*' if emulated else '*'}{known and '-'}{known}"
+        chosen = f"{'*RowsTest.*' if emulated else '*'}{known and '-'}{known}"
         code, text = run([program, f"--gtest_filter={chosen}"], f"cpp_tests_{attempt}", ends_at - time.monotonic(),
                          environment(emulated))  # fmt: skip
         found = gtest_results(text)

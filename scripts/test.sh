@@ -50,9 +50,8 @@ cpp_tests() {
   return $status
 }
 # Tests that take more than one second each.
-long_cpp_tests=('*OverlapTest*/2' '*Hostile*' 'QuantEngine.EveryLayoutWorks*' '*EngineRanksTest.EveryKind*'
-  '*a_decode_over_a_long_context*/portable' '*equals_attention_in_double*/portable' '*equals_it_in_every_variant/portable'
-  '*OwnersTakeTurns*' 'SessionFilesTest.OneEngineWrites*')
+long_cpp_tests=('*OverlapTest*/2' '*Hostile*' '*a_decode_over_a_long_context*/portable'
+  '*equals_attention_in_double*/portable' 'SessionFilesTest.OneEngineWrites*')
 
 # Tests often wait for servers, hence one more process than cores. All tests of a file, or of files with the same servers, run
 # in one process.

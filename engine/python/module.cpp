@@ -479,6 +479,8 @@ PYBIND11_MODULE(_engine, m) {
       py::cpp_function([] { registry().close(); }, py::call_guard<py::gil_scoped_release>()));
   m.def("schema_for_llguidance", &grammar::schema_for_llguidance, py::arg("schema"),
         "The text of a JSON schema as llguidance gets it. Raises InvalidRequestError.");
+  m.def("regex_for_llguidance", &grammar::regex_for_llguidance, py::arg("expression"),
+        "The grammar in Lark that llguidance gets for a regular expression. Raises InvalidRequestError.");
   py::class_<EngineHolder>(m, "Engine", "A loaded model; see engine/include/charonia/engine.h.")
       .def(py::init<const std::filesystem::path&, const Settings&>(), py::arg("weights_dir"),
            py::arg("overrides") = Settings{})

@@ -23,8 +23,8 @@ inline double rounded_weights(const std::string& device, const World& world, con
   return in_bf16(device, world) ? e / (1 - e) * expected.spread[static_cast<std::size_t>(d)] : 0;
 }
 
-// Attention of one step over two sequences, checked at random rows.
-inline void expect_reference(Random& random, const std::string& device, const World& world) {
+// Attention of one step over two sequences, checked at random rows. plain: without variants, whose errors are larger.
+inline void expect_reference(Random& random, const std::string& device, const World& world, bool plain = false) {
   const auto& shape = world.shape;
   const auto ops = make_ops(device, 2);
   const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
@@ -36,8 +36,9 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
     const int head = uniform(random, 0, shape.heads - 1);
     const auto row = sequence == 1 ? position : world.lengths[1] + position;
     const auto expected = world.reference(sequence, position, head, rows, row, in_bf16(device, world));
+    const auto rotated = world.rotated(sequence, position, head);
     for (int d = 0; d < shape.head_dim; ++d) {
-      const double turned = world.rotated(sequence, position, head, d);
+      const double turned = rotated[static_cast<std::size_t>(d)];
       ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
                   2e-6 * (1 + std::abs(turned)) +
                       (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)))
@@ -45,13 +46,15 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
       // k may be rounded to the other side, and slopes cause large scores, so errors are larger than in plain
       // attention. Integers do not depend on the arithmetic, unless k was normalised first.
       const auto quant_bits = shape.quant_bits;
-      const double roundings = std::max(quant_bits != 0 ? 0.0 : 1.0, traits(device).attention_roundings);
+      const double roundings = std::max(quant_bits != 0 || plain ? 0.0 : 1.0, traits(device).attention_roundings);
       const double other_integer = !world.variant.normed ? 0 : quant_bits == 8 ? 2e-3 : quant_bits == 4 ? 3e-2 : 0;
-      const double bound =
-          (world.variant.alibi ? 1e-4 : 2e-5) + other_integer +
-          (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) + rounded_weights(device, world, expected, d) +
-          (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) *
-              std::abs(expected.out[static_cast<std::size_t>(d)]);
+      const double bound = (world.variant.alibi ? 1e-4
+                            : plain             ? 1e-5
+                                                : 2e-5) +
+                           other_integer + (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) +
+                           rounded_weights(device, world, expected, d) +
+                           (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) *
+                               std::abs(expected.out[static_cast<std::size_t>(d)]);
       ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected.out[static_cast<std::size_t>(d)], bound)
           << "heads " << shape.heads << "/" << shape.kv_heads << " dim " << shape.head_dim << " block "
           << shape.block_len << " kv " << to_string(world.kv) << " bits " << quant_bits << " position " << position
@@ -81,8 +84,8 @@ inline int random_window(Random& random, const Shape& shape, int length) {
 }
 
 // Compares one prefill on `one` with chunks of any length and decodes among other sequences on `many`, bit by bit. The
-// world has three sequences; the first is compared.
-inline void expect_chunks_change_nothing(Random& random, Ops& one, Ops& many, const World& world) {
+// world has three sequences; the first is compared. longest: of a chunk.
+inline void expect_chunks_change_nothing(Random& random, Ops& one, Ops& many, const World& world, int longest = 60) {
   const int n = world.lengths[0];
   const auto out_type = one.precision(world.shape.weight).activation;
   const auto whole_cache = one.make_kv_cache(world.layout(), world.blocks);
@@ -92,7 +95,7 @@ inline void expect_chunks_change_nothing(Random& random, Ops& one, Ops& many, co
   int done_1 = 0, done_2 = 0;
   for (int begin = 0; begin < n;) {
     // Chunks of any length, and single rows towards the end.
-    const int end = begin > 3 * n / 4 ? begin + 1 : std::min(n, begin + uniform(random, 1, 60));
+    const int end = begin > 3 * n / 4 ? begin + 1 : std::min(n, begin + uniform(random, 1, longest));
     const int next_1 = std::min(world.lengths[1], done_1 + 1), next_2 = std::min(world.lengths[2], done_2 + 5);
     const auto [out, rows] =
         world.step(many, *cache, {{1, done_1, next_1}, {0, begin, end}, {2, done_2, next_2}}, out_type);

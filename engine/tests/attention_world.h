@@ -5,7 +5,10 @@
 #include <numeric>
 #include <utility>
 
+#include "attention_reference.h"
 #include "ops_support.h"
+#include "quantised_head.h"
+#include "rotary_reference.h"
 
 namespace charonia::ops {
 
@@ -40,23 +43,6 @@ struct Variant {
   float soft_cap = 0;
   bool alibi = false;
 };
-
-// One token's k or v of one head after quantisation, from an independent implementation of kv_quant.h: the values that
-// a cache with this number of bits returns for `row`.
-inline std::vector<double> through_integers(const std::vector<double>& row, int bits) {
-  const auto levels = static_cast<float>(bits == 8 ? 255 : 15);
-  const auto minimum = static_cast<float>(*std::min_element(row.begin(), row.end()));
-  const auto maximum = static_cast<float>(*std::max_element(row.begin(), row.end()));
-  const auto zero = static_cast<float>(rounded(DType::f16, static_cast<double>(minimum)));
-  const auto scale = static_cast<float>(rounded(DType::f16, static_cast<double>((maximum - minimum) / levels)));
-  std::vector<double> out;
-  for (const double x : row) {
-    float q = scale == 0 ? 0 : std::nearbyint((static_cast<float>(x) - zero) / scale);
-    q = std::clamp(q, 0.0F, levels);
-    out.push_back(static_cast<double>(q) * static_cast<double>(scale) + static_cast<double>(zero));
-  }
-  return out;
-}
 
 // A cache with several sequences in random blocks, and their qkv rows before rotation. If the cache holds integers,
 // rotations are quarter turns: then k is the same in any arithmetic, and no integer is rounded to the other side.
@@ -176,40 +162,23 @@ struct World {
     return {out.host(), device_rows.host()};
   }
 
-  // Element d of a head of q (head < heads) or k after rotary_store, before rounding.
-  double rotated(int sequence, int position, int head, int d) const {
-    const auto& m = qkv[static_cast<std::size_t>(sequence)];
-    const bool is_q = head < shape.heads;
-    const int dim = shape.head_dim, own = is_q ? head : head - shape.heads;
-    const auto plain = [&](int i) { return static_cast<double>(m.at(position, head * dim + i)); };
-    // Element i, rotated if it belongs to a pair; element(i): the value before rotation.
-    const auto turned = [&](int i, const auto& element) {
-      if (!variant.rotated || i >= rotary_dim) return element(i);
-      const int half = rotary_dim / 2, pair = variant.interleaved ? i / 2 : i % half;
-      const bool is_first = variant.interleaved ? i % 2 == 0 : i < half;
-      const double a = element(variant.interleaved ? 2 * pair : pair),
-                   b = element(variant.interleaved ? 2 * pair + 1 : half + pair);
-      const auto turn = static_cast<std::size_t>(turned_by(position) * rotary_dim + pair);
-      const double c = cos_sin[turn], s = cos_sin[turn + static_cast<std::size_t>(half)];
-      return is_first ? a * c - b * s : b * c + a * s;
-    };
-    const auto normed = [&](int i, double x) {
-      if (!variant.normed) return x;
-      double squares = 0;
-      int count = dim;
-      if (variant.norm_rows) {
-        const int first = is_q ? 0 : shape.heads * dim;
-        count = (is_q ? shape.heads : shape.kv_heads) * dim;
-        for (int j = first; j < first + count; ++j) squares += std::pow(m.at(position, j), 2.0);
-      } else {
-        for (int j = 0; j < dim; ++j) squares += std::pow(variant.norm_after ? turned(j, plain) : plain(j), 2.0);
-      }
-      const auto weight = static_cast<std::size_t>((variant.norm_rows ? own * dim : 0) + i);
-      return x / std::sqrt(squares / count + static_cast<double>(norm_eps)) * (is_q ? q_norm : k_norm)[weight];
-    };
-    const double out =
-        variant.norm_after ? normed(d, turned(d, plain)) : turned(d, [&](int i) { return normed(i, plain(i)); });
-    return variant.scaled && is_q ? out * static_cast<double>(q_scale[static_cast<std::size_t>(position)]) : out;
+  // A head of q (head < heads), k or v after rotary_store, before rounding.
+  std::vector<double> rotated(int sequence, int position, int head) const {
+    const RotaryReference reference{.heads = shape.heads,
+                                    .kv_heads = shape.kv_heads,
+                                    .dim = shape.head_dim,
+                                    .rotary_dim = variant.rotated ? rotary_dim : 0,
+                                    .interleaved = variant.interleaved,
+                                    .normed = variant.normed,
+                                    .norm_after = variant.norm_after,
+                                    .norm_rows = variant.norm_rows,
+                                    .scaled = variant.scaled,
+                                    .eps = norm_eps,
+                                    .cos_sin = cos_sin,
+                                    .q_norm = q_norm,
+                                    .k_norm = k_norm,
+                                    .q_scale = q_scale};
+    return reference(qkv[static_cast<std::size_t>(sequence)], position, head, position, turned_by(position)).value;
   }
   // The values that the cache returns for one token's k or v of a head.
   std::vector<double> stored(std::vector<double> row) const {
@@ -219,57 +188,23 @@ struct World {
   }
 
   // Attention of one head of one row in double, with k and v as stored. The query is the device's own, from `row` of
-  // the rotated rows, because another rounding of it would change every score. spread[d]: the sum over positions of
-  // weight * |v[d] - out[d]|. If each weight has a relative error of at most e, and they are divided by their own sum,
-  // out has an error of at most e / (1 - e) * spread.
-  struct Expected {
-    std::vector<double> out, spread;
-  };
+  // the rotated rows, because another rounding of it would change every score.
+  using Expected = AttentionReference::Result;
   Expected reference(int sequence, int position, int head, const Matrix& rows, std::int64_t row,
                      bool rounded_query) const {
     const int kv_head = head / (shape.heads / shape.kv_heads), dim = shape.head_dim;
-    const int first = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1);
-    std::vector<double> scores, q, out(static_cast<std::size_t>(dim), 0.0), spread(out);
+    std::vector<double> q;
     for (int d = 0; d < dim; ++d) {
       const double x = rows.at(row, head * dim + d);
       q.push_back(rounded_query ? rounded(DType::bf16, x) : x);
     }
-    for (int p = first; p <= position; ++p) {
-      const auto k = key(sequence, p, kv_head);
-      double x = std::inner_product(q.begin(), q.end(), k.begin(), 0.0) * static_cast<double>(scale());
-      const auto cap = static_cast<double>(variant.soft_cap);
-      if (cap != 0) x = cap * std::tanh(x / cap);
-      if (variant.alibi) x += static_cast<double>(slopes[static_cast<std::size_t>(head)]) * (p - position);
-      scores.push_back(x);
+    std::vector<std::vector<double>> keys, values;
+    for (int p = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1); p <= position; ++p) {
+      keys.push_back(stored(rotated(sequence, p, shape.heads + kv_head)));
+      values.push_back(stored(rotated(sequence, p, shape.heads + shape.kv_heads + kv_head)));
     }
-    const double maximum = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    for (auto& s : scores) sum += s = std::exp(s - maximum);
-    std::vector<std::vector<double>> values;
-    for (int p = first; p <= position; ++p) values.push_back(value(sequence, p, kv_head));
-    for (std::size_t p = 0; p < values.size(); ++p) {
-      for (std::size_t d = 0; d < out.size(); ++d) out[d] += scores[p] / sum * values[p][d];
-    }
-    for (std::size_t p = 0; p < values.size(); ++p) {
-      for (std::size_t d = 0; d < out.size(); ++d) spread[d] += scores[p] / sum * std::abs(values[p][d] - out[d]);
-    }
-    return {out, spread};
-  }
-
- private:
-  std::vector<double> key(int sequence, int position, int kv_head) const {
-    const int dim = shape.head_dim;
-    std::vector<double> out;
-    for (int d = 0; d < dim; ++d) out.push_back(rotated(sequence, position, shape.heads + kv_head, d));
-    return stored(std::move(out));
-  }
-  std::vector<double> value(int sequence, int position, int kv_head) const {
-    const int first = (shape.heads + shape.kv_heads + kv_head) * shape.head_dim;
-    std::vector<double> out;
-    for (int d = 0; d < shape.head_dim; ++d) {
-      out.push_back(static_cast<double>(qkv[static_cast<std::size_t>(sequence)].at(position, first + d)));
-    }
-    return stored(std::move(out));
+    const double slope = variant.alibi ? slopes[static_cast<std::size_t>(head)] : 0;
+    return AttentionReference{scale(), variant.soft_cap, slope}(q, keys, values);
   }
 };
 

@@ -61,26 +61,6 @@ TEST_P(CpuKernelsTest, the_hyperbolic_tangent_is_accurate_near_zero_and_far_from
   for (const float x : out) EXPECT_TRUE(std::isnan(x));
 }
 
-TEST_P(CpuKernelsTest, interleaved_pairs_have_the_bits_of_half_rotation) {
-  const auto& kernels = *cpu::instruction_set(GetParam()).kernels;
-  Random random(12);
-  for (const int dim : {2, 6, 16, 64, 80, 128, 256}) {
-    const auto values = Matrix::random(random, DType::f32, 2, dim);
-    std::vector<float> halves(static_cast<std::size_t>(dim)), pairs, turns;
-    for (int i = 0; i < dim; ++i) {
-      pairs.push_back(static_cast<float>(values.at(0, i)));
-      turns.push_back(static_cast<float>(values.at(1, i)));
-      halves[static_cast<std::size_t>(i / 2 + i % 2 * (dim / 2))] = pairs.back();
-    }
-    kernels.rotate(halves.data(), turns.data(), dim);
-    kernels.rotate_interleaved(pairs.data(), turns.data(), dim);
-    for (int i = 0; i < dim; ++i) {
-      ASSERT_EQ(pairs[static_cast<std::size_t>(i)], halves[static_cast<std::size_t>(i / 2 + i % 2 * (dim / 2))])
-          << "element " << i << " of " << dim;
-    }
-  }
-}
-
 TEST_P(CpuKernelsTest, gelu_has_a_small_relative_error_below_zero_too) {
   const auto& kernels = *cpu::instruction_set(GetParam()).kernels;
   std::vector<float> gate;

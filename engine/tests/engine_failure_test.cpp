@@ -76,10 +76,8 @@ TEST_P(EngineFailureTest, OnFailureMayEndTheProcess) {
   const auto fail = [this] {
     const auto failing = failing_engine();
     failing->on_failure([] { std::_Exit(3); });
-    Collector out;
     faults_->collect_in = 1;
-    failing->submit(request({1, 2}, 9000), out.callback());
-    out.wait();
+    Collector(*failing, request({1, 2}, 9000)).wait();
   };
   EXPECT_EXIT(fail(), ::testing::ExitedWithCode(3), "the engine has failed");
 }

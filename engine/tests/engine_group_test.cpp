@@ -1,6 +1,7 @@
 // Requests with several sequences (n, best_of), and log probabilities of prompts.
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <memory>
 
@@ -12,7 +13,6 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
-using testing::error_of;
 using testing::request;
 
 class EngineGroupTest : public testing::EngineFixture {};
@@ -70,22 +70,6 @@ TEST_P(EngineGroupTest, SequenceIHasTheTokensOfTheSeedPlusI) {
   }
 }
 
-TEST_P(EngineGroupTest, SequencesShareThePromptAndCountAsOneRequest) {
-  const auto together = engine({{"cache_block_seq_len", "4"}});
-  auto several = sampled(std::vector<TokenId>(41, 3), 20, 1);
-  several.sampling.n = 3;
-  Collector all(*together, several);
-  all.wait();
-  EXPECT_EQ(all.last(0).num_cached_tokens, 0);
-  EXPECT_EQ(all.last(1).num_cached_tokens, 40) << "all prompt tokens except the last";
-  EXPECT_EQ(all.last(2).num_cached_tokens, 40);
-  together->check_integrity();
-  const auto stats = together->stats();
-  EXPECT_EQ(stats.prompt_tokens, 41);
-  EXPECT_EQ(stats.generation_tokens, 60);
-  EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
-}
-
 TEST_P(EngineGroupTest, BestOfGivesTheBestOnesInTheirOrder) {
   struct One {
     std::vector<TokenId> tokens;
@@ -94,10 +78,9 @@ TEST_P(EngineGroupTest, BestOfGivesTheBestOnesInTheirOrder) {
   std::vector<One> candidates;
   for (std::uint64_t i = 0; i < 5; ++i) {
     const auto single = engine();
-    Collector out;
     auto asked = sampled({1, 2, 3}, 12, 70 + i);
     asked.sampling.logprobs = 0;
-    single->submit(asked, out.callback());
+    Collector out(*single, asked);
     double sum = 0;
     for (const auto logprob : out.logprobs()) sum += logprob;
     EXPECT_DOUBLE_EQ(out.last().cumulative_logprob, sum);
@@ -125,16 +108,6 @@ TEST_P(EngineGroupTest, BestOfGivesTheBestOnesInTheirOrder) {
   }
 }
 
-TEST_P(EngineGroupTest, GreedySequencesAreEqual) {
-  auto several = request({4, 5, 6}, 10);
-  several.sampling.n = 3;
-  const auto together = engine();
-  Collector all(*together, several);
-  EXPECT_EQ(all.tokens(1), all.tokens(0));
-  EXPECT_EQ(all.tokens(2), all.tokens(0));
-  EXPECT_EQ(all.tokens(0), alone(request({4, 5, 6}, 10)));
-}
-
 TEST_P(EngineGroupTest, CancelEndsAllSequences) {
   lengthen();
   const auto together = engine({{"max_batch_size", "2"}});
@@ -159,21 +132,19 @@ TEST_P(EngineGroupTest, CancelEndsAllSequences) {
 
 TEST_P(EngineGroupTest, InvalidCombinationsAreRejectedByName) {
   const auto one = engine();
-  Collector unused;
-  const auto rejected = [&](auto change) {
+  const std::vector<std::pair<std::string_view, std::function<void(Request&)>>> wrong = {
+      {"n = 0", [](auto& r) { r.sampling.n = 0; }},
+      {"n = 129", [](auto& r) { r.sampling.n = 129; }},
+      {"best_of = 2", [](auto& r) { r.sampling.n = 3, r.sampling.best_of = 2; }},
+      {"stream = false", [](auto& r) { r.sampling.best_of = 2; }},
+      {"prompt_logprobs = 21", [](auto& r) { r.sampling.prompt_logprobs = 21; }},
+      {"prompt_logprobs >= 0", [](auto& r) { r.prompt_logits = true; }},
+      {"timeout_ms = 0", [](auto& r) { r.timeout_ms = 0; }}};
+  for (const auto& [named, change] : wrong) {
     auto asked = request({1, 2}, 5);
     change(asked);
-    return error_of([&] { one->submit(asked, unused.callback()); }, ErrorCode::invalid_argument);
-  };
-  EXPECT_NE(rejected([](Request& r) { r.sampling.n = 0; }).find("n = 0"), std::string::npos);
-  EXPECT_NE(rejected([](Request& r) { r.sampling.n = 129; }).find("n = 129"), std::string::npos);
-  EXPECT_NE(rejected([](Request& r) { r.sampling.n = 3, r.sampling.best_of = 2; }).find("best_of = 2"),
-            std::string::npos);
-  EXPECT_NE(rejected([](Request& r) { r.sampling.best_of = 2; }).find("stream = false"), std::string::npos);
-  EXPECT_NE(rejected([](Request& r) { r.sampling.prompt_logprobs = 21; }).find("prompt_logprobs = 21"),
-            std::string::npos);
-  EXPECT_NE(rejected([](Request& r) { r.prompt_logits = true; }).find("prompt_logprobs >= 0"), std::string::npos);
-  EXPECT_NE(rejected([](Request& r) { r.timeout_ms = 0; }).find("timeout_ms = 0"), std::string::npos);
+    expect_error(ErrorCode::invalid_argument, {named}, [&] { one->submit(asked, {}); });
+  }
 }
 
 // The log probability of each prompt token equals the log probability of the first token sampled after the tokens
@@ -198,9 +169,7 @@ TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
       asked.sampling.prompt_logprobs = 20;
       asked.prompt_logits = true;
       for (int turn = 0; turn < 2; ++turn) {  // the second time everything is in the prefix index
-        Collector out, beside;
-        asked_of->submit(request({9, 8, 7}, 30), beside.callback());
-        asked_of->submit(asked, out.callback());
+        Collector beside(*asked_of, request({9, 8, 7}, 30)), out(*asked_of, asked);
         const auto rows = rows_of(out.wait());
         const auto& first = out.wait().at(rows.results);
         EXPECT_EQ(out.tokens(), alone(request(prompt, 8)));
@@ -235,9 +204,7 @@ TEST_P(EngineGroupTest, TooManyUnreadRowsEndOnlyTheirRequest) {
   Collector all(*asked_of, asked);
   const auto row = static_cast<std::int64_t>(rows_of(all.wait()).logits.at(0).size() * sizeof(float));
   asked.max_unread_logits_bytes = 20 * row;
-  Collector kept, beside;
-  asked_of->submit(request({9, 8, 7}, 30), beside.callback());
-  asked_of->submit(asked, kept.callback());
+  Collector beside(*asked_of, request({9, 8, 7}, 30)), kept(*asked_of, asked);
   const auto& last = kept.last();
   EXPECT_EQ(last.error_code, ErrorCode::resource_exhausted);
   EXPECT_NE(last.error.find(cat("more than ", 20 * row, " (max_unread_logits_bytes)")), std::string::npos);
@@ -257,34 +224,6 @@ TEST(UnreadRows, CountUntilTheLastCopyGoes) {
   EXPECT_EQ(rows->bytes(), 7);
   rows.reset();
   second.reset();  // its counter still exists
-}
-
-TEST_P(EngineGroupTest, PromptLogprobsSurviveAPreemption) {
-  std::vector<Request> requests;
-  for (TokenId r = 0; r < 6; ++r) {
-    std::vector<TokenId> prompt;
-    for (TokenId i = 0; i < 10; ++i) prompt.push_back((5 * i + 7 * r + 2) % 40);
-    requests.push_back(request(prompt, 45));
-    requests.back().sampling.prompt_logprobs = 2;
-    requests.back().stream = requests.back().prompt_logits = r % 2 == 0;
-  }
-  const auto enough = engine();
-  const auto few = engine({{"cache_max_entry_count", "22"}, {"session_len", "60"}, {"token_budget", "11"}});
-  std::vector<std::unique_ptr<Collector>> expected, got;
-  for (const auto& one : requests) {
-    expected.push_back(std::make_unique<Collector>());
-    got.push_back(std::make_unique<Collector>());
-    enough->submit(one, expected.back()->callback());
-    few->submit(one, got.back()->callback());
-  }
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    EXPECT_EQ(got[i]->tokens(), expected[i]->tokens());
-    EXPECT_EQ(got[i]->prompt_logprobs(), expected[i]->prompt_logprobs());
-    EXPECT_EQ(got[i]->prompt_logprobs().size(), 9U);
-    EXPECT_EQ(rows_of(got[i]->wait()).logits, rows_of(expected[i]->wait()).logits);
-    EXPECT_EQ(rows_of(got[i]->wait()).logits.size(), requests[i].prompt_logits ? 9U : 0U);
-  }
-  EXPECT_GT(few->stats().num_preemptions, 0);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
-using testing::error_of;
 using testing::request;
 
 // A schema with many schemas inside one another, which llguidance compiles by recursion.
@@ -77,9 +76,7 @@ TEST_P(EngineGuideTest, ItWorksWithSeveralSequencesLogprobsStopWordsAndSessions)
 
 TEST_P(EngineGuideTest, APreemptedSequenceGoesOnInItsGrammar) {
   const auto one = engine({{"cache_max_entry_count", "16"}, {"session_len", "60"}});
-  Collector before, out;
-  one->submit(request({9, 9, 9}, 50), before.callback());
-  one->submit(guided(GuideType::regex, "(abc){16}", 50), out.callback());
+  Collector before(*one, request({9, 9, 9}, 50)), out(*one, guided(GuideType::regex, "(abc){16}", 50));
   std::string expected;
   for (int i = 0; i < 16; ++i) expected += "abc";
   EXPECT_EQ(out.text(), expected);
@@ -88,15 +85,12 @@ TEST_P(EngineGuideTest, APreemptedSequenceGoesOnInItsGrammar) {
 
 TEST_P(EngineGuideTest, AGuideThatIsWrongEndsItsRequestAndNoOther) {
   const auto one = engine();
-  Collector wrong, again, right;
-  one->submit(guided(GuideType::regex, "a(b"), wrong.callback());
-  one->submit(guided(GuideType::regex, "ab"), right.callback());
+  Collector wrong(*one, guided(GuideType::regex, "a(b")), right(*one, guided(GuideType::regex, "ab"));
   EXPECT_EQ(wrong.last().finish_reason, FinishReason::error);
   EXPECT_EQ(wrong.last().error_code, ErrorCode::invalid_argument);
   EXPECT_NE(wrong.last().error.find("regex"), std::string::npos) << wrong.last().error;
   EXPECT_EQ(right.text(), "ab");
-  one->submit(guided(GuideType::regex, "a(b"), again.callback());
-  EXPECT_EQ(again.last().error, wrong.last().error);
+  EXPECT_EQ(Collector(*one, guided(GuideType::regex, "a(b")).last().error, wrong.last().error);
   // Nothing of it is a text of this vocabulary.
   Collector none(*one, guided(GuideType::regex, "[0-9]+"));
   EXPECT_EQ(none.last().error_code, ErrorCode::invalid_argument);
@@ -106,36 +100,31 @@ TEST_P(EngineGuideTest, AGuideThatIsWrongEndsItsRequestAndNoOther) {
 
 TEST_P(EngineGuideTest, WhatContradictsAGuideIsRejectedAtOnce) {
   const auto one = engine({{"guide_max_bytes", "20"}});
-  const auto rejected = [&](Request asked) {
-    Collector out;
-    return error_of([&] { one->submit(std::move(asked), out.callback()); }, ErrorCode::invalid_argument);
+  const auto rejected = [&](const Request& asked, std::string_view named) {
+    expect_error(ErrorCode::invalid_argument, {named}, [&] { one->submit(asked, {}); });
   };
-  auto ignoring = guided(GuideType::regex, "a");
+  auto ignoring = guided(GuideType::regex, "a"), least = ignoring, both = ignoring;
   ignoring.sampling.ignore_eos = true;
-  EXPECT_NE(rejected(ignoring).find("ignore_eos"), std::string::npos);
-  auto least = guided(GuideType::regex, "a");
+  rejected(ignoring, "ignore_eos");
   least.sampling.min_tokens = 2;
-  EXPECT_NE(rejected(least).find("min_tokens"), std::string::npos);
-  EXPECT_NE(rejected(guided(GuideType::regex, std::string(21, 'a'))).find("guide_max_bytes"), std::string::npos);
-  EXPECT_NE(rejected(guided(GuideType::regex, "")).find("empty"), std::string::npos);
-  EXPECT_NE(rejected(guided(GuideType::json, "{}")).find("json_schema"), std::string::npos);
-  EXPECT_NE(rejected(guided(GuideType::regex, "\xff")).find("UTF-8"), std::string::npos);
-  auto both = guided(GuideType::regex, "a");
+  rejected(least, "min_tokens");
   both.mask = std::make_shared<testing::MaskOf>(40, [](TokenId, auto) { return true; });
-  EXPECT_NE(rejected(both).find("mask"), std::string::npos);
-  EXPECT_EQ(error_of([] { guide_type("xml"); }, ErrorCode::invalid_argument),
-            "guided_decoding_guide_type = 'xml' is unknown: it is one of json, json_schema, regex, ebnf_grammar, "
-            "structural_tag, choice");
+  rejected(both, "mask");
+  rejected(guided(GuideType::regex, std::string(21, 'a')), "guide_max_bytes");
+  rejected(guided(GuideType::regex, ""), "empty");
+  rejected(guided(GuideType::json, "{}"), "json_schema");
+  rejected(guided(GuideType::regex, "\xff"), "UTF-8");
+  expect_error(ErrorCode::invalid_argument,
+               {"guided_decoding_guide_type = 'xml' is unknown: it is one of json, json_schema, regex, ebnf_grammar, "
+                "structural_tag, choice"},
+               [] { guide_type("xml"); });
 }
 
 TEST_P(EngineGuideTest, ADeepSchemaIsCompiledOnALargeStack) {
   const auto one = engine({{"guide_max_bytes", "1000000"}});
-  Collector out;
-  one->submit(guided(GuideType::json_schema, deep(5000)), out.callback());
+  Collector out(*one, guided(GuideType::json_schema, deep(5000)));
   EXPECT_NE(out.last().finish_reason, FinishReason::stop);  // the vocabulary has no brackets
-  Collector next;
-  one->submit(guided(GuideType::regex, "abc"), next.callback());
-  EXPECT_EQ(next.text(), "abc");
+  EXPECT_EQ(Collector(*one, guided(GuideType::regex, "abc")).text(), "abc");
 }
 
 TEST_P(EngineGuideTest, ARequestThatWaitsForItsGrammarCanBeCancelled) {
@@ -146,11 +135,8 @@ TEST_P(EngineGuideTest, ARequestThatWaitsForItsGrammarCanBeCancelled) {
     one->cancel(handle);
   }
   for (auto& out : waiting) EXPECT_NE(out.last().finish_reason, FinishReason::stop);
-  Collector other;
-  one->submit(request({1, 2}, 50), other.callback());
-  EXPECT_EQ(other.tokens().size(), 50U);
-  Collector last;
-  one->submit(guided(GuideType::json_schema, deep(2000)), last.callback());
+  EXPECT_EQ(testing::tokens_of(*one, request({1, 2}, 50)).size(), 50U);
+  Collector last(*one, guided(GuideType::json_schema, deep(2000)));
   one->close();
   EXPECT_NE(last.last().finish_reason, FinishReason::none);
 }

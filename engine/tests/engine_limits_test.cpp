@@ -1,5 +1,6 @@
 // Admission, time limits of waiting and running requests, and the metrics about them.
 #include <chrono>
+#include <deque>
 #include <map>
 #include <thread>
 
@@ -10,8 +11,8 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
-using testing::error_of;
 using testing::request;
+using testing::tokens_of;
 
 // Records the reported values.
 class Recorder : public MetricsSink {
@@ -72,8 +73,7 @@ INSTANTIATE_TEST_SUITE_P(Device, EngineLimitsTest, testing::kDevices, testing::d
 TEST_P(EngineLimitsTest, AnEngineThatTakesARequestDoesNotLookIdleDuringTheFirstStep) {
   const auto one = engine({});
   EXPECT_LT(recorder_->requests_at_first_step(), 0);
-  Collector whole(*one, request({1, 2, 3}, 2));
-  EXPECT_EQ(std::ssize(whole.tokens()), 2);
+  EXPECT_EQ(std::ssize(tokens_of(*one, request({1, 2, 3}, 2))), 2);
   EXPECT_EQ(recorder_->requests_at_first_step(), 1);
 }
 
@@ -81,18 +81,16 @@ TEST_P(EngineLimitsTest, MaxTokensMayBeMoreThanTheContextLeavesWhereThatIsAskedF
   const auto one = engine({});
   const int limit = one->info().config.session_len;
   auto more = request({1, 2, 3}, 1 << 30);
-  Collector none;
-  expect_error(ErrorCode::invalid_argument, {"do not fit"}, [&] { one->submit(more, none.callback()); });
+  expect_error(ErrorCode::invalid_argument, {"do not fit"}, [&] { one->submit(more, {}); });
   more.fit_max_tokens = true;
   Collector all(*one, more);
   EXPECT_EQ(all.last().finish_reason, FinishReason::length);
   EXPECT_EQ(std::ssize(all.tokens()), limit - 3);
   more.input_ids.assign(static_cast<std::size_t>(limit), 1);
-  expect_error(ErrorCode::invalid_argument, {"the prompt does not fit"}, [&] { one->submit(more, none.callback()); });
+  expect_error(ErrorCode::invalid_argument, {"the prompt does not fit"}, [&] { one->submit(more, {}); });
   auto few = request({1, 2, 3}, 2);
   few.fit_max_tokens = true;
-  Collector two(*one, few);
-  EXPECT_EQ(std::ssize(two.tokens()), 2);
+  EXPECT_EQ(std::ssize(tokens_of(*one, few)), 2);
 }
 
 TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
@@ -124,12 +122,10 @@ TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
 TEST_P(EngineLimitsTest, TheSettingIsTheDeadlineOfRequestsThatNameNone) {
   lengthen();
   const auto one = engine({{"request_timeout_s", "0.05"}});
-  Collector cut(*one, request({1, 2, 3}, 19'000));
-  EXPECT_EQ(cut.last().error_code, ErrorCode::deadline_exceeded);
+  EXPECT_EQ(Collector(*one, request({1, 2, 3}, 19'000)).last().error_code, ErrorCode::deadline_exceeded);
   auto longer = request({1, 2, 3}, 20);
   longer.timeout_ms = 60'000;
-  Collector whole(*one, longer);
-  EXPECT_EQ(whole.last().finish_reason, FinishReason::length);
+  EXPECT_EQ(Collector(*one, longer).last().finish_reason, FinishReason::length);
 }
 
 TEST_P(EngineLimitsTest, ADeadlineThatIsAlsoTheQueuesEndsWhatHasBegun) {
@@ -173,53 +169,37 @@ TEST_P(EngineLimitsTest, AWaitTimeoutErrorHasARetryTime) {
 TEST_P(EngineLimitsTest, TheQueueIsBoundedByTokens) {
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}, {"max_queue_tokens", "100"}});
-  Collector running, long_one, short_one, unused;
+  Collector running, long_one, short_one;
   const auto first = one->submit(request({1, 2}, 19'000), running.callback());
   running.wait_for(1);
   // Longer than the limit: admitted if nothing waits.
   const auto second = one->submit(request(std::vector<TokenId>(150, 3), 5), long_one.callback());
-  const auto text =
-      error_of([&] { one->submit(request({1, 2, 3, 4}, 5), unused.callback()); }, ErrorCode::resource_exhausted);
-  for (const auto* part : {"150", "4", "100", "max_queue_tokens", "; retry after "}) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
-  }
+  expect_error(ErrorCode::resource_exhausted, {"150", "4", "100", "max_queue_tokens", "; retry after "},
+               [&] { one->submit(request({1, 2, 3, 4}, 5), {}); });
   EXPECT_EQ(recorder_->rejected(runtime::Rejection::queue_tokens), 1);
   one->cancel(second);
   long_one.wait();
-  const auto third = one->submit(request({1, 2, 3, 4}, 5), short_one.callback());
-  one->cancel(third);
-  one->cancel(first);
+  for (const auto handle : {one->submit(request({1, 2, 3, 4}, 5), short_one.callback()), first}) one->cancel(handle);
   short_one.wait();
   running.wait();
 }
 
-TEST_P(EngineLimitsTest, RejectionsAndRequestsAreCountedNotSequences) {
+TEST_P(EngineLimitsTest, RejectionsRequestsAndStepsAreCounted) {
   auto one = engine({});
-  Collector unused, several(3);
-  error_of([&] { one->submit(request(std::vector<TokenId>(300, 1), 1), unused.callback()); },
-           ErrorCode::invalid_argument);
+  expect_error(ErrorCode::invalid_argument, {}, [&] { one->submit(request(std::vector<TokenId>(300, 1), 1), {}); });
   EXPECT_EQ(recorder_->rejected(runtime::Rejection::never_fits), 1);
   auto three = request({1, 2, 3}, 10);
   three.sampling.n = 3;
-  one->submit(three, several.callback());
-  several.wait();
+  Collector(*one, three).wait();
   one.reset();  // the last step is counted after its results
+  for (const auto& [metric, count] : {std::pair{Metric::e2e_request_latency_seconds, 1},
+                                      {Metric::time_to_first_token_seconds, 1},
+                                      {Metric::request_queue_time_seconds, 1},
+                                      {Metric::generation_tokens, 30},
+                                      {Metric::prompt_tokens, 3}}) {
+    EXPECT_EQ(recorder_->of(metric), count) << "requests count, not their sequences";
+  }
   EXPECT_EQ(recorder_->of(Metric::request_success, 1), 1) << "finish reason: length";
-  EXPECT_EQ(recorder_->of(Metric::e2e_request_latency_seconds), 1);
-  EXPECT_EQ(recorder_->of(Metric::time_to_first_token_seconds), 1);
-  EXPECT_EQ(recorder_->of(Metric::request_queue_time_seconds), 1);
-  EXPECT_EQ(recorder_->of(Metric::generation_tokens), 30);
-  EXPECT_EQ(recorder_->of(Metric::prompt_tokens), 3);
-}
-
-TEST_P(EngineLimitsTest, EveryStepTellsItsTimeItsBatchAndItsTokens) {
-  auto one = engine({});
-  Collector several(3);
-  auto three = request({1, 2, 3}, 10);
-  three.sampling.n = 3;
-  one->submit(three, several.callback());
-  several.wait();
-  one.reset();  // the last step is counted after its results
   const auto steps = recorder_->of(Metric::engine_steps);
   EXPECT_GE(steps, 10);
   for (const auto metric : {Metric::engine_step_seconds, Metric::engine_step_sequences, Metric::engine_step_tokens}) {
@@ -245,20 +225,17 @@ TEST_P(EngineLimitsTest, AStepTimeLimitSplitsPromptsAndChangesNoToken) {
   std::vector<double> most_at_once;
   for (const auto* step_time_ms : {"0", "1"}) {
     const auto one = engine({{"step_time_ms", step_time_ms}, {"enable_prefix_caching", "False"}});
-    Collector decodes, asked;
+    Collector decodes;
     const auto handle = one->submit(request({1, 2, 3}, 15'000), decodes.callback());
     decodes.wait_for(1);
-    one->submit(request(prompt, 1), asked.callback());
-    tokens.push_back(asked.tokens());
+    tokens.push_back(tokens_of(*one, request(prompt, 1)));
     one->cancel(handle);
     decodes.wait();
     one->shutdown(1000);
     most_at_once.push_back(recorder_->greatest_observed(Metric::engine_step_tokens));
     recorder_ = std::make_shared<Recorder>();
-    Collector alone;
     const auto fresh = engine({{"step_time_ms", step_time_ms}});
-    fresh->submit(request(prompt, 1), alone.callback());
-    EXPECT_EQ(alone.tokens(), tokens.back());
+    EXPECT_EQ(tokens_of(*fresh, request(prompt, 1)), tokens.back());
     fresh->shutdown(1000);
     EXPECT_EQ(recorder_->greatest_observed(Metric::engine_step_tokens), 512) << "a step without decodes has no limit";
     recorder_ = std::make_shared<Recorder>();
@@ -311,43 +288,34 @@ TEST_P(EngineLimitsTest, WaitingRequestsRunByPriorityThenArrival) {
   const auto one = engine({{"max_batch_size", "1"}});
   std::mutex mutex;
   std::vector<int> order;  // priorities, in the order in which they end
-  const auto noting = [&](int priority, const Engine::Callback& callback) {
-    return [&, priority, callback](Result&& result) {
+  Collector first;
+  const auto handle = one->submit(request({1, 2}, 19'000), first.callback());
+  first.wait_for(1);
+  std::deque<Collector> waiting;
+  for (const int priority : {0, -1, 5, 2, 5}) {
+    auto next = request({3, static_cast<TokenId>(waiting.size())}, 4);
+    next.priority = priority;
+    one->submit(next, [&, priority, callback = waiting.emplace_back().callback()](Result&& result) {
       if (result.finish_reason != FinishReason::none) {
         const std::lock_guard lock(mutex);
         order.push_back(priority);
       }
       callback(std::move(result));
-    };
-  };
-  auto running = request({1, 2}, 19'000);
-  running.stream = true;
-  Collector first;
-  const auto handle = one->submit(running, first.callback());
-  first.wait_for(1);
-  std::vector<std::unique_ptr<Collector>> waiting;
-  for (const int priority : {0, -1, 5, 2, 5}) {
-    auto next = request({3, static_cast<TokenId>(waiting.size())}, 4);
-    next.priority = priority;
-    waiting.push_back(std::make_unique<Collector>());
-    one->submit(next, noting(priority, waiting.back()->callback()));
+    });
   }
   one->cancel(handle);
-  for (auto& collector : waiting) collector->wait();
+  for (auto& collector : waiting) collector.wait();
   const std::lock_guard lock(mutex);
   EXPECT_EQ(order, (std::vector<int>{5, 5, 2, 0, -1}));
 }
 
 TEST_P(EngineLimitsTest, AShareOfBlocksGetsItsMemoryAsItIsNeeded) {
   const auto one = engine({{"cache_max_entry_count", "60"}, {"cache_chunk_size", "10"}});
-  Collector small, large;
-  one->submit(request({1, 2}, 5), small.callback());
-  small.wait();
+  tokens_of(*one, request({1, 2}, 5));
   one->check_integrity();
   EXPECT_EQ(recorder_->of(Metric::kv_blocks_committed), 10);
   const auto asked = request(std::vector<TokenId>(150, 3), 50);
-  one->submit(asked, large.callback());
-  EXPECT_EQ(large.tokens(), alone(asked));
+  EXPECT_EQ(tokens_of(*one, asked), alone(asked));
   one->check_integrity();
   EXPECT_EQ(recorder_->of(Metric::kv_blocks_committed), 60);
   EXPECT_EQ(recorder_->of(Metric::kv_blocks_total), 60);
@@ -390,14 +358,13 @@ TEST_P(EngineLimitsTest, TokensThatTakeNoStepOfTheirOwnAreCounted) {
     bool one_by_one;
   };
   for (const auto& [max_tokens, n, expected, one_by_one] :
-       {Case{70, 1, 40, false}, Case{69, 1, 39, false}, Case{3, 1, 0, false}, Case{4, 1, 1, false}, Case{14, 2, 16, false},
-        Case{70, 1, 0, true}}) {
+       {Case{70, 1, 40, false}, Case{69, 1, 39, false}, Case{3, 1, 0, false}, Case{4, 1, 1, false},
+        Case{14, 2, 16, false}, Case{70, 1, 0, true}}) {
     auto asked = request({1, 2, 3}, max_tokens);
     asked.sampling.n = n;
     const auto before = recorder_->of(Metric::jump_forward_tokens);
     const auto before_stats = one->stats().jump_forward_tokens;
-    Collector out(*one, testing::with_runs(asked, 40, one_by_one));
-    out.wait();
+    Collector(*one, testing::with_runs(asked, 40, one_by_one)).wait();
     EXPECT_EQ(recorder_->of(Metric::jump_forward_tokens) - before, expected) << max_tokens;
     EXPECT_EQ(one->stats().jump_forward_tokens - before_stats, expected) << max_tokens;
   }

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
+#include <functional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -18,31 +20,6 @@ using testing::Collector;
 using testing::Faults;
 using testing::request;
 using testing::write_tiny_workspace;
-
-// With one rank, and with two ranks, which wait for each other within a step.
-class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
- protected:
-  void SetUp() override {
-    EngineFixtureBase::SetUp();
-    testing::TinyModel model;
-    model.ranks = GetParam();
-    write_tiny_workspace(weights(), model);
-  }
-
-  std::unique_ptr<Engine> engine(bool asynchronous, const Settings& settings = {}) {
-    faults_ = std::make_shared<Faults>();
-    wrap_devices(asynchronous);
-    return EngineFixtureBase::engine(settings);
-  }
-
-  // Plans do not depend on ranks. So one rank runs every combination. Several ranks, which wait for each other some 50
-  // times per step, run two of them: large steps with many blocks, and small steps with few.
-  static bool is_for_these_ranks(std::string_view blocks, std::string_view budget) {
-    return GetParam() == 1 || (blocks == "2000") == (budget == "200");
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
-                         [](const auto& info) { return std::to_string(info.param); });
 
 // Requests of every kind; many have common prefixes.
 std::vector<Request> requests(int count) {
@@ -76,6 +53,7 @@ std::vector<Request> requests(int count) {
     if (below(6) == 0) sampling.n = 2 + below(3);
     if (below(6) == 0 && !one.stream) sampling.best_of = sampling.n + below(3);
     if (below(5) == 0) sampling.prompt_logprobs = below(3);
+    one.prompt_logits = sampling.prompt_logprobs >= 0 && one.stream;
     if (below(8) == 0) {
       const auto modulus = 2 + below(3);
       one.mask = std::make_shared<testing::MaskOf>(40, [modulus](TokenId token, std::span<const TokenId> output) {
@@ -91,6 +69,7 @@ struct Outcome {
   std::vector<std::vector<TokenId>> tokens;  // by sequence
   std::vector<std::vector<float>> logprobs;
   std::vector<float> prompt_logprobs;
+  std::vector<std::vector<float>> prompt_logits;
   std::vector<std::string> texts;
   std::vector<FinishReason> reasons;
   std::string errors;
@@ -107,46 +86,74 @@ Outcome outcome(Collector& collector, const Request& request) {
     if (!collector.last(i).error.empty()) out.errors += collector.last(i).error + "\n";
   }
   out.prompt_logprobs = collector.prompt_logprobs();
+  for (const auto& result : collector.wait()) {
+    out.prompt_logits.insert(out.prompt_logits.end(), result.prompt_logits.begin(), result.prompt_logits.end());
+  }
+  EXPECT_EQ(out.prompt_logits.size(), request.prompt_logits ? request.input_ids.size() - 1 : 0U);
   return out;
 }
 
 std::vector<Outcome> outcomes(Engine& engine, const std::vector<Request>& requests) {
-  std::vector<std::unique_ptr<Collector>> collectors;
-  for (const auto& one : requests) {
-    collectors.push_back(std::make_unique<Collector>(one.sampling.n));
-    engine.submit(one, collectors.back()->callback());
-  }
+  std::deque<Collector> collectors;
+  for (const auto& one : requests) collectors.emplace_back(engine, one);
   std::vector<Outcome> out;
-  for (std::size_t i = 0; i < requests.size(); ++i) out.push_back(outcome(*collectors[i], requests[i]));
+  for (std::size_t i = 0; i < requests.size(); ++i) out.push_back(outcome(collectors[i], requests[i]));
   engine.check_integrity();
   EXPECT_EQ(engine.stats().blocks_active, 0);
   return out;
 }
+
+// With one rank, and with two ranks, which wait for each other within a step.
+class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
+ protected:
+  void SetUp() override {
+    EngineFixtureBase::SetUp();
+    testing::TinyModel model;
+    model.ranks = GetParam();
+    write_tiny_workspace(weights(), model);
+  }
+
+  std::unique_ptr<Engine> engine(bool asynchronous, const Settings& settings = {}) {
+    faults_ = std::make_shared<Faults>();
+    wrap_devices(asynchronous);
+    return EngineFixtureBase::engine(settings);
+  }
+
+  // Runs the requests with overlapping steps, with enough blocks and with few, in large and in small steps. Plans do
+  // not depend on ranks. So one rank runs every combination. Several ranks, which wait for each other some 50 times per
+  // step, run two of them.
+  void expect_outcomes(const std::vector<Request>& all, const std::vector<Outcome>& expected, const Settings& settings,
+                       const std::function<void(const EngineStats&)>& check = {}) {
+    for (const auto& [blocks, budget] : {std::pair{"2000", "200"}, {"30", "7"}, {"2000", "7"}, {"30", "200"}}) {
+      const bool enough = std::string_view(blocks) == "2000", large = std::string_view(budget) == "200";
+      if (GetParam() > 1 && enough != large) continue;
+      SCOPED_TRACE(std::string(blocks) + " blocks, budget " + budget);
+      auto more = settings;
+      more.insert({{"cache_max_entry_count", blocks}, {"token_budget", budget}, {"session_len", "100"}});
+      const auto overlapping = engine(true, more);
+      const auto got = outcomes(*overlapping, all);
+      for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
+      const auto stats = overlapping->stats();
+      EXPECT_GT(stats.prefix_hit_tokens, 0);
+      EXPECT_EQ(stats.num_preemptions > 0, !enough);
+      if (check) check(stats);
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
+                         [](const auto& info) { return std::to_string(info.param); });
 
 TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPrefixHits) {
   const auto all = requests(150);
   const auto synchronous = engine(false);
   const auto expected = outcomes(*synchronous, all);
   const auto expected_tokens = synchronous->stats().generation_tokens;
-  for (const auto* blocks : {"2000", "30"}) {
-    for (const auto* batch : {"3", "16"}) {
-      for (const auto* budget : {"7", "200"}) {
-        if (!is_for_these_ranks(blocks, budget)) continue;
-        SCOPED_TRACE(std::string(blocks) + " blocks, batch " + batch + ", budget " + budget);
-        const auto overlapping = engine(true, {{"cache_max_entry_count", blocks},
-                                               {"max_batch_size", batch},
-                                               {"token_budget", budget},
-                                               {"session_len", "100"}});
-        const auto got = outcomes(*overlapping, all);
-        for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
-        const auto stats = overlapping->stats();
-        EXPECT_GT(stats.prefix_hit_tokens, 0);
-        EXPECT_EQ(stats.num_preemptions > 0, std::string(blocks) == "30");
-        EXPECT_EQ(stats.generation_tokens, expected_tokens)
-            << "tokens sampled after the end of a sequence must not count";
-        EXPECT_EQ(faults_->most_in_flight, 2);
-      }
-    }
+  for (const auto* batch : {"3", "16"}) {
+    expect_outcomes(all, expected, {{"max_batch_size", batch}}, [&](const EngineStats& stats) {
+      EXPECT_EQ(stats.generation_tokens, expected_tokens)
+          << "tokens sampled after the end of a sequence must not count";
+      EXPECT_EQ(faults_->most_in_flight, 2);
+    });
   }
 }
 
@@ -157,34 +164,17 @@ TEST_P(OverlapTest, AQuantisedCacheChangesTheTokensOfNoRequestByWhatElseRuns) {
   for (const auto* policy : {"8", "4"}) {
     const auto expected = outcomes(*engine(false, {{"quant_policy", policy}}), all);
     EXPECT_NE(expected, plain);
-    for (const auto* blocks : {"2000", "30"}) {
-      for (const auto* budget : {"7", "200"}) {
-        if (!is_for_these_ranks(blocks, budget)) continue;
-        SCOPED_TRACE(std::string(policy) + " bits, " + blocks + " blocks, budget " + budget);
-        const auto overlapping = engine(true, {{"quant_policy", policy},
-                                               {"cache_max_entry_count", blocks},
-                                               {"max_batch_size", "12"},
-                                               {"token_budget", budget},
-                                               {"session_len", "100"}});
-        const auto got = outcomes(*overlapping, all);
-        for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
-        EXPECT_GT(overlapping->stats().prefix_hit_tokens, 0);
-        EXPECT_EQ(overlapping->stats().num_preemptions > 0, std::string(blocks) == "30");
-      }
-    }
+    expect_outcomes(all, expected, {{"quant_policy", policy}, {"max_batch_size", "12"}});
   }
 }
 
 TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
   const auto overlapping = engine(true);
-  Collector one;
   auto banned = request({1, 2, 3}, 30);
   banned.sampling.bad_words = {{5, 6}};
-  overlapping->submit(banned, one.callback());
-  one.wait();
+  Collector(*overlapping, banned).wait();
   EXPECT_EQ(faults_->most_in_flight, 1);
-  Collector other(*overlapping, request({1, 2, 3}, 30));
-  other.wait();
+  Collector(*overlapping, request({1, 2, 3}, 30)).wait();
   EXPECT_EQ(faults_->most_in_flight, 2);
 }
 
@@ -196,8 +186,7 @@ TEST_P(OverlapTest, BansReachTheDeviceAscending) {
   banned.sampling.min_tokens = 20;
   banned.sampling.end_ids = {30, 7, 30, 21};
   banned.sampling.bad_words = {{22}, {3, 39}, {9}, {3, 4}, {22}};
-  Collector out(*one, banned);
-  const auto tokens = out.tokens();
+  const auto tokens = testing::tokens_of(*one, banned);
   EXPECT_GE(tokens.size(), 20U);
   for (const TokenId id : {22, 9}) EXPECT_EQ(std::ranges::count(tokens, id), 0) << id;
   for (const TokenId id : {30, 7, 21}) EXPECT_LE(std::ranges::count(tokens, id), 1) << id << " ends the sequence";
@@ -211,21 +200,19 @@ TEST_P(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
   }
   const auto expected = outcomes(*engine(false), all);
   const auto overlapping = engine(true, {{"cache_max_entry_count", "60"}, {"max_batch_size", "16"}});
-  std::vector<std::unique_ptr<Collector>> collectors;
+  std::deque<Collector> collectors;
   std::vector<Engine::Handle> handles;
-  for (const auto& one : all) {
-    collectors.push_back(std::make_unique<Collector>(one.sampling.n));
-    handles.push_back(overlapping->submit(one, collectors.back()->callback()));
-  }
+  for (const auto& one : all)
+    handles.push_back(overlapping->submit(one, collectors.emplace_back(one.sampling.n).callback()));
   for (std::size_t i = 0; i < all.size(); i += 3) {
-    collectors[i]->wait_for(1 + i % 5);
+    collectors[i].wait_for(1 + i % 5);
     overlapping->cancel(handles[i]);
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (int k = 0; k < all[i].sampling.n; ++k) {
-      const auto tokens = collectors[i]->tokens(k);
+      const auto tokens = collectors[i].tokens(k);
       const auto& whole = expected[i].tokens[static_cast<std::size_t>(k)];
-      if (collectors[i]->last(k).finish_reason != FinishReason::cancelled) {
+      if (collectors[i].last(k).finish_reason != FinishReason::cancelled) {
         EXPECT_EQ(tokens, whole) << "request " << i << ", sequence " << k;
       } else {
         ASSERT_LE(tokens.size(), whole.size());

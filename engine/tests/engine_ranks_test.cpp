@@ -11,6 +11,7 @@
 #include "charonia/engine.h"
 #include "engine_fixture.h"
 #include "forwarding_ops.h"
+#include "model_variants.h"
 
 namespace charonia {
 namespace {
@@ -45,25 +46,6 @@ std::vector<Request> requests(int vocab, int max_tokens) {
   return out;
 }
 
-struct Completions {
-  std::vector<std::vector<TokenId>> tokens;
-  std::vector<std::vector<float>> logprobs;
-};
-
-Completions completions(const std::filesystem::path& folder, const std::vector<Request>& all,
-                        const Settings& settings = {}) {
-  Engine engine(folder, settings);
-  std::vector<Collector> collectors(all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) engine.submit(all[i], collectors[i].callback());
-  Completions out;
-  for (auto& collector : collectors) {
-    out.tokens.push_back(collector.tokens());
-    out.logprobs.push_back(collector.logprobs());
-  }
-  engine.check_integrity();
-  return out;
-}
-
 TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
   TinyModel grouped, biased, tied, wide;
   biased.biases = true;
@@ -74,15 +56,10 @@ TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
   for (const auto& model : {grouped, biased, tied, wide}) {
     const auto all = requests(model.vocab, 128);
     const Settings settings = {{"token_budget", "24"}};
-    const auto expected = completions(write(model, 1), all, settings);
-    const auto got = completions(write(model, GetParam()), all, settings);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(got.tokens[i], expected.tokens[i]) << "vocabulary " << model.vocab << ", request " << i;
-      ASSERT_EQ(got.logprobs[i].size(), expected.logprobs[i].size());
-      for (std::size_t t = 0; t < got.logprobs[i].size(); ++t) {
-        ASSERT_NEAR(got.logprobs[i][t], expected.logprobs[i][t], 1e-4);
-      }
-    }
+    const auto expected = testing::completions(write(model, 1), settings, all);
+    const auto got = testing::completions(write(model, GetParam()), settings, all);
+    SCOPED_TRACE(model.vocab);
+    testing::expect_near(got, expected);
   }
 }
 
@@ -101,71 +78,28 @@ TEST_P(EngineRanksTest, TokensThatAreTakenTogetherAreThoseThatOneRankSamplesOneB
     }
     return out;
   };
-  const auto expected = completions(write(model, 1), runs(true), settings);
+  const auto expected = testing::completions(write(model, 1), settings, runs(true));
   for (const auto* const max_batch : {"8", "2"}) {  // with 2, some of them wait
     auto few = settings;
     few.emplace("max_batch_size", max_batch);
-    EXPECT_EQ(completions(write(model, GetParam()), runs(false), few).tokens, expected.tokens);
+    const auto got = testing::completions(write(model, GetParam()), few, runs(false));
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
   }
   Engine engine(write(model, GetParam()), settings);
   Collector out(engine, runs(false)[1]);
-  EXPECT_EQ(out.tokens(), expected.tokens[1]);
+  EXPECT_EQ(out.tokens(), expected[1].tokens);
   EXPECT_EQ(engine.stats().jump_forward_tokens, 33) << "of 60 tokens";
   EXPECT_LT(engine.stats().num_steps, 30);
 }
 
-// Extensions of model families; each model has some of them.
-std::vector<TinyModel> variants() {
-  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere;
-  qwen3.qk_norm = true;
-  gemma.qk_norm = gemma.post_norms = gemma.tied = true;
-  gemma.layers = 3;
-  gemma.more =
-      "norm_unit_offset = 1\nactivation = gelu_tanh\nembedding_scale = 5.65\nsliding_window = 8\nlayer_windows = sfs\n"
-      "rope_local_theta = 100\nattention_soft_cap = 20\nlogit_soft_cap = 15\nattention_scale = 0.3\n"
-      "rope_scaling_type = linear\nrope_factor = 4\n";
-  // So that 1 + weight is about 1.
-  gemma.change = [](const std::string& name, float value) {
-    return name.find("norm.weight") == std::string::npos ? value : value - 1;
-  };
-  mixtral.experts = 6;
-  mixed.experts = 5, mixed.experts_per_token = 3, mixed.layers = 3, mixed.layer_experts = "mdm", mixed.biases = true;
-  mixed.more = "renormalize_experts = 0\n";
-  glm.experts = 8, glm.experts_per_token = 3, glm.shared_inter = 16, glm.router_bias = true, glm.layer_experts = "dm";
-  glm.more =
-      "router_score = sigmoid\nrouter_groups = 4\nrouter_top_groups = 2\nrouter_scale = 1.7\n"
-      "router_norm_min = 1e-20\nrouter_fp32 = 1\n";
-  shared.experts = 5, shared.shared_inter = 36, shared.shared_gate = shared.biases = true;
-  alibi.kv_heads = 4;
-  alibi.more = "alibi = 1\nrotary_embedding = 0\nnormalize_output = 1\n";
-  phi.more =
-      "rotary_embedding = 4\nrope_scaling_type = longrope\nrope_original_max_position_embeddings = 16\n"
-      "rope_short_factors = 1,1.5\nrope_long_factors = 2,8\nlogn_length = 16\n";
-  olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;
-  olmo.pre_norms = false;
-  olmo.layers = 3;
-  olmo.more = "layer_rotary = rnr\n";
-  granite.more = "residual_multiplier = 0.22\nlogits_scale = 0.125\nrotary_interleaved = 1\n";
-  granite.biases = true;  // these are scaled too
-  hunyuan.qk_norm = true;
-  hunyuan.more = "qk_norm_after_rotary = 1\nq_scale_beta = 0.1\nq_scale_length = 16\n";
-  cohere.parallel_block = true;
-  cohere.more = "layer_norm = 1\nrotary_interleaved = 1\nlogits_scale = 0.25\n";
-  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere};
-}
-
 TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {
-  for (const auto& model : variants()) {
+  for (const auto& model : testing::model_variants()) {
     const auto all = requests(model.vocab, 32);
     const Settings settings = {{"token_budget", "24"}};
-    const auto expected = completions(write(model, 1), all, settings);
-    const auto got = completions(write(model, GetParam()), all, settings);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(got.tokens[i], expected.tokens[i]) << model.more << ", request " << i;
-      for (std::size_t t = 0; t < got.logprobs[i].size(); ++t) {
-        ASSERT_NEAR(got.logprobs[i][t], expected.logprobs[i][t], 1e-4) << model.more;
-      }
-    }
+    const auto expected = testing::completions(write(model, 1), settings, all);
+    const auto got = testing::completions(write(model, GetParam()), settings, all);
+    SCOPED_TRACE(model.more);
+    testing::expect_near(got, expected);
   }
 }
 
@@ -178,21 +112,15 @@ TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
     all[i].sampling.seed = i;
     all[i].sampling.repetition_penalty = 1.1F;
   }
-  Completions alone;
-  for (const auto& one : all) {
-    auto completion = completions(folder, {one});
-    alone.tokens.push_back(completion.tokens.front());
-    alone.logprobs.push_back(completion.logprobs.front());
-  }
+  std::vector<testing::Completion> alone;
+  for (const auto& one : all) alone.push_back(testing::completions(folder, {}, {one})[0]);
   const std::vector<Settings> all_settings = {
       {{"token_budget", "7"}},
       {{"threads", std::to_string(3 * GetParam())}},
       {{"cache_max_entry_count", "36"}},  // of about 65 blocks that they need together
       {{"enable_prefix_caching", "False"}}};
   for (const auto& settings : all_settings) {
-    const auto together = completions(folder, all, settings);
-    EXPECT_EQ(together.tokens, alone.tokens);
-    EXPECT_EQ(together.logprobs, alone.logprobs);
+    EXPECT_EQ(testing::completions(folder, settings, all), alone);
   }
 }
 

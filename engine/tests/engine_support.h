@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -109,6 +110,56 @@ class Collector {
   std::vector<Result> results_;
   std::vector<bool> done_;  // by sequence
 };
+
+// The tokens of a response.
+inline std::vector<TokenId> tokens_of(Engine& engine, const Request& request) {
+  return Collector(engine, request).tokens();
+}
+
+// The results of a request; of several sequences one after the other.
+struct Completion {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs, prompt_logprobs;
+  bool operator==(const Completion&) const = default;
+};
+
+// Submits all requests together and waits for their results.
+inline std::vector<Completion> completions(Engine& engine, const std::vector<Request>& all) {
+  std::vector<std::unique_ptr<Collector>> collectors;
+  for (const auto& one : all) collectors.push_back(std::make_unique<Collector>(engine, one));
+  std::vector<Completion> out;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    auto& to = out.emplace_back();
+    for (int s = 0; s < all[i].sampling.n; ++s) {
+      const auto tokens = collectors[i]->tokens(s);
+      const auto logprobs = collectors[i]->logprobs(s);
+      to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
+      to.logprobs.insert(to.logprobs.end(), logprobs.begin(), logprobs.end());
+    }
+    to.prompt_logprobs = collectors[i]->prompt_logprobs();
+  }
+  engine.check_integrity();
+  return out;
+}
+inline std::vector<Completion> completions(const std::filesystem::path& folder, const Settings& settings,
+                                           const std::vector<Request>& all) {
+  Engine engine(folder, settings);
+  return completions(engine, all);
+}
+
+// Expects equal tokens, and log probabilities that differ by at most `tolerance`.
+inline void expect_near(const std::vector<Completion>& got, const std::vector<Completion>& expected,
+                        float tolerance = 1e-4F) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
+    for (const auto of : {&Completion::logprobs, &Completion::prompt_logprobs}) {
+      const auto &a = got[i].*of, &b = expected[i].*of;
+      ASSERT_EQ(a.size(), b.size()) << "request " << i;
+      for (std::size_t t = 0; t < a.size(); ++t) ASSERT_NEAR(a[t], b[t], tolerance) << "request " << i << ", " << t;
+    }
+  }
+}
 
 // Allows a token if `allowed` returns true.
 class MaskOf : public TokenMaskProvider {

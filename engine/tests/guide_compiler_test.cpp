@@ -47,6 +47,12 @@ std::string pattern_as_json(const std::string& pattern) {
   return out;
 }
 
+std::string repeated(int count, const auto& part) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += part(i);
+  return out;
+}
+
 class GuideCompilerTest : public ::testing::Test {
  protected:
   std::unique_ptr<const CompiledGuide> compile(GuideType type, const std::string& text, bool after_space = false) const {
@@ -233,14 +239,80 @@ TEST_F(GuideCompilerTest, SchemasThatWouldNotBeEnforcedAreRejectedWithTheirPlace
   at(R"({"anyOf": [3]})", "/anyOf/0: a schema is an object");
   // llguidance's own errors have their place, too.
   at(R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})", ": oneOf");
-  at(R"({"$ref": "#/$defs/none"})", ": ");
+  at(R"({"$ref": "#/$defs/none"})", "/$ref: the reference leads nowhere");
   expect_rejected(GuideType::json_schema, R"({"$defs": {"a": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "$ref": "#/$defs/a"})",
                   "at /$defs/a: Unsatisfiable schema");
+  // References lead to schemas in other places, too.
+  expect_rejected(GuideType::json_schema,
+                  R"({"$ref": "#/own/a%20b", "own": {"a b": {"type": "string", "format": "regex"}}})",
+                  "at /own/a b/format: ");
   const std::string older = R"({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{}]})";
   expect_rejected(GuideType::json_schema, older, "at /prefixItems: ");
   expect_rejected(GuideType::json_schema, R"({"type": "string")", "is not JSON");
   expect_rejected(GuideType::json_schema, "false", "no value is valid");
   expect_rejected(GuideType::json_schema, std::string(30'000, '['), "nested more than 64 deep");
+}
+
+TEST_F(GuideCompilerTest, SchemasThatCostTooMuchAreRejectedWithTheirPlace) {
+  const auto rejected_at = [&](const std::string& schema, const std::string& error) {
+    expect_rejected(GuideType::json_schema, schema, "at " + error);
+  };
+  const std::string optional = repeated(701, [](int i) { return cat("\"p", i, "\": {},"); });
+  rejected_at(cat(R"({"type": "object", "properties": {)", optional, R"("q": {}}})"),
+              "/properties: more than 700 properties");
+  EXPECT_TRUE(valid(cat(R"({"type": "object", "properties": {)",
+                        repeated(699, [](int i) { return cat("\"p", i, "\": {},"); }), R"("q": {}}})"),
+                    R"({"p5": 1, "q": 2})"));
+  const auto patterns = [](int count, const std::string& key) {
+    return repeated(count, [&](int i) {
+      return cat(i > 0 ? "," : "", key, "\"[a-z].{", i, "}[0-9]\"", key.empty() ? ": {}" : "}");
+    });
+  };
+  const auto many = patterns(40, R"({"pattern": )");
+  const std::string error = "too many patterns and formats";
+  rejected_at(cat(R"({"properties": {"x": {"allOf": [)", many, "]}}}"), "/properties/x: " + error);
+  rejected_at(cat(R"({"properties": {"x": {"type": "string", "anyOf": [{"allOf": [)", many, "]}]}}}"),
+              "/properties/x: " + error);
+  rejected_at(cat(R"({"allOf": [{"properties": {"x": {}}}, {"patternProperties": {"x": {"allOf": [)", many, "]}}}]}"),
+              "/allOf/1/patternProperties/x: " + error);
+  rejected_at(cat(R"({"$defs": {"a": {"allOf": [)", many, R"(]}}, "items": {"$ref": "#/%24defs/a"}})"),
+              "/$defs/a: " + error);
+  const auto branches =
+      repeated(100, [](int i) { return cat(i > 0 ? "|" : "", "[a-", static_cast<char>('b' + i % 20), "]", i); });
+  const auto branched =
+      repeated(4, [&](int i) { return cat(i > 0 ? "," : "", R"({"pattern": ")", branches, "q", i, "\"}"); });
+  rejected_at(cat(R"({"items": {"allOf": [)", branched, "]}}"), "/items: " + error);
+  rejected_at(cat(R"({"patternProperties": {)", patterns(17, ""), "}}"),
+              "/patternProperties: the schema has more than 16 patterns");
+  const std::string multiples = "multiples of more than 65536";
+  rejected_at(R"({"items": {"multipleOf": 999983}})", "/items/multipleOf: " + multiples);
+  rejected_at(R"({"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]})", "/allOf/1/multipleOf: " + multiples);
+  EXPECT_TRUE(valid(R"({"type": "integer", "multipleOf": 86400000})", "172800000"));
+  // Rules for a password, and many patterns that apply to different texts.
+  EXPECT_TRUE(valid(
+      R"({"type": "string", "minLength": 3, "allOf": [{"pattern": "[a-z]"}, {"pattern": "[0-9]"}, {"pattern": "[A-Z]"}]})",
+      R"("aB3")"));
+  const auto apart =
+      repeated(40, [](int i) { return cat("\"p", i, R"(": {"type": "string", "pattern": "^[a-z]+)", i, "$\"}, "); });
+  EXPECT_TRUE(valid(
+      cat(R"({"allOf": [{"required": ["q"]}, {"type": "object", "properties": {)", apart, R"("q": {"const": 1}}}]})"),
+      R"({"p7": "a7", "q": 1})"));
+  const auto half = [](char name) {
+    return cat(R"({"properties": {)",
+               repeated(400, [&](int i) { return cat("\"", std::string(1, name), i, "\": {},"); }), "\"q\": {}}}");
+  };
+  try {
+    valid(cat(R"({"type": "object", "allOf": [)", half('a'), ",", half('b'), "]}"), "{}");
+    ADD_FAILURE() << "the parser took all properties";
+  } catch (const Error& thrown) {
+    EXPECT_EQ(thrown.code(), ErrorCode::invalid_argument);
+    EXPECT_TRUE(std::string(thrown.what()).starts_with("the grammar costs too much")) << thrown.what();
+  }
+}
+
+TEST_F(GuideCompilerTest, JsonSchemasInLarkAreFoundOutsideOfLiterals) {
+  EXPECT_TRUE(accepts(GuideType::ebnf_grammar, "start: \"%json {\" /%json/ // %json x", "%json {%json"));
+  EXPECT_TRUE(accepts(GuideType::ebnf_grammar, "start: \"a\" %json {\"const\": \"&#//\"} \"b\"", "a\"&#//\"b"));
 }
 
 TEST_F(GuideCompilerTest, PatternsThatOtherEnginesReadInAnotherWayAreRejected) {
@@ -291,43 +363,59 @@ TEST_F(GuideCompilerTest, ErrorsNameThePartOfAGuide) {
 }
 
 TEST_F(GuideCompilerTest, HostileGuidesAreRejectedOrCostLittle) {
-  const auto many = [](int count, const auto& part) {
-    std::string out;
-    for (int i = 0; i < count; ++i) out += part(i);
-    return out;
-  };
   const std::string ambiguous = "start: s\ns: s s | \"a\" | \"\"";
   std::vector<std::pair<GuideType, std::string>> hostile = {
       {GuideType::json_schema, R"({"type": "string", "maxLength": 100000})"},
-      {GuideType::json_schema, R"({"type": "array", "minItems": 100000, "items": {"type": "array", "minItems": 100000}})"},
+      {GuideType::json_schema, R"({"type": "integer", "multipleOf": 999983})"},
+      {GuideType::json_schema,
+       R"({"type": "array", "minItems": 100000, "items": {"type": "array", "minItems": 100000}})"},
       {GuideType::json_schema, R"({"type": "string", "maxLength": 999999999999999999999999})"},
       {GuideType::json_schema, R"({"type": "string", "pattern": "^a{20000}$"})"},
-      {GuideType::json_schema, R"({"type": "string", "pattern": "^)" + many(150, [](int) { return "a{49999,}"; }) + "$\"}"},
+      {GuideType::json_schema,
+       R"({"type": "string", "pattern": "^)" + repeated(150, [](int) { return "a{49999,}"; }) + "$\"}"},
       {GuideType::regex, "(a|b)*a(a|b){200}"},
       {GuideType::regex, "((((a{9}){9}){9}){9}){9}"},
       {GuideType::regex, "(a?){1000}a{1000}"},
-      {GuideType::regex, many(4'000, [](int) { return "a?"; })},
+      {GuideType::regex, repeated(4'000, [](int) { return "a?"; })},
       {GuideType::ebnf_grammar, ambiguous},
       {GuideType::ebnf_grammar, "start: \"a\"{99999999999}"},
-      {GuideType::ebnf_grammar, "start: T\nT: /(a{2})*b/ & /(a{3})*b/ & /(a{5})*b/ & /(a{7})*b/ & /(a{11})*b/ & /(a{13})*b/ & /(a{17})*b/ & /(a{19})*b/"},
+      {GuideType::ebnf_grammar,
+       "start: T\nT: /(a{2})*b/ & /(a{3})*b/ & /(a{5})*b/ & /(a{7})*b/ & /(a{11})*b/ & /(a{13})*b/ & /(a{17})*b/ & "
+       "/(a{19})*b/"},
       {GuideType::ebnf_grammar, "start: T\nT: ~(/(?s:.*)a(?s:.){18}/) & ~(/(?s:.*)b(?s:.){17}/)"},
       {GuideType::json_schema, R"({"type": "string", "pattern": "^(a{1000}){1000}$"})"},
       {GuideType::json_schema, R"({"type": "string", "pattern": "^((a|b){0,1000}c?){1000}$"})"},
       {GuideType::regex, "(\\w\\W\\pL){500}"},
-      {GuideType::regex, many(3000, [](int) { return "\\pL\\pN\\p{Greek}"; })},
-      {GuideType::ebnf_grammar, "start: A0\n" + many(60, [](int i) { return cat("A", i, ": A", i + 1, " A", i + 1, "\n"); }) + "A60: \"a\""},
-      {GuideType::ebnf_grammar, "start: " + many(100'000, [](int) { return "\"a\" "; })},
-      {GuideType::ebnf_grammar, "start: s*\ns: " + many(300, [](int i) { return cat("/[a-z]{0,", i, "}/ | "); }) + "\"a\""},
+      {GuideType::regex, repeated(3000, [](int) { return "\\pL\\pN\\p{Greek}"; })},
+      {GuideType::ebnf_grammar,
+       "start: A0\n" + repeated(60, [](int i) { return cat("A", i, ": A", i + 1, " A", i + 1, "\n"); }) + "A60: \"a\""},
+      {GuideType::ebnf_grammar, "start: A0\n" +
+                                    repeated(3000, [](int i) { return cat("A", i, ": A", i + 1, " A", i + 1, "\n"); }) +
+                                    "A3000: \"a\""},
+      {GuideType::ebnf_grammar, "start: A\nA: " + repeated(300, [](int) { return "B "; }) +
+                                    "\nB[x=\"y\"]: " + repeated(300, [](int) { return "C "; }) +
+                                    "\nC: " + repeated(300, [](int) { return "D "; }) + "\nD: \"a\" | \"bb\""},
+      {GuideType::ebnf_grammar, "start: " + repeated(100'000, [](int) { return "\"a\" "; })},
+      {GuideType::ebnf_grammar,
+       "start: s*\ns: " + repeated(300, [](int i) { return cat("/[a-z]{0,", i, "}/ | "); }) + "\"a\""},
   };
   hostile.emplace_back(GuideType::json_schema,
-                       R"({"$ref": "#/$defs/a0", "$defs": {)" + many(400, [](int i) {
+                       R"({"$ref": "#/$defs/a0", "$defs": {)" + repeated(400, [](int i) {
                          return cat("\"a", i, R"(": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a)", i + 1,
                                     R"("}, "y": {"$ref": "#/$defs/a)", i + 1, "\"}}},");
                        }) + R"("a400": {"type": "null"}}})");
   hostile.emplace_back(GuideType::json_schema,
-                       "{\"allOf\": [" + many(300, [](int) { return R"({"$ref": "#/$defs/a"}, )"; }) +
+                       "{\"allOf\": [" + repeated(300, [](int) { return R"({"$ref": "#/$defs/a"}, )"; }) +
                            R"({}], "$defs": {"a": {"type": "object", "properties": {)" +
-                           many(4800, [](int i) { return cat("\"p", i, "\": {}, "); }) + "\"q\": {}}}}}");
+                           repeated(4800, [](int i) { return cat("\"p", i, "\": {}, "); }) + "\"q\": {}}}}}");
+  hostile.emplace_back(GuideType::json_schema,
+                       R"({"allOf": [)" + repeated(40, [](int i) {
+                         return cat(i > 0 ? "," : "", R"({"type": "string", "pattern": "[a-z].{)", i, "}[0-9]\"}");
+                       }) + "]}");
+  hostile.emplace_back(GuideType::json_schema,
+                       R"({"type": "object", "patternProperties": {)" + repeated(1000, [](int i) {
+                         return cat(i > 0 ? "," : "", "\"^", i, "x[a-z]*$\": {}");
+                       }) + "}}");
   for (const auto& [type, text] : hostile) {
     const auto begun = std::clock();
     try {

@@ -1,5 +1,5 @@
-// Quantised k and v: kv_quant.h compared with an independent implementation, the error of the values, and the kernels
-// of every instruction set bit by bit.
+// Quantised k and v: kv_quant.h compared with an independent implementation, and the kernels of every instruction set
+// with it bit by bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,23 +61,6 @@ TEST(KvQuant, EqualsTheDocumentedIntegers) {
       for (std::size_t i = 0; i < x.size(); ++i) {
         ASSERT_LE(got.q[i], kv_quant_max(bits));
         ASSERT_EQ(got.value(i), expected[i]) << x[i] << " of " << x.size() << ", " << bits << " bits";
-      }
-    }
-  }
-}
-
-TEST(KvQuant, TheErrorIsWithinHalfAStepPlusRoundingOfScaleAndZero) {
-  Random random(71);
-  for (const auto& x : heads(random)) {
-    const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
-    for (const int bits : {8, 4}) {
-      const auto got = quantised(x, bits);
-      const double scale = f16_to_float(got.scale), zero = f16_to_float(got.zero), levels = kv_quant_max(bits);
-      const double exact = (static_cast<double>(*hi) - static_cast<double>(*lo)) / levels;
-      const double bound =
-          scale / 2 + std::abs(*lo - zero) + levels * std::abs(exact - scale) + 1e-6 * (std::abs(*lo) + std::abs(*hi));
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        ASSERT_LE(std::abs(got.value(i) - x[i]), bound) << x[i] << " in [" << *lo << ", " << *hi << "], " << bits;
       }
     }
   }

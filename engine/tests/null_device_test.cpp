@@ -12,9 +12,9 @@ namespace charonia {
 namespace {
 
 using testing::Collector;
-using testing::error_of;
 using testing::MaskOf;
 using testing::request;
+using testing::tokens_of;
 
 class NullDeviceTest : public testing::EngineFixtureBase {
  protected:
@@ -33,11 +33,6 @@ Request sampled(std::uint64_t seed, int max_tokens = 30) {
   out.sampling.temperature = 1;
   out.sampling.seed = seed;
   return out;
-}
-
-std::vector<TokenId> tokens_of(Engine& engine, Request one) {
-  Collector out(engine, std::move(one));
-  return out.tokens();
 }
 
 TEST_F(NullDeviceTest, WarnsThatItsAnswersAreMeaningless) {
@@ -72,13 +67,9 @@ TEST_F(NullDeviceTest, TokensDependOnSeedAndPosition) {
   for (const int i : {1, 2}) EXPECT_EQ(all.tokens(i), tokens_of(*null, sampled(7 + static_cast<std::uint64_t>(i))));
   EXPECT_EQ(tokens_of(*null_engine({{"cache_max_entry_count", "4"}, {"cache_block_seq_len", "16"}}), sampled(7)),
             first);
-}
-
-TEST_F(NullDeviceTest, RanksGiveTheSameTokens) {
-  const auto first = tokens_of(*null_engine(), sampled(7));
-  testing::TinyModel model;
-  model.ranks = 2;
-  testing::write_tiny_workspace(weights(), model);
+  testing::TinyModel two_ranks;
+  two_ranks.ranks = 2;
+  testing::write_tiny_workspace(weights(), two_ranks);
   EXPECT_EQ(tokens_of(*null_engine({{"tensor_para_size", "2"}}), sampled(7)), first);
 }
 
@@ -135,23 +126,19 @@ TEST_F(NullDeviceTest, ForbiddenTokensAreNotSampled) {
 TEST_F(NullDeviceTest, StepsTakeTheirTime) {
   const auto null = null_engine({{"null_step_ms", "4"}});
   const auto begin = std::chrono::steady_clock::now();
-  Collector a, b;
-  null->submit(sampled(1, 25), a.callback());
-  null->submit(sampled(2, 25), b.callback());
-  EXPECT_EQ(a.tokens().size(), 25U);
-  EXPECT_EQ(b.tokens().size(), 25U);
+  Collector a(*null, sampled(1, 25)), b(*null, sampled(2, 25));
+  for (auto* const one : {&a, &b}) EXPECT_EQ(one->tokens().size(), 25U);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(100));
 }
 
 TEST_F(NullDeviceTest, SettingsThatDoNotApplyAreRejected) {
-  const auto refused = [&](const Settings& settings) {
-    return error_of([&] { engine(settings); }, ErrorCode::invalid_argument);
-  };
-  EXPECT_NE(refused({{"device", "null"}, {"null_step_ms", "-1"}}).find("null_step_ms"), std::string::npos);
-  EXPECT_NE(refused({{"device", "null"}, {"null_step_ms", "1001"}}).find("null_step_ms"), std::string::npos);
-  EXPECT_NE(refused({{"device", "null"}, {"device_ids", "0"}}).find("device_ids = 0 names GPUs"), std::string::npos);
-  EXPECT_NE(refused({{"device", "cpu"}, {"null_step_ms", "8"}}).find("null_step_ms = 8 is for device = null"),
-            std::string::npos);
+  for (const auto& [settings, named] : std::vector<std::pair<Settings, std::string_view>>{
+           {{{"device", "null"}, {"null_step_ms", "-1"}}, "null_step_ms"},
+           {{{"device", "null"}, {"null_step_ms", "1001"}}, "null_step_ms"},
+           {{{"device", "null"}, {"device_ids", "0"}}, "device_ids = 0 names GPUs"},
+           {{{"device", "cpu"}, {"null_step_ms", "8"}}, "null_step_ms = 8 is for device = null"}}) {
+    expect_error(ErrorCode::invalid_argument, {named}, [&, &wrong = settings] { engine(wrong); });
+  }
 }
 
 TEST_F(NullDeviceTest, ManyStreamsHaveFewerResponsesAndEqualTokens) {
@@ -177,26 +164,14 @@ TEST_F(NullDeviceTest, BlocksPrefixesAndSessionsAreReal) {
     auto one = request(ids, 8);
     one.session_id = "a";
     one.continuation_ids = std::move(ids);
-    Collector out(*null, std::move(one));
-    return out.last();
+    return Collector(*null, one).last();
   };
   EXPECT_EQ(turn(std::vector<TokenId>(13, 5)).num_session_tokens, 0);
   EXPECT_GT(turn({6, 7}).num_session_tokens, 13);
-  Collector cached(*null, request(std::vector<TokenId>(13, 5), 2));
-  EXPECT_EQ(cached.last().num_cached_tokens, 12);
+  EXPECT_EQ(Collector(*null, request(std::vector<TokenId>(13, 5), 2)).last().num_cached_tokens, 12);
   null->end_session("a");
   null->check_integrity();
   EXPECT_EQ(null->stats().blocks_active, 0);
-}
-
-TEST_F(NullDeviceTest, ARunningRequestCanBeStopped) {
-  lengthen();
-  const auto null = null_engine({{"null_step_ms", "10"}});
-  Collector out;
-  const auto handle = null->submit(sampled(1, 15'000), out.callback());
-  out.wait_for(1);
-  EXPECT_TRUE(null->stop(handle));
-  EXPECT_LT(out.last().num_output_tokens, 15'000);
 }
 
 }  // namespace

@@ -18,34 +18,11 @@ INSTANTIATE_TEST_SUITE_P(Device, AttentionTest, testing::ValuesIn(device_names()
 
 TEST_P(AttentionTest, equals_attention_in_double) {
   Random random(4);
-  const auto ops = make_ops(GetParam(), 2);
   for (int trial = 0; trial < trials(GetParam(), 25); ++trial) {
-    const auto shape = random_shape(random);
-    const World world(random, *ops, shape, {uniform(random, 1, 40), uniform(random, 1, trial % 5 == 0 ? 600 : 90)});
-    const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
-    const auto out_type = ops->precision(shape.weight).activation;
-    const auto [out, rows] = world.step(*ops, *cache, {{1, 0, world.lengths[1]}, {0, 0, world.lengths[0]}}, out_type);
-    for (int probe = 0; probe < 12; ++probe) {
-      const int sequence = probe % 2,
-                position = uniform(random, 0, world.lengths[static_cast<std::size_t>(sequence)] - 1);
-      const int head = uniform(random, 0, shape.heads - 1);
-      const auto row = sequence == 1 ? position : world.lengths[1] + position;
-      const auto expected = world.reference(sequence, position, head, rows, row, in_bf16(GetParam(), world));
-      for (int d = 0; d < shape.head_dim; ++d) {
-        const double turned = world.rotated(sequence, position, head, d);
-        ASSERT_NEAR(rows.at(row, head * shape.head_dim + d), turned,
-                    1e-6 + (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)));
-        // k rounded in fp32 may be rounded to the other side in the cache's type, so its rounding counts too.
-        const double bound =
-            1e-5 + (world.kv == DType::f32 ? 0 : traits(GetParam()).attention_roundings * rounding(world.kv)) +
-            rounded_weights(GetParam(), world, expected, d) +
-            (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) *
-                std::abs(expected.out[static_cast<std::size_t>(d)]);
-        ASSERT_NEAR(out.at(row, head * shape.head_dim + d), expected.out[static_cast<std::size_t>(d)], bound)
-            << "heads " << shape.heads << "/" << shape.kv_heads << " dim " << shape.head_dim << " block "
-            << shape.block_len << " kv " << to_string(world.kv) << " position " << position;
-      }
-    }
+    expect_reference(random, GetParam(),
+                     World(random, *make_ops(GetParam(), 1), random_shape(random),
+                           {uniform(random, 1, 40), uniform(random, 1, trial % 5 == 0 ? 600 : 90)}),
+                     true);
   }
 }
 
@@ -54,27 +31,9 @@ TEST_P(AttentionTest, bits_do_not_depend_on_chunks_batch_or_threads) {
   Random random(5);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
   for (int trial = 0; trial < trials(GetParam(), 15); ++trial) {
-    const auto shape = random_shape(random);
-    const World world(random, *one, shape,
+    const World world(random, *one, random_shape(random),
                       {uniform(random, 2, trial % 4 == 0 ? 700 : 120), uniform(random, 1, 50), 17});
-    const int n = world.lengths[0];
-    const auto out_type = one->precision(shape.weight).activation;
-    const auto whole_cache = one->make_kv_cache(world.layout(), world.blocks);
-    const auto [whole, whole_rows] = world.step(*one, *whole_cache, {{0, 0, n}}, out_type);
-
-    const auto cache = many->make_kv_cache(world.layout(), world.blocks);
-    int done_1 = 0, done_2 = 0;
-    for (int begin = 0; begin < n;) {
-      const int end = std::min(n, begin + (trial % 2 == 0 ? 1 + trial / 2 : uniform(random, 1, 60)));
-      const int next_1 = std::min(world.lengths[1], done_1 + 1), next_2 = std::min(world.lengths[2], done_2 + 5);
-      const auto [out, rows] =
-          world.step(*many, *cache, {{1, done_1, next_1}, {0, begin, end}, {2, done_2, next_2}}, out_type);
-      for (int i = begin; i < end; ++i) {
-        ASSERT_TRUE(whole.same_bits(i, out, next_1 - done_1 + i - begin)) << "position " << i << " of " << n;
-        ASSERT_TRUE(whole_rows.same_bits(i, rows, next_1 - done_1 + i - begin));
-      }
-      begin = end, done_1 = next_1, done_2 = next_2;
-    }
+    expect_chunks_change_nothing(random, *one, *many, world, trial % 2 == 0 ? 1 + trial / 2 : 60);
   }
 }
 

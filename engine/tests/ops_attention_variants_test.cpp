@@ -14,110 +14,65 @@ class AttentionVariantsTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Device, AttentionVariantsTest, testing::ValuesIn(device_names()),
                          [](const auto& i) { return i.param; });
 
-TEST_P(AttentionVariantsTest, a_part_of_a_head_is_rotated) {
+// Each kind of variant alone, with some others beside it; and integers in the cache.
+enum class Variation { part, unrotated, other_row, normed, interleaved, norm_place, window, cap, alibi };
+
+Variant variant_of(Random& random, Variation kind, const Shape& shape, int length, int trial) {
+  const int some_pairs = 2 * uniform(random, 1, shape.head_dim / 2), window = random_window(random, shape, length);
+  switch (kind) {
+    case Variation::part:
+      return {.rotary_dim = trial == 0 ? 2 : some_pairs};
+    case Variation::unrotated:
+      return {.rotated = false};
+    case Variation::other_row:
+      return {.row_shift = 3};
+    case Variation::normed:
+      return {.normed = trial % 3 != 2, .scaled = trial % 3 != 0};
+    case Variation::interleaved:
+      return {.rotary_dim = some_pairs, .interleaved = true, .normed = trial % 3 == 0};
+    case Variation::norm_place:
+      return {.interleaved = trial % 4 == 3,
+              .normed = true,
+              .norm_after = trial % 2 == 0,
+              .norm_rows = trial % 2 == 1,
+              .scaled = trial % 3 == 0};
+    case Variation::window:
+      return {.window = window};
+    case Variation::cap:
+      return {.window = trial % 2 == 0 ? 0 : window,
+              .soft_cap = std::array{0.5F, 2.0F, 50.0F}[static_cast<std::size_t>(trial % 3)]};
+    case Variation::alibi:
+      return {.rotated = false, .soft_cap = trial % 3 == 2 ? 2.0F : 0.0F, .alibi = true};
+  }
+  return {};
+}
+
+TEST_P(AttentionVariantsTest, equals_attention_in_double_in_every_variant) {
   Random random(40);
-  for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
-    const auto shape = random_head(random);
-    const int rotary_dim = trial == 0 ? 2 : 2 * uniform(random, 1, shape.head_dim / 2);
-    expect_reference(random, GetParam(),
-                     World(random, *make_ops(GetParam(), 1), shape, {uniform(random, 1, 40), uniform(random, 1, 60)},
-                           {.rotary_dim = rotary_dim}));
+  for (const auto kind :
+       {Variation::part, Variation::unrotated, Variation::other_row, Variation::normed, Variation::interleaved,
+        Variation::norm_place, Variation::window, Variation::cap, Variation::alibi}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    for (int trial = 0; trial < trials(GetParam(), 18); ++trial) {
+      auto shape = random_head(random);
+      shape.quant_bits = std::array{0, 8, 0, 4}[static_cast<std::size_t>(trial % 4)];
+      const int length = uniform(random, 1, trial % 5 == 0 ? 600 : 120);
+      const auto variant = variant_of(random, kind, shape, length, trial);
+      expect_reference(random, GetParam(),
+                       World(random, *make_ops(GetParam(), 1), shape, {uniform(random, 1, 40), length}, variant));
+    }
   }
 }
 
-TEST_P(AttentionVariantsTest, without_a_table_nothing_is_rotated) {
-  Random random(41);
-  for (int trial = 0; trial < trials(GetParam(), 6); ++trial) {
-    expect_reference(random, GetParam(),
-                     World(random, *make_ops(GetParam(), 1), random_head(random),
-                           {uniform(random, 1, 40), uniform(random, 1, 60)}, {.rotated = false}));
-  }
-}
-
-TEST_P(AttentionVariantsTest, a_row_may_be_rotated_by_another_row_of_the_table) {
-  Random random(42);
-  for (int trial = 0; trial < trials(GetParam(), 6); ++trial) {
-    expect_reference(random, GetParam(),
-                     World(random, *make_ops(GetParam(), 1), random_head(random),
-                           {uniform(random, 1, 40), uniform(random, 1, 60)}, {.row_shift = 3}));
-  }
-}
-
-TEST_P(AttentionVariantsTest, heads_are_normalised_before_and_scaled_after_the_rotation) {
-  Random random(43);
-  for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
-    expect_reference(
-        random, GetParam(),
-        World(random, *make_ops(GetParam(), 1), random_head(random), {uniform(random, 1, 40), uniform(random, 1, 60)},
-              {.normed = trial % 3 != 2, .scaled = trial % 3 != 0}));
-  }
-}
-
-TEST_P(AttentionVariantsTest, pairs_may_be_interleaved) {
-  Random random(50);
-  for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
-    const auto shape = random_head(random);
-    expect_reference(
-        random, GetParam(),
-        World(
-            random, *make_ops(GetParam(), 1), shape, {uniform(random, 1, 40), uniform(random, 1, 60)},
-            {.rotary_dim = 2 * uniform(random, 1, shape.head_dim / 2), .interleaved = true, .normed = trial % 3 == 0}));
-  }
-}
-
-TEST_P(AttentionVariantsTest, a_norm_may_come_after_the_rotation_or_be_of_all_heads) {
-  Random random(51);
-  for (int trial = 0; trial < trials(GetParam(), 12); ++trial) {
-    expect_reference(
-        random, GetParam(),
-        World(random, *make_ops(GetParam(), 1), random_head(random), {uniform(random, 1, 40), uniform(random, 1, 60)},
-              {.interleaved = trial % 4 == 3,
-               .normed = true,
-               .norm_after = trial % 2 == 0,
-               .norm_rows = trial % 2 == 1,
-               .scaled = trial % 3 == 0}));
-  }
-}
-
-TEST_P(AttentionVariantsTest, a_query_attends_to_its_window) {
-  Random random(44);
-  for (int trial = 0; trial < trials(GetParam(), 20); ++trial) {
-    const auto shape = random_head(random);
-    const int length = uniform(random, 1, trial % 5 == 0 ? 600 : 150);
-    expect_reference(random, GetParam(),
-                     World(random, *make_ops(GetParam(), 1), shape, {uniform(random, 1, 40), length},
-                           {.window = random_window(random, shape, length)}));
-  }
-}
-
-TEST_P(AttentionVariantsTest, scores_are_capped) {
-  Random random(45);
-  for (int trial = 0; trial < trials(GetParam(), 10); ++trial) {
-    const auto shape = random_head(random);
-    expect_reference(random, GetParam(),
-                     World(random, *make_ops(GetParam(), 1), shape, {uniform(random, 1, 40), uniform(random, 1, 90)},
-                           {.window = trial % 2 == 0 ? 0 : random_window(random, shape, 50),
-                            .soft_cap = std::array{0.5F, 2.0F, 50.0F}[static_cast<std::size_t>(trial % 3)]}));
-  }
-}
-
-TEST_P(AttentionVariantsTest, slopes_lower_the_scores_of_far_keys) {
-  Random random(46);
-  for (int trial = 0; trial < trials(GetParam(), 10); ++trial) {
-    expect_reference(random, GetParam(),
-                     World(random, *make_ops(GetParam(), 1), random_head(random),
-                           {uniform(random, 1, 40), uniform(random, 1, trial % 4 == 0 ? 600 : 90)},
-                           {.rotated = false, .soft_cap = trial % 3 == 2 ? 2.0F : 0.0F, .alibi = true}));
-  }
-}
-
-// All variants together or some of them: one prefill with one thread, compared with chunks and decodes in batches.
+// All variants together or some of them: one prefill with one thread, compared with chunks and decodes in batches. With
+// integers in the cache, the rows of a prefill attend to each other through them.
 TEST_P(AttentionVariantsTest, bits_do_not_depend_on_chunks_batch_or_threads) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(47);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
-  for (int trial = 0; trial < trials(GetParam(), 16); ++trial) {
-    const auto shape = random_head(random);
+  for (int trial = 0; trial < trials(GetParam(), 32); ++trial) {
+    auto shape = trial % 3 == 0 ? random_shape(random) : random_head(random);
+    shape.quant_bits = std::array{0, 8, 0, 4}[static_cast<std::size_t>(trial / 4 % 4)];
     const int n = uniform(random, 2, trial % 4 == 0 ? 700 : 120);
     const World world(random, *one, shape, {n, uniform(random, 1, 50), 17},
                       {.rotated = trial % 5 != 0,

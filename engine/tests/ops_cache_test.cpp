@@ -26,9 +26,9 @@ INSTANTIATE_TEST_SUITE_P(Device, CacheTest,
 using Copies = std::vector<std::pair<std::int32_t, std::int32_t>>;
 
 // A small cache. Each block has one sequence and is read by a query of ones, whose output is a fingerprint of a layer's
-// block.
+// block. With integers, the size of a block is not a multiple of 16 bytes.
 struct Blocks {
-  static constexpr int kHeads = 4, kKvHeads = 2, kDim = 16, kLen = 6, kLayers = 3, kCount = 7;
+  static constexpr int kHeads = 4, kKvHeads = 1, kDim = 16, kLen = 5, kLayers = 3, kCount = 7;
   static constexpr std::int64_t kColumns = (kHeads + 2 * kKvHeads) * kDim;
 
   Blocks(Ops& device, DType type, int quant_bits, int committed = -1)

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <limits>
 #include <numeric>
 
 #include "charonia/error.h"
+#include "errors.h"
 #include "ops_support.h"
+#include "router_reference.h"
 
 namespace charonia::ops {
 namespace {
@@ -50,46 +51,11 @@ struct Layer {
 
   // The selected experts of a row with their weights, in ascending order.
   std::vector<std::pair<int, double>> route(const Matrix& router, std::int64_t row) const {
-    std::vector<double> logits, scores;
+    std::vector<double> logits;
     for (int e = 0; e < count(); ++e) {
       logits.push_back(router.cols > count() ? router.at(row, e) + router.at(row, count() + e) : router.at(row, e));
     }
-    double all = 0;
-    for (const double logit : logits) all += std::exp(logit);
-    for (const double logit : logits) {
-      scores.push_back(how.score == RouterScore::sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit) / all);
-    }
-    // As floats, because large sigmoids are equal in float.
-    std::vector<float> ranks(scores.begin(), scores.end());
-    for (std::size_t e = 0; e < bias.size(); ++e) ranks[e] += bias[e];
-    auto order = ordered(how.by_logits() && bias.empty() ? std::vector<float>(logits.begin(), logits.end()) : ranks);
-    if (how.groups > 0) {
-      const int size = count() / how.groups;
-      std::vector<float> values;
-      for (int g = 0; g < how.groups; ++g) {
-        std::vector<float> own(ranks.begin() + g * size, ranks.begin() + (g + 1) * size);
-        std::ranges::sort(own, std::greater());
-        values.push_back(own[0] + own[1]);
-      }
-      auto best = ordered(values);
-      best.resize(static_cast<std::size_t>(how.top_groups));
-      std::erase_if(order, [&](int e) { return std::ranges::find(best, e / size) == best.end(); });
-    }
-    order.resize(static_cast<std::size_t>(how.top_k));
-    std::sort(order.begin(), order.end());
-    double sum = 0;
-    for (const int e : order) sum += scores[static_cast<std::size_t>(e)];
-    const double divisor = how.renormalize ? std::max(sum, static_cast<double>(how.norm_min)) : 1;
-    std::vector<std::pair<int, double>> out;
-    for (const int e : order) out.emplace_back(e, scores[static_cast<std::size_t>(e)] / divisor * how.scale);
-    return out;
-  }
-  // Indices by descending values; ties: the lowest first.
-  static std::vector<int> ordered(const std::vector<float>& values) {
-    std::vector<int> order(values.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, std::greater(), [&](int i) { return values[static_cast<std::size_t>(i)]; });
-    return order;
+    return chosen_experts(logits, how, bias);
   }
 
   // The expected row, and the allowed error of a device.
@@ -185,16 +151,20 @@ struct Layer {
   }
 };
 
-// A layer with a router that does not select by logits, for rows with a shared expert's output.
-struct ScoredLayer {
+// A layer and rows for it. scored: the router does not select by logits, and rows have a shared expert's output.
+struct Problem {
   Layer layer;
   Matrix in, router;
 
-  ScoredLayer(Random& random, Ops& ops, DType weight, int trial, int rows)
-      : layer(random, weight, 12, uniform(random, 1, 60), uniform(random, 1, 40), choice(random, trial),
-              Activation::silu),
+  Problem(Random& random, Ops& ops, DType weight, int trial, bool scored, int rows)
+      : layer(scored ? scored_layer(random, weight, trial) : plain_layer(random, weight, trial)),
         in(Matrix::random(random, ops.precision(weight).activation, rows, layer.hidden, 1, uniform(random, 0, 4))),
-        router(Matrix::random(random, DType::f32, rows, trial % 3 == 2 ? 24 : 12, 2, uniform(random, 0, 3))) {
+        router(Matrix::random(random, DType::f32, rows, layer.count() * (scored && trial % 3 == 2 ? 2 : 1), 2,
+                              uniform(random, 0, 3))) {
+    if (!scored) {
+      for (int e = 0; trial % 3 == 1 && e < layer.count(); ++e) router.set(0, e, static_cast<float>(e % 2));  // ties
+      return;
+    }
     if (trial % 2 == 0) {
       for (int e = 0; e < 12; ++e) layer.bias.push_back(static_cast<float>(uniform(random, -40, 40)) / 64);
     }
@@ -202,67 +172,62 @@ struct ScoredLayer {
       for (int e = 0; e < router.cols; ++e) router.set(0, e, static_cast<float>(20 + e % 5)), router.set(1, e, 0.5F);
     }
     if (trial % 5 != 0) {
-      layer.shared = Matrix::random(random, ops.precision(weight).gemm_out, rows, layer.hidden, 2,
-                                    uniform(random, 0, 1) * 3);
+      layer.shared =
+          Matrix::random(random, ops.precision(weight).gemm_out, rows, layer.hidden, 2, uniform(random, 0, 1) * 3);
     }
     if (trial % 5 > 2) layer.shared_gate = Matrix::random(random, DType::f32, rows, 1, 3, uniform(random, 0, 3));
   }
 
  private:
-  static RouterParams choice(Random& random, int trial) {
-    RouterParams out{.top_k = uniform(random, 1, 4),
+  static Layer plain_layer(Random& random, DType weight, int trial) {
+    const int count = uniform(random, 1, trial % 3 == 0 ? 20 : 8);
+    const RouterParams how{.top_k = uniform(random, 1, std::min(count, 8)), .renormalize = trial % 2 == 0};
+    return {random,
+            weight,
+            count,
+            uniform(random, 1, 200),
+            uniform(random, 1, 150),
+            how,
+            trial % 4 < 2 ? Activation::silu : Activation::gelu_tanh};
+  }
+  static Layer scored_layer(Random& random, DType weight, int trial) {
+    RouterParams how{.top_k = uniform(random, 1, 4),
                      .renormalize = trial % 3 != 0,
                      .score = trial % 4 < 2 ? RouterScore::sigmoid : RouterScore::softmax,
                      .scale = trial % 2 == 0 ? 2.5F : 1.0F};
-    const std::array sizes = {0, 2, 3, 4, 6};
-    out.groups = sizes[static_cast<std::size_t>(uniform(random, 0, 4))];
-    if (out.groups > 0) {
-      const int size = 12 / out.groups;
-      out.top_groups = uniform(random, (out.top_k + size - 1) / size, out.groups);
+    how.groups = std::array{0, 2, 3, 4, 6}[static_cast<std::size_t>(uniform(random, 0, 4))];
+    if (how.groups > 0) {
+      const int size = 12 / how.groups;
+      how.top_groups = uniform(random, (how.top_k + size - 1) / size, how.groups);
     }
-    if (trial % 4 == 2) out.norm_min = 0.08F;  // more than the selected scores sum to with some biases
-    return out;
+    if (trial % 4 == 2) how.norm_min = 0.08F;  // more than the selected scores sum to with some biases
+    return {random, weight, 12, uniform(random, 1, 60), uniform(random, 1, 40), how, Activation::silu};
   }
 };
-
-Layer random_layer(Random& random, DType weight, int trial) {
-  const int count = uniform(random, 1, trial % 3 == 0 ? 20 : 8);
-  return {random,
-          weight,
-          count,
-          uniform(random, 1, 200),
-          uniform(random, 1, 150),
-          {.top_k = uniform(random, 1, std::min(count, 8)), .renormalize = trial % 2 == 0},
-          trial % 4 < 2 ? Activation::silu : Activation::gelu_tanh};
-}
 
 TEST_P(ExpertsTest, equals_the_weighted_sum_in_double) {
   Random random(60);
   const auto ops = make_ops(GetParam(), 2);
-  for (int trial = 0; trial < trials(GetParam(), 16); ++trial) {
+  for (int trial = 0; trial < trials(GetParam(), 40); ++trial) {
     for (const auto weight : kWeightTypes) {
-      const auto layer = random_layer(random, weight, trial);
-      const auto type = ops->precision(weight);
+      const int rows = uniform(random, 1, 35);
+      const Problem of(random, *ops, weight, trial / 2, trial % 2 == 1, rows);
+      const auto& layer = of.layer;
       const auto experts = layer.make(*ops);
       ASSERT_EQ(experts->count(), layer.count());
       ASSERT_EQ(experts->hidden(), layer.hidden);
       ASSERT_EQ(experts->inter(), layer.inter);
       EXPECT_GE(experts->bytes(),
                 static_cast<std::size_t>(3 * layer.count() * layer.hidden * layer.inter) * size_of(weight));
-      const int rows = uniform(random, 1, 40);
-      const auto in = Matrix::random(random, type.activation, rows, layer.hidden, 1, uniform(random, 0, 4));
-      auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2, uniform(random, 0, 3));
-      if (trial % 3 == 1) {  // ties
-        for (int e = 0; e < layer.count(); ++e) router.set(0, e, static_cast<float>(e % 2));
-      }
-      const auto out = layer.run(*ops, *experts, in, router, 0, rows);
-      for (const int r : {0, rows / 2, rows - 1}) {
-        const auto expected = layer.reference(in, router, r, type);
+      const auto out = layer.run(*ops, *experts, of.in, of.router, 0, rows);
+      for (int r = 0; r < rows; r += trial % 2 == 1 ? 1 : std::max(1, rows / 3)) {
+        const auto expected = layer.reference(of.in, of.router, r, ops->precision(weight));
         for (std::int64_t c = 0; c < layer.hidden; ++c) {
           const auto at = static_cast<std::size_t>(c);
           ASSERT_NEAR(out.at(r, c), expected.value[at], expected.bound[at])
-              << "row " << r << " of " << rows << ", " << layer.how.top_k << " of " << layer.count()
-              << " experts, hidden " << layer.hidden << ", inter " << layer.inter << ", " << to_string(weight);
+              << "trial " << trial << ", row " << r << " of " << rows << ", " << layer.how.top_k << " of "
+              << layer.count() << " experts, " << layer.how.top_groups << " of " << layer.how.groups
+              << " groups, hidden " << layer.hidden << ", inter " << layer.inter << ", " << to_string(weight);
         }
       }
     }
@@ -273,65 +238,21 @@ TEST_P(ExpertsTest, a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
   if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
   Random random(61);
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
-  for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
+  for (int trial = 0; trial < trials(GetParam(), 16); ++trial) {
     for (const auto weight : kWeightTypes) {
-      const auto layer = random_layer(random, weight, trial);
-      const auto experts_one = layer.make(*one), experts_many = layer.make(*many);
-      // The first trial has more assignments than are processed together.
-      const int rows = trial == 0 ? 200 : uniform(random, 2, 40);
-      const auto in = Matrix::random(random, one->precision(weight).activation, rows, layer.hidden);
-      const auto router = Matrix::random(random, DType::f32, rows, layer.count(), 2);
-      const auto batch = layer.run(*many, *experts_many, in, router, 0, rows);
-      for (int probe = 0; probe < 6; ++probe) {
-        const int r = uniform(random, 0, rows - 1);
-        ASSERT_TRUE(layer.run(*one, *experts_one, in, router, r, r + 1).same_bits(r, batch, r))
-            << "row " << r << " of " << rows << " alone, " << to_string(weight);
-      }
-      const int begin = uniform(random, 0, rows - 1);
-      const auto some = layer.run(*many, *experts_many, in, router, begin, rows);
-      for (int r = begin; r < rows; ++r) ASSERT_TRUE(some.same_bits(r, batch, r)) << rows - begin << " rows";
-    }
-  }
-}
-
-TEST_P(ExpertsTest, routers_by_scores_and_shared_experts_equal_the_sum_in_double) {
-  Random random(65);
-  const auto ops = make_ops(GetParam(), 2);
-  for (int trial = 0; trial < trials(GetParam(), 24); ++trial) {
-    for (const auto weight : kWeightTypes) {
-      const int rows = uniform(random, 1, 30);
-      const ScoredLayer of(random, *ops, weight, trial, rows);
-      const auto& how = of.layer.how;
-      const auto experts = of.layer.make(*ops);
-      const auto out = of.layer.run(*ops, *experts, of.in, of.router, 0, rows);
-      for (int r = 0; r < rows; ++r) {
-        const auto expected = of.layer.reference(of.in, of.router, r, ops->precision(weight));
-        for (std::int64_t c = 0; c < of.layer.hidden; ++c) {
-          const auto at = static_cast<std::size_t>(c);
-          ASSERT_NEAR(out.at(r, c), expected.value[at], expected.bound[at])
-              << "trial " << trial << ", row " << r << " of " << rows << ", top " << how.top_k << ", "
-              << how.top_groups << " of " << how.groups << " groups, " << to_string(weight);
-        }
-      }
-    }
-  }
-}
-
-TEST_P(ExpertsTest, with_any_router_a_row_alone_equals_the_row_in_any_batch_bit_by_bit) {
-  if (!traits(GetParam()).bitwise) GTEST_SKIP() << "the device does not promise it";
-  Random random(66);
-  const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
-  for (int trial = 0; trial < trials(GetParam(), 8); ++trial) {
-    for (const auto weight : kWeightTypes) {
-      const int rows = trial == 0 ? 150 : uniform(random, 2, 40);
-      const ScoredLayer of(random, *one, weight, trial, rows);
+      // The first trials have more assignments than are processed together.
+      const int rows = trial < 2 ? 200 : uniform(random, 2, 40);
+      const Problem of(random, *one, weight, trial / 2, trial % 2 == 1, rows);
       const auto experts_one = of.layer.make(*one), experts_many = of.layer.make(*many);
       const auto batch = of.layer.run(*many, *experts_many, of.in, of.router, 0, rows);
-      for (int probe = 0; probe < 4; ++probe) {
+      for (int probe = 0; probe < 5; ++probe) {
         const int r = uniform(random, 0, rows - 1);
         ASSERT_TRUE(of.layer.run(*one, *experts_one, of.in, of.router, r, r + 1).same_bits(r, batch, r))
             << "trial " << trial << ", row " << r << " of " << rows << " alone, " << to_string(weight);
       }
+      const int begin = uniform(random, 0, rows - 1);
+      const auto some = of.layer.run(*many, *experts_many, of.in, of.router, begin, rows);
+      for (int r = begin; r < rows; ++r) ASSERT_TRUE(some.same_bits(r, batch, r)) << rows - begin << " rows";
     }
   }
 }
@@ -380,34 +301,27 @@ TEST_P(ExpertsTest, mismatched_shapes_are_rejected) {
   const auto ops = make_ops(GetParam(), 1);
   Layer layer(random, DType::f32, 3, 16, 24, {.top_k = 2}, Activation::silu);
   const auto experts = layer.make(*ops);
-  const auto in = Matrix::random(random, ops->precision(DType::f32).activation, 2, 16);
-  const auto router = Matrix::random(random, DType::f32, 2, 3);
-  const auto refused = [&](const Matrix& rows, const Matrix& logits, int top_k, int groups = 0, int top_groups = 0,
-                           int shared = 0) {
+  // Columns: hidden, experts of the router, and hidden of the shared expert's output.
+  const auto compute = [&](const RouterParams& how, int hidden = 16, int routed = 3, int shared = 16) {
     const auto scratch = ops->allocate(ops->experts_scratch_bytes(layer.shape(), 2));
-    const DeviceMatrix a(*ops, rows), b(*ops, logits), out(*ops, ops->precision(DType::f32).gemm_out, 2, 16);
-    try {
-      const RouterParams how{.top_k = top_k, .groups = groups, .top_groups = top_groups};
-      const DeviceMatrix more(*ops, ops->precision(DType::f32).gemm_out, 2, std::max(1, shared));
-      ops->experts(out.tensor(), a.tensor(), b.tensor(), *experts, how, Activation::silu, scratch->data(),
-                   shared > 0 ? SharedExpert{.out = more.tensor()} : SharedExpert{});
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::unsupported) throw;
-      return true;
-    }
-    return false;
+    const auto type = ops->precision(DType::f32);
+    const DeviceMatrix rows(*ops, type.activation, 2, hidden), router(*ops, DType::f32, 2, routed),
+        out(*ops, type.gemm_out, 2, 16), more(*ops, type.gemm_out, 2, shared);
+    ops->experts(out.tensor(), rows.tensor(), router.tensor(), *experts, how, Activation::silu, scratch->data(),
+                 {.out = more.tensor()});
   };
-  EXPECT_FALSE(refused(in, router, 2));
-  EXPECT_TRUE(refused(in, router, 0));
-  EXPECT_TRUE(refused(in, router, 4));
-  EXPECT_TRUE(refused(in, router, 2, 2, 1)) << "3 experts make no 2 groups";
-  EXPECT_TRUE(refused(in, router, 2, 3, 2)) << "a group has only one expert";
-  EXPECT_TRUE(refused(in, router, 2, 1, 0));
-  EXPECT_FALSE(refused(in, router, 2, 1, 1));
-  EXPECT_TRUE(refused(in, router, 2, 0, 0, 15));
-  EXPECT_FALSE(refused(in, router, 2, 0, 0, 16));
-  EXPECT_TRUE(refused(Matrix(in.dtype, 2, 15), router, 2));
-  EXPECT_TRUE(refused(in, Matrix(DType::f32, 2, 4), 2));
+  compute({.top_k = 2});
+  compute({.top_k = 2, .groups = 1, .top_groups = 1});
+  for (const RouterParams& how : std::vector<RouterParams>{{.top_k = 0},
+                                                           {.top_k = 4},
+                                                           {.top_k = 2, .groups = 2, .top_groups = 1},
+                                                           {.top_k = 2, .groups = 3, .top_groups = 2},
+                                                           {.top_k = 2, .groups = 1, .top_groups = 0}}) {
+    expect_error(ErrorCode::internal, {}, [&] { compute(how); });
+  }
+  for (const auto& [hidden, routed, shared] : {std::array{15, 3, 16}, {16, 4, 16}, {16, 3, 15}}) {
+    expect_error(ErrorCode::internal, {}, [&] { compute({.top_k = 2}, hidden, routed, shared); });
+  }
 
   layer.down[1] = Matrix(DType::f32, 24, 16);
   EXPECT_THROW(layer.make(*ops), Error);

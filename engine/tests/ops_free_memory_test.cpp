@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <tuple>
 
 #include "base/huge_memory.h"
 #include "charonia/error.h"
@@ -33,48 +34,43 @@ class FreeMemoryTest : public testing::Test {
   fs::path root_;
 };
 
-constexpr std::size_t kAvailable = 1000 * 1024;
-
-TEST_F(FreeMemoryTest, without_control_groups_it_is_mem_available) { EXPECT_EQ(free(), kAvailable); }
-
-TEST_F(FreeMemoryTest, a_limit_of_version_2_counts_without_the_inactive_file_cache) {
-  write("proc/self/cgroup", "0::/a/b\n");
-  write("cgroup/a/b/memory.max", "500000\n");
-  write("cgroup/a/b/memory.current", "300000\n");
-  write("cgroup/a/b/memory.stat", "anon 100000\ninactive_file 150000\n");
-  EXPECT_EQ(free(), 350000U);
-}
-
-TEST_F(FreeMemoryTest, the_narrowest_group_above_counts_and_max_is_no_limit) {
-  write("proc/self/cgroup", "0::/a/b\n");
-  write("cgroup/a/b/memory.max", "max\n");
-  write("cgroup/a/memory.max", "400000\n");
-  write("cgroup/a/memory.current", "100000\n");
-  EXPECT_EQ(free(), 300000U);
-}
-
-TEST_F(FreeMemoryTest, a_container_sees_its_group_as_the_root) {
-  write("proc/self/cgroup", "0::/outside/that/is/not/here\n");
-  write("cgroup/memory.max", "200000\n");
-  write("cgroup/memory.current", "50000\n");
-  EXPECT_EQ(free(), 150000U);
-}
-
-TEST_F(FreeMemoryTest, a_limit_of_version_1_counts_and_an_unlimited_one_does_not) {
-  write("proc/self/cgroup", "12:cpu,cpuacct:/x\n7:memory:/x\n");
-  write("cgroup/memory/x/memory.limit_in_bytes", "600000\n");
-  write("cgroup/memory/x/memory.usage_in_bytes", "500000\n");
-  write("cgroup/memory/x/memory.stat", "total_inactive_file 100000\n");
-  write("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-  write("cgroup/memory/memory.usage_in_bytes", "500000\n");
-  EXPECT_EQ(free(), 200000U);
-}
-
-TEST_F(FreeMemoryTest, a_group_over_its_limit_has_nothing_left) {
-  write("proc/self/cgroup", "0::/\n");
-  write("cgroup/memory.max", "1000\n");
-  write("cgroup/memory.current", "5000\n");
-  EXPECT_EQ(free(), 0U);
+TEST_F(FreeMemoryTest, the_narrowest_limit_of_a_control_group_counts) {
+  EXPECT_EQ(free(), 1000U * 1024) << "without control groups it is MemAvailable";
+  using Files = std::vector<std::pair<const char*, const char*>>;
+  const std::vector<std::tuple<const char*, std::size_t, Files>> cases = {
+      {"version 2: the inactive file cache does not count",
+       350000,
+       {{"proc/self/cgroup", "0::/a/b\n"},
+        {"cgroup/a/b/memory.max", "500000\n"},
+        {"cgroup/a/b/memory.current", "300000\n"},
+        {"cgroup/a/b/memory.stat", "anon 100000\ninactive_file 150000\n"}}},
+      {"the group above, because max is no limit",
+       300000,
+       {{"proc/self/cgroup", "0::/a/b\n"},
+        {"cgroup/a/b/memory.max", "max\n"},
+        {"cgroup/a/memory.max", "400000\n"},
+        {"cgroup/a/memory.current", "100000\n"}}},
+      {"a container sees its group as the root",
+       150000,
+       {{"proc/self/cgroup", "0::/outside/that/is/not/here\n"},
+        {"cgroup/memory.max", "200000\n"},
+        {"cgroup/memory.current", "50000\n"}}},
+      {"version 1: a limit counts, and an unlimited one does not",
+       200000,
+       {{"proc/self/cgroup", "12:cpu,cpuacct:/x\n7:memory:/x\n"},
+        {"cgroup/memory/x/memory.limit_in_bytes", "600000\n"},
+        {"cgroup/memory/x/memory.usage_in_bytes", "500000\n"},
+        {"cgroup/memory/x/memory.stat", "total_inactive_file 100000\n"},
+        {"cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
+        {"cgroup/memory/memory.usage_in_bytes", "500000\n"}}},
+      {"a group over its limit has nothing left",
+       0,
+       {{"proc/self/cgroup", "0::/\n"}, {"cgroup/memory.max", "1000\n"}, {"cgroup/memory.current", "5000\n"}}}};
+  for (const auto& [what, expected, files] : cases) {
+    fs::remove_all(root_ / "cgroup");
+    for (const auto& [file, text] : files) write(file, text);
+    EXPECT_EQ(free(), expected) << what;
+  }
 }
 
 TEST_F(FreeMemoryTest, without_meminfo_the_error_names_the_file) {

@@ -2,14 +2,13 @@
 // requested.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <condition_variable>
-#include <limits>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "charonia/error.h"
-#include "ops_support.h"
+#include "sample_reference.h"
 
 namespace charonia::ops {
 namespace {
@@ -83,19 +82,14 @@ class SampleMaskTest : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Device, SampleMaskTest, testing::ValuesIn(device_names()),
                          [](const auto& i) { return i.param; });
 
-double log_softmax(const Matrix& logits, std::int64_t row, std::int32_t token) {
-  double sum = 0, maximum = -std::numeric_limits<double>::infinity();
-  for (int c = 0; c < logits.cols; ++c) maximum = std::max(maximum, static_cast<double>(logits.at(row, c)));
-  for (int c = 0; c < logits.cols; ++c) sum += std::exp(logits.at(row, c) - maximum);
-  return logits.at(row, token) - maximum - std::log(sum);
-}
-
 // A mask equals a ban of all other tokens: the same draws, with any other parameters.
 TEST_P(SampleMaskTest, a_mask_equals_banning_all_other_tokens) {
   Random random(70);
   for (int trial = 0; trial < trials(GetParam(), 60); ++trial) {
     const int vocab = std::array{5, 32, 33, 100, 1000, 5000}[static_cast<std::size_t>(trial % 6)];
     const auto logits = Matrix::random(random, DType::f32, 1, vocab, 4);
+    Matrix rows_of(DType::f32, 3, vocab);
+    for (int c = 0; c < 3 * vocab; ++c) rows_of.set(c / vocab, c % vocab, logits.at(0, c % vocab));
     std::vector<std::int32_t> allowed, banned;
     const int share = uniform(random, 1, 10);
     for (int t = 0; t < vocab; ++t) (uniform(random, 1, 10) <= share ? allowed : banned).push_back(t);
@@ -114,67 +108,22 @@ TEST_P(SampleMaskTest, a_mask_equals_banning_all_other_tokens) {
     if (trial % 5 == 0) row.top_p = 0.7F;
     if (trial % 5 == 1) row.presence_penalty = 0.5F;
     row.logprobs = trial % 2 == 0 ? 3 : -1;
-    SampleRow by_ban = row;
-    by_ban.banned = banned;
+    const auto free = sample(logits, std::span(&row, 1))[0];
     const ReadyMask mask(static_cast<std::size_t>(vocab), allowed);
-    row.mask = &mask;
-    const auto masked = sample(logits, std::span(&row, 1))[0], expected = sample(logits, std::span(&by_ban, 1))[0];
+    std::array rows = {row, row, row};  // rows do not depend on each other
+    rows[0].mask = &mask;
+    rows[1].banned = banned;
+    const auto sampled = sample(rows_of, rows);
+    const auto &masked = sampled[0], &expected = sampled[1];
+    ASSERT_EQ(sampled[2].token, free.token);
+    ASSERT_EQ(sample(logits, std::span(rows).first(1))[0].token, masked.token);
     ASSERT_EQ(masked.error, "");
     ASSERT_EQ(expected.error, "");
     ASSERT_TRUE(std::find(allowed.begin(), allowed.end(), masked.token) != allowed.end());
     ASSERT_EQ(masked.token, expected.token) << "trial " << trial << ", vocabulary " << vocab;
     ASSERT_EQ(masked.logprob, expected.logprob);
     ASSERT_EQ(masked.top, expected.top);
-    if (row.logprobs >= 0) {
-      ASSERT_NEAR(masked.logprob, log_softmax(logits, 0, masked.token), 1e-5)
-          << "log probabilities are of the unmodified logits";
-    }
-  }
-}
-
-TEST_P(SampleMaskTest, mask_bits_beyond_the_vocabulary_are_ignored) {
-  Random random(71);
-  const auto logits = Matrix::random(random, DType::f32, 1, 37, 4);
-  const std::vector<std::int32_t> allowed = {36};
-  ReadyMask mask(37, allowed);
-  mask.words()[1] |= 0xffffffe0U;
-  SampleRow row;
-  row.mask = &mask;
-  EXPECT_EQ(sample(logits, std::span(&row, 1))[0].token, 36);
-}
-
-TEST_P(SampleMaskTest, the_mask_of_a_row_does_not_affect_other_rows) {
-  Random random(72);
-  constexpr int kRows = 9, kVocab = 300;
-  const auto logits = Matrix::random(random, DType::f32, kRows, kVocab, 4);
-  std::vector<SampleRow> rows(kRows);
-  std::vector<std::unique_ptr<ReadyMask>> masks;
-  for (int r = 0; r < kRows; ++r) {
-    auto& row = rows[static_cast<std::size_t>(r)];
-    row.seed = static_cast<std::uint64_t>(r), row.position = 5 * r;
-    row.temperature = r % 2 == 0 ? 0 : 1;
-    row.logprobs = r % 3 - 1;
-  }
-  const auto free = sample(logits, rows);
-  for (int r = 0; r < kRows; r += 2) {
-    std::vector<std::int32_t> allowed;
-    for (int t = r; t < kVocab; t += 11) allowed.push_back(t);
-    masks.push_back(std::make_unique<ReadyMask>(kVocab, allowed));
-    rows[static_cast<std::size_t>(r)].mask = masks.back().get();
-  }
-  const auto mixed = sample(logits, rows);
-  for (int r = 0; r < kRows; ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    if (r % 2 == 1) {
-      EXPECT_EQ(mixed[i].token, free[i].token);
-      EXPECT_EQ(mixed[i].logprob, free[i].logprob);
-    } else {
-      EXPECT_EQ((mixed[i].token - r) % 11, 0) << mixed[i].token;
-      // The row alone gives the same result.
-      auto logits_alone = Matrix(DType::f32, 1, kVocab);
-      for (int c = 0; c < kVocab; ++c) logits_alone.set(0, c, logits.at(r, c));
-      EXPECT_EQ(sample(logits_alone, std::span(&rows[i], 1))[0].token, mixed[i].token);
-    }
+    expect_logprobs(logits.floats(0), row, masked);
   }
 }
 
@@ -198,44 +147,31 @@ TEST_P(SampleMaskTest, a_step_waits_for_a_mask_that_comes_from_another_thread) {
   EXPECT_EQ(sampled[2].error, "");
 }
 
-TEST_P(SampleMaskTest, a_failed_mask_fails_only_its_row) {
+TEST_P(SampleMaskTest, a_row_whose_mask_fails_or_allows_nothing_fails_alone) {
   Random random(74);
-  const auto logits = Matrix::random(random, DType::f32, 3, 100, 4);
+  const auto logits = Matrix::random(random, DType::f32, 7, 40, 4);
+  const std::vector<std::int32_t> one = {7}, last = {39};
   const FailedMask failed;
-  std::vector<SampleRow> rows(3);
+  ReadyMask only(40, one), nothing(40, {}), too_short(32, one), beyond(40, last);
+  beyond.words()[1] |= 0xffffff00U;  // bits beyond the vocabulary are ignored
+  std::vector<SampleRow> rows(7);
   for (auto& row : rows) row.temperature = 0;
   const auto free = sample(logits, rows);
-  rows[1].mask = &failed;
+  const std::array<const TokenMask*, 6> masks = {nullptr, &failed, &only, &nothing, &too_short, &beyond};
+  for (std::size_t r = 0; r < 6; ++r) rows[r].mask = masks[r];
+  rows[2].banned = one;
+  rows[6].target = 40;  // not a token
   const auto sampled = sample(logits, rows);
   EXPECT_EQ(sampled[0].token, free[0].token);
-  EXPECT_EQ(sampled[2].token, free[2].token);
-  EXPECT_NE(sampled[1].error.find("the grammar has no rule 'root'"), std::string::npos) << sampled[1].error;
-}
-
-TEST_P(SampleMaskTest, a_mask_that_allows_nothing_is_the_requests_error) {
-  Random random(75);
-  const auto logits = Matrix::random(random, DType::f32, 2, 40, 4);
-  const std::vector<std::int32_t> one = {7}, none;
-  const ReadyMask only(40, one), nothing(40, none);
-  std::vector<SampleRow> rows(2);
-  rows[0].mask = &only;
-  rows[0].banned = one;
-  rows[1].mask = &nothing;
-  const auto sampled = sample(logits, rows);
-  for (const auto& row : sampled) {
-    EXPECT_NE(row.error.find("no token is left"), std::string::npos) << row.error;
-    EXPECT_NE(row.error.find("mask"), std::string::npos) << row.error;
-  }
-}
-
-TEST_P(SampleMaskTest, a_mask_of_the_wrong_length_is_rejected) {
-  Random random(76);
-  const auto logits = Matrix::random(random, DType::f32, 1, 40, 4);
-  const std::vector<std::int32_t> one = {7};
-  const ReadyMask mask(32, one);
-  SampleRow row;
-  row.mask = &mask;
-  EXPECT_NE(sample(logits, std::span(&row, 1))[0].error.find("mask"), std::string::npos);
+  EXPECT_EQ(sampled[5].token, 39);
+  EXPECT_EQ(sampled[5].error, "");
+  const auto expect_error_of = [&](std::size_t row, std::string_view part) {
+    EXPECT_NE(sampled[row].error.find(part), std::string::npos) << sampled[row].error;
+  };
+  expect_error_of(1, "the grammar has no rule 'root'");
+  EXPECT_NE(sampled[6].error, "");
+  for (const std::size_t row : {2U, 3U}) expect_error_of(row, "no token is left");
+  for (const std::size_t row : {2U, 3U, 4U}) expect_error_of(row, "mask");
 }
 
 TEST_P(SampleMaskTest, a_target_is_reported_with_the_unmodified_logits_and_their_log_probabilities) {
@@ -268,52 +204,13 @@ TEST_P(SampleMaskTest, a_target_is_reported_with_the_unmodified_logits_and_their
       }
     }
     ASSERT_EQ(sampled[0].token, target);
-    ASSERT_NEAR(sampled[0].logprob, log_softmax(logits, 0, target), 1e-5);
-    ASSERT_EQ(sampled[0].top.size(), static_cast<std::size_t>(std::min(rows[0].logprobs, vocab)));
-    for (std::size_t i = 0; i < sampled[0].top.size(); ++i) {
-      const auto& [id, logprob] = sampled[0].top[i];
-      ASSERT_NEAR(logprob, log_softmax(logits, 0, id), 1e-5);
-      ASSERT_TRUE(i == 0 || sampled[0].top[i - 1].second >= logprob);
-    }
+    expect_logprobs(logits.floats(0), rows[0], sampled[0]);
     const auto biased = [&](int c) {
       if (rows[1].bias.empty()) return logits.at(1, c);
       return c == target ? -kInfinity : logits.at(1, c) + (c == 0 ? 9.0F : 0.0F);
     };
     for (int c = 0; c < vocab; ++c) ASSERT_LE(biased(c), biased(sampled[1].token));
   }
-}
-
-TEST_P(SampleMaskTest, the_next_step_uses_the_target) {
-  Random random(78);
-  const auto table = Matrix::random(random, DType::f32, 50, 8);
-  const auto embedding = ops_->make_embedding(table.host(), DType::f32);
-  const DeviceMatrix logits(*ops_, Matrix::random(random, DType::f32, 1, 50, 4));
-  SampleRow row;
-  row.target = 33;
-  const DeviceMatrix residual(*ops_, ops_->precision(DType::f32).residual, 1, 8);
-  const std::vector<std::int32_t> first = {0}, second = {-1};
-  const auto embed = [&] { ops_->embed(residual.tensor(), *embedding, 1); };
-  const auto embed_and_sample = [&] {
-    embed();
-    ops_->sample(logits.tensor());
-  };
-  const auto sampled = run_step(
-      *ops_, {.ids = first, .attention = {}, .logits_rows = first, .sample = std::span(&row, 1)}, embed_and_sample);
-  ASSERT_EQ(sampled[0].token, 33);
-  run_prepared_step(*ops_, {.ids = second, .attention = {}, .logits_rows = {}, .sample = {}}, embed);
-  const auto out = residual.host();
-  for (int c = 0; c < 8; ++c) EXPECT_EQ(out.at(0, c), table.at(33, c));
-}
-
-TEST_P(SampleMaskTest, a_target_that_is_not_a_token_is_rejected) {
-  Random random(79);
-  const auto logits = Matrix::random(random, DType::f32, 2, 50, 4);
-  std::vector<SampleRow> rows(2);
-  rows[0].target = 50;
-  rows[1].target = 49;
-  const auto sampled = sample(logits, rows);
-  EXPECT_FALSE(sampled[0].error.empty());
-  EXPECT_TRUE(sampled[1].error.empty());
 }
 
 }  // namespace

@@ -1,32 +1,32 @@
-// Sampling, compared with a simple reference that sorts the whole vocabulary in double; and its distribution.
+// Sampling, compared with its definition in double; and its distribution.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <limits>
-#include <map>
-#include <numeric>
-#include <optional>
-#include <set>
-
 #include "charonia/error.h"
-#include "ops/cpu/sample.h"
-#include "ops_support.h"
+#include "sample_reference.h"
 
 namespace charonia::ops {
 namespace {
 
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
 class SampleTest : public testing::TestWithParam<std::string> {
  protected:
-  // One step that only samples. logits: [rows, vocab].
-  std::vector<Sampled> sample(const std::vector<float>& logits, std::span<const SampleRow> rows) {
-    Matrix matrix(DType::f32, std::ssize(rows), std::ssize(logits) / std::ssize(rows));
-    std::memcpy(matrix.bytes.data(), logits.data(), matrix.bytes.size());
-    return steps_.run(matrix, rows);
+  // One step that only samples. logits: [rows, vocab]. All rows are of new sequences.
+  std::vector<Sampled> sample(const Matrix& logits, std::span<SampleRow> rows) {
+    for (auto& row : rows) row.sequence = ++sequences_;
+    return steps_.run(logits, rows);
   }
-  // A row of a new sequence.
   Sampled sample(const std::vector<float>& logits, SampleRow row) {
-    row.sequence = ++sequences_;
-    return sample(logits, std::span(&row, 1))[0];
+    return sample(matrix({logits}), std::span(&row, 1))[0];
+  }
+  static Matrix matrix(const std::vector<std::vector<float>>& rows) {
+    Matrix out(DType::f32, std::ssize(rows), std::ssize(rows[0]));
+    for (std::int64_t r = 0; r < out.rows; ++r) {
+      for (std::int64_t c = 0; c < out.cols; ++c) {
+        out.set(r, c, rows[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)]);
+      }
+    }
+    return out;
   }
   std::uint64_t sequences_ = 0;
   std::unique_ptr<Ops> ops_ = make_ops(GetParam(), 2);
@@ -34,133 +34,42 @@ class SampleTest : public testing::TestWithParam<std::string> {
 };
 INSTANTIATE_TEST_SUITE_P(Device, SampleTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
-std::vector<float> random_logits(Random& random, int n, float scale) {
-  std::normal_distribution<float> normal(0, scale);
-  std::vector<float> out(static_cast<std::size_t>(n));
-  for (auto& x : out) x = normal(random);
-  return out;
-}
-
-// The logits after bias, bans and penalties.
-std::vector<double> changed_logits(const std::vector<float>& logits, const SampleRow& row) {
-  std::vector<double> out(logits.begin(), logits.end());
-  for (const auto& [id, bias] : row.bias) out[static_cast<std::size_t>(id)] += static_cast<double>(bias);
-  for (const auto id : row.banned) out[static_cast<std::size_t>(id)] = -std::numeric_limits<double>::infinity();
-  std::set<std::int32_t> all(row.prompt.begin(), row.prompt.end());
-  all.insert(row.output.begin(), row.output.end());
-  for (const auto id : all) {
-    auto& x = out[static_cast<std::size_t>(id)];
-    x = x > 0 ? x / static_cast<double>(row.repetition_penalty) : x * static_cast<double>(row.repetition_penalty);
-  }
-  std::map<std::int32_t, int> counts;
-  for (const auto id : row.output) ++counts[id];
-  for (const auto& [id, n] : counts) {
-    out[static_cast<std::size_t>(id)] -=
-        static_cast<double>(row.presence_penalty) + n * static_cast<double>(row.frequency_penalty);
-  }
-  return out;
-}
-
-// The candidates after top_k, top_p and min_p, most likely first, with their probabilities before the last filter's
-// renormalisation.
-std::vector<std::pair<std::int32_t, double>> candidates(const std::vector<float>& logits, const SampleRow& row) {
-  const auto changed = changed_logits(logits, row);
-  std::vector<std::int32_t> order;
-  for (std::size_t i = 0; i < changed.size(); ++i) order.push_back(static_cast<std::int32_t>(i));
-  const auto at = [&](std::int32_t id) { return changed[static_cast<std::size_t>(id)]; };
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return at(a) > at(b); });
-  if (row.top_k > 0 && static_cast<std::size_t>(row.top_k) < order.size())
-    order.resize(static_cast<std::size_t>(row.top_k));
-  std::vector<std::pair<std::int32_t, double>> out;
-  double sum = 0;
-  for (const auto id : order) {
-    out.emplace_back(id, std::exp((at(id) - at(order[0])) / static_cast<double>(row.temperature)));
-    sum += out.back().second;
-  }
-  double cumulated = 0;
-  std::size_t n = 0;
-  while (n < out.size()) {
-    cumulated += out[n++].second;
-    if (cumulated >= static_cast<double>(row.top_p) * sum) break;
-  }
-  if (row.top_p < 1) out.resize(n);
-  while (out.back().second < static_cast<double>(row.min_p)) out.pop_back();
-  return out;
-}
-
-// The drawn token by the definition; empty if the random number is too close to an edge to decide in float.
-std::optional<std::int32_t> reference_draw(const std::vector<float>& logits, const SampleRow& row) {
-  const auto list = candidates(logits, row);
-  double sum = 0;
-  for (const auto& c : list) sum += c.second;
-  const double target = cpu::random_unit(row.seed, row.position) * sum;
-  double cumulated = 0;
-  for (const auto& c : list) {
-    if (std::abs(cumulated + c.second - target) < 1e-5 * sum) return std::nullopt;
-    cumulated += c.second;
-    if (cumulated > target) return c.first;
-  }
-  return std::nullopt;
-}
-
+// Rows with all parameters. In every third step no row has lists.
 TEST_P(SampleTest, samples_equal_the_definition) {
   Random random(14);
-  int compared = 0;
-  for (int trial = 0; trial < trials(GetParam(), 600); ++trial) {
-    const int vocab = uniform(random, 1, trial % 10 == 0 ? 5000 : 200);
-    const auto logits = random_logits(random, vocab, trial % 3 == 0 ? 0.5F : 4.0F);
-    SampleRow row;
-    row.seed = random();
-    row.position = uniform(random, 0, 1000);
-    row.temperature = std::array{0.3F, 1.0F, 2.5F}[static_cast<std::size_t>(trial % 3)];
-    if (uniform(random, 0, 1) == 1) row.top_k = uniform(random, 1, vocab + 5);
-    if (uniform(random, 0, 1) == 1) row.top_p = static_cast<float>(uniform(random, 1, 99)) / 100;
-    if (uniform(random, 0, 1) == 1) row.min_p = static_cast<float>(uniform(random, 0, 50)) / 100;
-    std::vector<std::int32_t> prompt, output;
-    for (int i = uniform(random, 0, 20); i > 0; --i) prompt.push_back(uniform(random, 0, vocab - 1));
-    for (int i = uniform(random, 0, 20); i > 0; --i) output.push_back(uniform(random, 0, vocab - 1));
-    row.prompt = prompt;
-    row.output = output;
-    if (uniform(random, 0, 1) == 1) row.repetition_penalty = 1.3F;
-    if (uniform(random, 0, 1) == 1) row.presence_penalty = 0.7F;
-    if (uniform(random, 0, 1) == 1) row.frequency_penalty = -0.2F;
-    std::map<std::int32_t, float> biased;
-    for (int i = uniform(random, 0, 3); i > 0; --i) biased[uniform(random, 0, vocab - 1)] += 2.0F;
-    const std::vector<std::pair<std::int32_t, float>> bias(biased.begin(), biased.end());
-    row.bias = bias;
-    std::vector<std::int32_t> banned;
-    if (vocab > 3) banned = {uniform(random, 0, vocab - 1), uniform(random, 0, vocab - 1)};
-    std::ranges::sort(banned);
-    row.banned = banned;
-
-    const auto sampled = sample(logits, row);
-    const auto list = candidates(logits, row);
-    // At an edge that float cannot decide, one candidate more or less is allowed; the draw below is exact away from
-    // edges.
-    if (row.top_p == 1 && row.min_p == 0) {
-      ASSERT_TRUE(std::any_of(list.begin(), list.end(), [&](const auto& c) { return c.first == sampled.token; }))
-          << trial;
+  int compared = 0, all = 0;
+  for (int step = 0; step < trials(GetParam(), 160); ++step) {
+    constexpr std::array kVocabs = {31, 200, 1000, 5000, 31, 32000, 1000, 90, 5000, 1, 1000, 50257};
+    const int vocab = kVocabs[static_cast<std::size_t>(step % 12)], count = vocab > 30000 ? 4 : 12;
+    const auto logits =
+        Matrix::random(random, DType::f32, count, vocab, step % 2 == 0 ? 4.0F : 0.5F, uniform(random, 0, 4));
+    std::vector<OwnedRow> owned;
+    for (int r = 0; r < count; ++r) owned.push_back(random_row(random, vocab, step % 3 != 0 && r % 2 == 0));
+    std::vector<SampleRow> rows;
+    for (auto& row : owned) rows.push_back(row.view());
+    const auto sampled = sample(logits, rows);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      compared += expect_drawn(logits.floats(static_cast<std::int64_t>(r)), rows[r], sampled[r]);
+      ASSERT_FALSE(HasFailure()) << "step " << step << ", row " << r;
     }
-    if (const auto expected = reference_draw(logits, row)) {
-      ++compared;
-      ASSERT_EQ(sampled.token, *expected) << "trial " << trial << ", vocabulary " << vocab;
-    }
+    all += count;
   }
-  EXPECT_GT(compared, trials(GetParam(), 600) * 9 / 10);
+  EXPECT_GT(compared, all * 85 / 100) << "too few rows have a defined token";
 }
 
 TEST_P(SampleTest, frequencies_follow_the_probabilities) {
   const std::vector<float> logits = {0, 1, 2, -1, 0.5F};
-  SampleRow row;
-  row.seed = 42;
   std::vector<double> weights;
   double sum = 0;
   for (const float x : logits) sum += weights.emplace_back(std::exp(static_cast<double>(x)));
-  // On slow devices, the draws are also compared with the CPU's (cuda/sample_test.cpp).
-  const int draws = traits(GetParam()).effort < 1 ? 600 : 20000;
+  constexpr int kRows = 60;
+  const int draws = traits(GetParam()).effort < 1 ? 600 : 20040;
   std::vector<int> counts(logits.size());
-  for (row.position = 0; row.position < draws; ++row.position) {
-    ++counts[static_cast<std::size_t>(sample(logits, row).token)];
+  std::vector<SampleRow> rows(kRows);
+  const auto repeated = matrix(std::vector(kRows, logits));
+  for (int done = 0; done < draws; done += kRows) {
+    for (std::size_t r = 0; r < kRows; ++r) rows[r].seed = 42, rows[r].position = done + static_cast<int>(r);
+    for (const auto& sampled : sample(repeated, rows)) ++counts[static_cast<std::size_t>(sampled.token)];
   }
   double chi_square = 0;
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -171,145 +80,149 @@ TEST_P(SampleTest, frequencies_follow_the_probabilities) {
 }
 
 TEST_P(SampleTest, greedy_selects_the_lowest_of_equal_ids) {
-  std::vector<float> logits(1000, 1.0F);
-  logits[700] = logits[300] = logits[301] = 2;
-  SampleRow row;
-  row.temperature = 0;
-  EXPECT_EQ(sample(logits, row).token, 300);
-  const std::vector<std::pair<std::int32_t, float>> bias = {{5, 50.0F}, {300, -kInfinity}};
-  row.bias = bias;
-  EXPECT_EQ(sample(logits, row).token, 5);
-  const std::vector<std::int32_t> banned = {5};
-  row.banned = banned;
-  EXPECT_EQ(sample(logits, row).token, 301);
+  std::vector<float> logits(9000, 1.0F);
+  logits[8700] = logits[4300] = logits[4301] = 2;
+  OwnedRow row;
+  row.row.temperature = 0;
+  EXPECT_EQ(sample(logits, row.view()).token, 4300);
+  row.bias = {{5, 50.0F}, {4300, -kInfinity}};
+  EXPECT_EQ(sample(logits, row.view()).token, 5);
+  row.banned = {5};
+  EXPECT_EQ(sample(logits, row.view()).token, 4301);
+  std::ranges::fill(logits, -1.0F);
+  logits[1] = -0.0F, logits[600] = 0.0F;
+  row.bias.clear(), row.banned.clear();
+  EXPECT_EQ(sample(logits, row.view()).token, 1) << "-0 is no less than 0";
 }
 
 TEST_P(SampleTest, top_k_of_equal_logits_keeps_the_lowest_ids) {
-  const std::vector<float> logits(100, 1.0F);
-  SampleRow row;
-  row.top_k = 3;
+  std::vector<SampleRow> rows(60);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].top_k = 3, rows[i].position = static_cast<std::int64_t>(i);
   std::set<std::int32_t> seen;
-  for (row.position = 0; row.position < 200; ++row.position) seen.insert(sample(logits, row).token);
+  for (const auto& sampled : sample(matrix(std::vector(60, std::vector<float>(100, 1.0F))), rows)) {
+    seen.insert(sampled.token);
+  }
   EXPECT_EQ(seen, (std::set<std::int32_t>{0, 1, 2}));
 }
 
-TEST_P(SampleTest, a_tiny_temperature_equals_greedy) {
+TEST_P(SampleTest, temperatures_may_be_tiny_or_huge) {
   const std::vector<float> logits = {1, 5, 4.999F, -3};
   SampleRow row;
   for (const float temperature : {1e-6F, 1e-30F, 1e-42F}) {
     row.temperature = temperature;
     EXPECT_EQ(sample(logits, row).token, 1);
   }
+  for (const float temperature : {1e10F, 3e38F}) {
+    row.temperature = temperature;
+    for (row.position = 0; row.position < 8; ++row.position) {
+      EXPECT_TRUE(expect_drawn(logits, row, sample(logits, row))) << temperature;
+    }
+  }
 }
 
 TEST_P(SampleTest, log_probabilities_are_of_the_unmodified_logits) {
-  Random random(15);
-  const auto logits = random_logits(random, 3000, 3);
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(static_cast<double>(x));
-  const auto logprob = [&](std::int32_t id) {
-    return static_cast<double>(logits[static_cast<std::size_t>(id)]) - std::log(sum);
-  };
-  std::vector<std::int32_t> order(logits.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return logprob(a) > logprob(b); });
-
-  SampleRow row;
-  const std::vector<std::int32_t> banned = {order[0]};
-  const std::vector<std::int32_t> output = {order[1], order[1]};
-  row.banned = banned;
-  row.output = output;
-  row.repetition_penalty = 1.5F;
-  row.presence_penalty = 1;
-  row.logprobs = 20;
-  for (const float temperature : {0.0F, 0.7F}) {
-    row.temperature = temperature;
-    const auto sampled = sample(logits, row);
-    EXPECT_NE(sampled.token, order[0]);
-    EXPECT_NEAR(sampled.logprob, logprob(sampled.token), 2e-6);
-    ASSERT_EQ(sampled.top.size(), 20U);
-    for (std::size_t i = 0; i < sampled.top.size(); ++i) {
-      EXPECT_EQ(sampled.top[i].first, order[i]);
-      EXPECT_NEAR(sampled.top[i].second, logprob(order[i]), 2e-6);
+  Random random(27);
+  for (const int vocab : {1, 31, 1000, 9001}) {
+    for (const bool with_lists : {false, true}) {
+      auto logits = Matrix::random(random, DType::f32, 9, vocab, 3, vocab % 2);
+      std::vector<OwnedRow> owned;
+      for (int r = 0; r < 9; ++r) {
+        owned.push_back(random_row(random, vocab, with_lists && vocab > 20));
+        owned.back().row.logprobs = std::array{-1, 0, 1, 5, 20}[static_cast<std::size_t>(r % 5)];
+      }
+      owned[8].row.logprobs = 20;
+      owned[3].banned.clear();
+      for (int id = 0; id < vocab; ++id) {
+        if (id > 0) logits.set(3, id, -kInfinity);
+        logits.set(4, id, 2);
+        // The most likely tokens are adjacent, and more than a list holds.
+        if (id >= 700 && id < 3000) logits.set(8, id, logits.at(8, id) + 50);
+      }
+      std::vector<SampleRow> rows;
+      for (auto& row : owned) rows.push_back(row.view());
+      const auto sampled = sample(logits, rows);
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        ASSERT_EQ(sampled[r].error, "");
+        expect_logprobs(logits.floats(static_cast<std::int64_t>(r)), rows[r], sampled[r]);
+        if (HasFatalFailure()) FAIL() << "vocabulary " << vocab << ", row " << r;
+      }
     }
   }
-  row.logprobs = 0;
-  EXPECT_TRUE(sample(logits, row).top.empty());
 }
 
 TEST_P(SampleTest, rows_do_not_depend_on_each_other) {
   Random random(16);
-  constexpr int kRows = 24, kVocab = 4000;
-  std::vector<float> all;
-  std::vector<SampleRow> rows(kRows);
-  std::vector<std::int32_t> prompt;
-  for (int i = 0; i < 50; ++i) prompt.push_back(uniform(random, 0, kVocab - 1));
+  constexpr int kRows = 12, kVocab = 13000;
+  const auto logits = Matrix::random(random, DType::f32, kRows, kVocab, 2);
+  std::vector<OwnedRow> owned;
   for (int r = 0; r < kRows; ++r) {
-    const auto logits = random_logits(random, kVocab, 2);
-    all.insert(all.end(), logits.begin(), logits.end());
-    rows[static_cast<std::size_t>(r)].seed = random();
-    rows[static_cast<std::size_t>(r)].top_p = r % 2 == 0 ? 1.0F : 0.9F;
-    rows[static_cast<std::size_t>(r)].repetition_penalty = r % 3 == 0 ? 1.0F : 1.2F;
-    rows[static_cast<std::size_t>(r)].prompt = prompt;
+    owned.push_back(random_row(random, kVocab, r % 3 == 0));
+    owned.back().row.logprobs = r % 2 == 0 ? 5 : -1;
   }
-  for (auto& row : rows) row.sequence = ++sequences_;
-  const auto together = sample(all, rows);
-  for (std::size_t r = 0; r < kRows; ++r) {
-    const std::vector<float> logits(all.begin() + static_cast<std::ptrdiff_t>(r * kVocab),
-                                    all.begin() + static_cast<std::ptrdiff_t>((r + 1) * kVocab));
-    EXPECT_EQ(sample(logits, rows[r]).token, together[r].token);
+  std::vector<SampleRow> rows;
+  for (auto& row : owned) rows.push_back(row.view());
+  const auto together = sample(logits, rows);
+  for (int r = 0; r < kRows; ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    const auto alone = sample(logits.slice(r, r + 1, r % 4), std::span(&rows[i], 1))[0];
+    EXPECT_EQ(alone.token, together[i].token);
+    EXPECT_EQ(alone.logprob, together[i].logprob);
+    EXPECT_EQ(alone.top, together[i].top);
   }
 }
 
 TEST_P(SampleTest, penalties_count_pending_tokens) {
   // Three steps of one sequence: the third is issued with the second's token as `pending`.
-  const std::vector<float> logits = {5, 4.5F, 4, 0, 0, 0};
+  const auto logits = matrix({{5, 4.5F, 4, 0, 0, 0}});
   SampleRow row;
   row.temperature = 0;
   row.frequency_penalty = 0.75F;
   row.sequence = ++sequences_;
-  std::vector<std::int32_t> output;
-  std::vector<std::int32_t> sampled;
+  Ids output, sampled;
   for (int step = 0; step < 6; ++step) {
     row.output = output;
     row.pending = step == 0 ? -1 : 0;
     row.position = step;
-    sampled.push_back(sample(logits, std::span(&row, 1))[0].token);
+    sampled.push_back(steps_.run(logits, std::span(&row, 1))[0].token);
     output.assign(sampled.begin(), sampled.end() - 1);
   }
   // 5, 4.5 and 4 lose 0.75 each time they are sampled; ties go to the lower id.
-  EXPECT_EQ(sampled, (std::vector<std::int32_t>{0, 1, 0, 2, 1, 0}));
+  EXPECT_EQ(sampled, (Ids{0, 1, 0, 2, 1, 0}));
 }
 
-TEST_P(SampleTest, a_row_without_allowed_tokens_is_the_requests_error) {
-  const std::vector<float> logits = {1, 2};
-  const std::vector<std::int32_t> banned = {0, 1};
-  SampleRow row;
-  row.banned = banned;
-  EXPECT_NE(sample(logits, row).error.find("no token is left"), std::string::npos);
-}
-
-TEST_P(SampleTest, a_row_that_cannot_be_sampled_does_not_affect_others) {
-  const std::vector<float> logits = {1, 3, 2, 4, std::numeric_limits<float>::quiet_NaN(), 0, 5, 1, 1};
-  std::vector<SampleRow> rows(3);
-  for (auto& row : rows) row.temperature = 0, row.sequence = ++sequences_;
-  const auto sampled = sample(logits, rows);
-  EXPECT_EQ(sampled[0].token, 1);
-  EXPECT_TRUE(sampled[0].error.empty());
-  EXPECT_FALSE(sampled[1].error.empty());
-  EXPECT_EQ(sampled[2].token, 0);
-  EXPECT_TRUE(sampled[2].error.empty());
-}
-
-TEST_P(SampleTest, nan_and_infinite_logits_are_named) {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInfinity}) {
-    for (const float temperature : {0.0F, 1.0F}) {
-      std::vector<float> logits(100, 1.0F);
-      logits[77] = bad;
-      SampleRow row;
-      row.temperature = temperature;
-      const auto error = sample(logits, row).error;
-      EXPECT_NE(error.find("token 77"), std::string::npos) << error;
+TEST_P(SampleTest, rows_that_cannot_be_sampled_name_the_reason_and_do_not_affect_others) {
+  constexpr int kVocab = 5000;
+  Random random(26);
+  auto logits = Matrix::random(random, DType::f32, 8, kVocab, 2);
+  logits.set(1, 4321, kInfinity), logits.set(1, 4322, kNaN), logits.set(1, 4999, kNaN);
+  logits.set(2, 77, kNaN);
+  logits.set(3, 3, 1e30F), logits.set(3, 4100, -kNaN);
+  for (int id = 0; id < kVocab; ++id) logits.set(5, id, -kInfinity);
+  std::vector<std::string> errors = {"", "token 4321 is inf", "token 77 is ", "token 4100 is ", "", "no token is left",
+                                     "", ""};
+  std::vector<SampleRow> rows(8);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    rows[r].temperature = r % 2 == 0 ? 0.0F : 1.0F;
+    rows[r].seed = r;
+    rows[r].logprobs = r % 3 == 0 ? 2 : -1;
+  }
+  Ids all(kVocab);
+  std::iota(all.begin(), all.end(), 0);
+  const Bias bias = {{12, kInfinity}};
+  for (const bool with_lists : {false, true}) {
+    if (with_lists) {
+      rows[7].banned = all, errors[7] = "no token is left";
+      rows[6].bias = bias, errors[6] = "token 12 is inf";
+    }
+    const auto sampled = sample(logits, rows);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      if (errors[r].empty()) {
+        const auto x = logits.floats(static_cast<std::int64_t>(r));
+        expect_drawn(x, rows[r], sampled[r]);
+        expect_logprobs(x, rows[r], sampled[r]);
+      } else {
+        EXPECT_NE(sampled[r].error.find(errors[r]), std::string::npos) << r << ": " << sampled[r].error;
+      }
     }
   }
 }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/safetensors.h"
 #include "charonia/error.h"
 #include "ops/ops.h"
 
@@ -58,20 +59,7 @@ struct Matrix {
   }
 
   float at(std::int64_t r, std::int64_t c) const {
-    const auto i = static_cast<std::size_t>(r * stride + c);
-    std::uint16_t half = 0;
-    float value = 0;
-    switch (dtype) {
-      case DType::f32:
-        std::memcpy(&value, &bytes[4 * i], 4);
-        return value;
-      case DType::f16:
-        std::memcpy(&half, &bytes[2 * i], 2);
-        return f16_to_float(half);
-      default:
-        std::memcpy(&half, &bytes[2 * i], 2);
-        return bf16_to_float(half);
-    }
+    return float_at(bytes.data(), static_cast<std::size_t>(r * stride + c), dtype);
   }
   void set(std::int64_t r, std::int64_t c, float value) {
     const auto i = static_cast<std::size_t>(r * stride + c);
@@ -80,6 +68,24 @@ struct Matrix {
       std::memcpy(&bytes[4 * i], &value, 4);
     } else {
       std::memcpy(&bytes[2 * i], &half, 2);
+    }
+  }
+  // A copy of rows [begin, end), with another gap between them.
+  Matrix slice(std::int64_t begin, std::int64_t end, std::int64_t gap = 0) const {
+    Matrix out(dtype, end - begin, cols, gap);
+    for (std::int64_t r = begin; r < end; ++r) {
+      std::memcpy(out.bytes.data() + static_cast<std::size_t>((r - begin) * out.stride) * size_of(dtype),
+                  bytes.data() + static_cast<std::size_t>(r * stride) * size_of(dtype),
+                  static_cast<std::size_t>(cols) * size_of(dtype));
+    }
+    return out;
+  }
+  std::span<const float> floats(std::int64_t r) const {  // of an f32 matrix
+    return {reinterpret_cast<const float*>(bytes.data()) + r * stride, static_cast<std::size_t>(cols)};
+  }
+  void fill(float value) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) set(r, c, value);
     }
   }
   HostMatrix host() const { return {bytes.data(), dtype, rows, cols, stride}; }

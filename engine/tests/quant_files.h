@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -184,47 +185,33 @@ inline FileQuant pack(const std::string& layout, const PlainQuant& w) {
                                    : pack_mxfp4(w);
 }
 
-// The nearest codes to values [rows, cols], with scales that every type can represent; zeros, if any, differ.
-inline PlainQuant quantise(const std::string& dtype, std::int64_t rows, std::int64_t cols, std::int64_t group,
-                           bool zeros, const std::vector<int>& column_group, const std::vector<float>& values) {
+// Random codes (without NaN), with scales that every type can represent and values of about this deviation. The zeros,
+// if any, differ. shuffled: groups have columns from the whole matrix, the same for all matrices of this width.
+inline PlainQuant random_quant(std::mt19937& random, const std::string& dtype, std::int64_t rows, std::int64_t cols,
+                               std::int64_t group, bool zeros, float deviation, bool shuffled = false) {
   PlainQuant out;
-  out.dtype = dtype, out.rows = rows, out.cols = cols, out.group = group, out.column_group = column_group;
-  const int count = 1 << out.bits();
-  const bool integer = dtype == "U4" || dtype == "I8";
-  const double greatest = dtype == "U4" ? 5 : dtype == "I8" ? 120 : dtype == "F8_E4M3" ? 448 : 6;
-  std::vector<float> most(static_cast<std::size_t>(rows * out.groups()));
-  const auto at = [&](std::int64_t r, std::int64_t c) {
-    return static_cast<std::size_t>(r * out.groups() + column_group[static_cast<std::size_t>(c)]);
+  out.dtype = dtype, out.rows = rows, out.cols = cols, out.group = group;
+  const auto some = [&](int least, int greatest) {
+    return std::uniform_int_distribution<int>(least, greatest)(random);
   };
-  detail::for_all(rows, cols, [&](auto r, auto c) {
-    most[at(r, c)] = std::max(most[at(r, c)], std::abs(values[static_cast<std::size_t>(r * cols + c)]));
-  });
-  for (std::size_t i = 0; i < most.size(); ++i) {
+  const bool is_f8 = dtype == "F8_E4M3", is_f4 = dtype == "F4_E2M1";
+  const int count = 1 << out.bits(), middle = count / 2;
+  double squares = 0;  // of the codes' numbers
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    out.codes.push_back(is_f8 ? some(0, 1) * 128 + some(0, 0x7e) : some(0, count - 1));
+    const int code = out.codes.back();
+    squares += std::pow(is_f8 ? f8_e4m3_value(code) : is_f4 ? f4_e2m1_value(code) : code - middle, 2.0);
+  }
+  const double unit = deviation / std::sqrt(squares / static_cast<double>(rows * cols));
+  for (std::int64_t i = 0; i < rows * out.groups(); ++i) {
     int exponent = 0;
-    const double part = std::frexp(std::max(most[i], 1e-3F) / greatest, &exponent);
+    const double part = std::frexp(unit * some(8, 24) / 16, &exponent);
     // Powers of two for mxfp4; otherwise five bits.
-    out.scales.push_back(static_cast<float>(std::ldexp(dtype == "F4_E2M1" ? 1 : std::ceil(part * 32) / 32, exponent)));
-    if (zeros) out.zeros.push_back(count / 2 + static_cast<int>(i % 5) - 2);
+    out.scales.push_back(static_cast<float>(std::ldexp(is_f4 ? 1 : std::ceil(part * 32) / 32, exponent)));
+    if (zeros) out.zeros.push_back(middle + some(-2, 2));
   }
-  std::vector<double> numbers;  // for floating-point codes: their numbers by code, without NaN
-  for (int code = 0; code < count && !integer; ++code) {
-    const bool nan = dtype == "F8_E4M3" && (code & 127) == 127;
-    numbers.push_back(nan ? 1e9 : dtype == "F8_E4M3" ? f8_e4m3_value(code) : f4_e2m1_value(code));
-  }
-  detail::for_all(rows, cols, [&](auto r, auto c) {
-    const auto g = column_group[static_cast<std::size_t>(c)];
-    const double wanted = values[static_cast<std::size_t>(r * cols + c)] / double{out.scale(r, g)};
-    int best = 0;
-    if (integer) {
-      best = std::clamp(static_cast<int>(std::nearbyint(wanted)) + out.zero(r, g), 0, count - 1);
-    } else {
-      for (int code = 1; code < count; ++code) {
-        const auto distance = [&](int of) { return std::abs(numbers[static_cast<std::size_t>(of)] - wanted); };
-        if (distance(code) < distance(best)) best = code;
-      }
-    }
-    out.codes.push_back(best);
-  });
+  for (std::int64_t c = 0; c < cols; ++c) out.column_group.push_back(static_cast<int>(c / group));
+  if (shuffled) std::ranges::shuffle(out.column_group, std::mt19937(static_cast<unsigned>(cols)));
   return out;
 }
 

@@ -43,36 +43,39 @@ class Files {
             {*SafetensorsFile::type_named(tensor.dtype), tensor.shape, std::as_bytes(std::span(*bytes)).subspan(1)}};
   }
   QuantTensors add(const FileQuant& all) {
-    QuantTensors out{.path = "model.safetensors",
-                     .codes = add("l.qweight", all.codes),
-                     .scales = add("l.scales", all.scales),
-                     .zeros = {},
-                     .order = {},
-                     .input_scale = {}};
+    auto out = add("l.qweight", all.codes, "l.scales", all.scales);
+    out.path = "model.safetensors";
     if (all.zeros) out.zeros = add("l.qzeros", *all.zeros);
     if (all.order) out.order = add("l.g_idx", *all.order);
     return out;
+  }
+  QuantTensors add(const std::string& name, const FileTensor& codes, const std::string& scales_name,
+                   const FileTensor& scales) {
+    return {.path = "f",
+            .codes = add(name, codes),
+            .scales = add(scales_name, scales),
+            .zeros = {},
+            .order = {},
+            .input_scale = {}};
   }
 
  private:
   std::vector<std::unique_ptr<std::string>> bytes_;
 };
 
-// Codes 0 .. 2^bits - 1; scales that 16 bits can represent.
-Weight random_weight(std::int64_t rows, std::int64_t cols, int bits, std::int64_t group, bool zeros) {
+// Groups of 32 with zeros.
+Quantization layout_of(QuantLayout layout, int bits, int zero_offset = 1) {
+  return {.layout = layout,
+          .code = bits == 4 ? Code::u4 : Code::i8,
+          .group_size = 32,
+          .zeros = true,
+          .zero_offset = zero_offset};
+}
+
+Weight random_weight(std::int64_t rows, std::int64_t cols, int bits, std::int64_t group, bool zeros,
+                     bool shuffled = false) {
   std::mt19937 random(5);
-  Weight out;
-  out.dtype = bits == 4 ? "U4" : "I8", out.rows = rows, out.cols = cols, out.group = group;
-  const auto some = [&](int least, int greatest) {
-    return std::uniform_int_distribution<int>(least, greatest)(random);
-  };
-  for (std::int64_t i = 0; i < rows * cols; ++i) out.codes.push_back(some(0, (1 << bits) - 1));
-  for (std::int64_t i = 0; i < rows * out.groups(); ++i) {
-    out.scales.push_back(static_cast<float>(some(1, 127)) / 256.0F);
-    if (zeros) out.zeros.push_back(some(1, (1 << bits) - 1));
-  }
-  for (std::int64_t c = 0; c < cols; ++c) out.column_group.push_back(static_cast<int>(c / group));
-  return out;
+  return testing::random_quant(random, bits == 4 ? "U4" : "I8", rows, cols, group, zeros, 1, shuffled);
 }
 
 // All values of a part, in the order of the weight's columns; reads at_once rows at a time.
@@ -153,84 +156,59 @@ void expect_refused(const std::function<void()>& act, const std::string& what,
 
 const std::vector<std::pair<std::int64_t, std::int64_t>> kGroups32 = {{0, 32}, {32, 128}, {64, 96}};
 
-TEST(QuantLayouts, PackedRowsHaveTheirLowestBitsFirst) {
-  for (const int bits : {4, 8}) {
-    for (const bool zeros : {false, true}) {
-      Files files;
-      const auto w = random_weight(20, 128, bits, 32, zeros);  // 20: not a multiple of the rows per word of zeros
-      const Quantization how{.layout = QuantLayout::packed_rows,
-                             .code = bits == 4 ? Code::u4 : Code::i8,
-                             .group_size = 32,
-                             .zeros = zeros};
-      const auto tensors = files.add(pack_packed_rows(w));
-      expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
-      const auto part = opened(how, tensors);
-      EXPECT_EQ(part.format(), (ops::QuantFormat{how.code, 32, zeros, DType::bf16, Activations::as_is}));
-      EXPECT_EQ(part.name(), "l.qweight");
-    }
-  }
-}
-
-TEST(QuantLayouts, AScaleOfAWholeRowAllowsRangesOfAnyColumns) {
-  for (const int bits : {4, 8}) {
+// packed_rows: 20 rows are not a multiple of the rows per word of zeros. A scale of a whole row allows ranges of any
+// columns.
+TEST(QuantLayouts, WordsOfIntegersAreReadInEveryLayout) {
+  struct Case {
+    QuantLayout layout;
+    int bits;
+    std::int64_t rows;
+    bool zeros = true, whole_rows = false;
+    int zero_offset = 1;
+  };
+  const auto rows = QuantLayout::packed_rows, awq = QuantLayout::awq, gptq = QuantLayout::gptq;
+  for (const auto& [layout, bits, num_rows, zeros, whole_rows, offset] :
+       std::vector<Case>{{rows, 4, 20},
+                         {rows, 4, 20, false},
+                         {rows, 8, 20},
+                         {rows, 8, 20, false},
+                         {rows, 4, 24, true, true},
+                         {rows, 8, 24, true, true},
+                         {awq, 4, 24},
+                         {gptq, 4, 24},
+                         {gptq, 8, 24},
+                         {gptq, 4, 24, true, false, 0},
+                         {gptq, 8, 24, true, false, 0}}) {
+    SCOPED_TRACE(cat(to_string(layout), ", ", bits, " bits"));
     Files files;
-    const auto w = random_weight(24, 64, bits, 64, true);
-    const Quantization how{.layout = QuantLayout::packed_rows, .code = bits == 4 ? Code::u4 : Code::i8, .zeros = true};
-    expect_all_ranges(how, files.add(pack_packed_rows(w)), [&](auto r, auto c) { return w.value(r, c); },
-                      {{0, 16}, {3, 21}, {8, 63}});
-    const auto part = opened(how, files.add(pack_packed_rows(w)), {}, {{3, 21}});
-    EXPECT_EQ(part.format().group, 18);
+    auto w = random_weight(num_rows, 160, bits, whole_rows ? 160 : 32, zeros);
+    // Like AutoGPTQ's kernels, which add 1 after they mask four bits: a stored zero of 15 means 16.
+    if (layout == gptq && bits == 4 && offset == 1) w.zeros[2] = 16;
+    auto how = layout_of(layout, bits, offset);
+    how.zeros = zeros;
+    if (whole_rows) how.group_size = 0;
+    const auto tensors = files.add(layout == gptq ? pack_gptq(w, offset) : pack(std::string(to_string(layout)), w));
+    expect_all_ranges(
+        how, tensors, [&](auto r, auto c) { return w.value(r, c); },
+        whole_rows ? decltype(kGroups32){{0, 16}, {3, 21}, {8, 63}} : kGroups32);
+    const auto part = opened(how, tensors, {}, whole_rows ? Range{{3, 21}} : Range{});
+    EXPECT_EQ(part.format(), (ops::QuantFormat{how.code, whole_rows ? 18 : 32, zeros,
+                                               layout == rows ? DType::bf16 : DType::f16, Activations::as_is}));
+    EXPECT_EQ(part.name(), "l.qweight");
   }
-}
-
-TEST(QuantLayouts, AwqHasEightRowsOfAColumnInItsOrder) {
-  Files files;
-  auto w = random_weight(24, 160, 4, 32, true);
-  w.zeros[3] = 0;
-  const Quantization how{.layout = QuantLayout::awq, .code = Code::u4, .group_size = 32, .zeros = true};
-  const auto tensors = files.add(pack_awq(w));
-  expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
-  EXPECT_EQ(opened(how, tensors).format(), (ops::QuantFormat{Code::u4, 32, true, DType::f16, Activations::as_is}));
-}
-
-TEST(QuantLayouts, GptqHasEightOrFourColumnsOfARow) {
-  for (const int bits : {4, 8}) {
-    for (const int offset : {0, 1}) {
-      Files files;
-      auto w = random_weight(24, 160, bits, 32, true);
-      const Quantization how{.layout = QuantLayout::gptq,
-                             .code = bits == 4 ? Code::u4 : Code::i8,
-                             .group_size = 32,
-                             .zeros = true,
-                             .zero_offset = offset};
-      expect_all_ranges(how, files.add(pack_gptq(w, offset)), [&](auto r, auto c) { return w.value(r, c); }, kGroups32);
-    }
-  }
-}
-
-// Like AutoGPTQ's kernels, which add 1 after they mask four bits.
-TEST(QuantLayouts, AStoredZeroOf15Means16) {
-  Files files;
-  auto w = random_weight(8, 32, 4, 32, true);
-  w.zeros[2] = 16;
-  const Quantization how{.layout = QuantLayout::gptq, .code = Code::u4, .group_size = 32, .zeros = true};
-  expect_values(opened(how, files.add(pack_gptq(w))), [&](auto r, auto c) { return w.value(r, c); });
 }
 
 TEST(QuantLayouts, GptqColumnsAreSortedByGroupWithTheirOrder) {
   for (const int bits : {4, 8}) {
     Files files;
-    auto w = random_weight(24, 128, bits, 32, true);
-    std::mt19937 random(9);
-    std::ranges::shuffle(w.column_group, random);
-    const Quantization how{
-        .layout = QuantLayout::gptq, .code = bits == 4 ? Code::u4 : Code::i8, .group_size = 32, .zeros = true};
+    const auto w = random_weight(24, 128, bits, 32, true, true);
+    const auto how = layout_of(QuantLayout::gptq, bits);
     const auto tensors = files.add(pack_gptq(w));
     expect_all_ranges(how, tensors, [&](auto r, auto c) { return w.value(r, c); }, {});
     auto by_row = files.add(pack_packed_rows(w));  // like compressed-tensors with actorder = group
     by_row.order = tensors.order;
-    const Quantization packed{.layout = QuantLayout::packed_rows, .code = how.code, .group_size = 32, .zeros = true};
-    expect_all_ranges(packed, by_row, [&](auto r, auto c) { return w.value(r, c); }, {});
+    expect_all_ranges(layout_of(QuantLayout::packed_rows, bits), by_row, [&](auto r, auto c) { return w.value(r, c); },
+                      {});
     const auto part = opened(how, tensors);
     ASSERT_EQ(part.order().size(), 128U);
     for (std::size_t c = 1; c < 128; ++c) {
@@ -241,13 +219,9 @@ TEST(QuantLayouts, GptqColumnsAreSortedByGroupWithTheirOrder) {
     expect_refused([&] { opened(how, tensors, {}, {{0, 64}}); }, "desc_act", ErrorCode::unsupported);
     opened(how, tensors, {}, {{0, 128}});
   }
-}
-
-TEST(QuantLayouts, AnIdentityOrderIsIgnored) {
-  Files files;
+  Files files;  // an identity order is ignored
   const auto w = random_weight(8, 128, 4, 32, true);
-  const Quantization how{.layout = QuantLayout::gptq, .code = Code::u4, .group_size = 32, .zeros = true};
-  EXPECT_TRUE(opened(how, files.add(pack_gptq(w))).order().empty());
+  EXPECT_TRUE(opened(layout_of(QuantLayout::gptq, 4), files.add(pack_gptq(w))).order().empty());
 }
 
 TEST(QuantLayouts, SymmetricCodesHaveNoZeros) {
@@ -255,8 +229,7 @@ TEST(QuantLayouts, SymmetricCodesHaveNoZeros) {
     Files files;
     auto w = random_weight(24, 64, bits, 32, true);
     std::ranges::fill(w.zeros, bits == 4 ? 8 : 128);
-    const Quantization how{
-        .layout = QuantLayout::gptq, .code = bits == 4 ? Code::u4 : Code::i8, .group_size = 32, .zeros = true};
+    const auto how = layout_of(QuantLayout::gptq, bits);
     auto symmetric = opened(how, files.add(pack_gptq(w)));
     EXPECT_FALSE(symmetric.format().zeros);
     expect_values(symmetric, [&](auto r, auto c) { return w.value(r, c); });
@@ -270,7 +243,8 @@ TEST(QuantLayouts, SymmetricCodesHaveNoZeros) {
     expect_values(symmetric, [&](auto r, auto c) { return w.value(r, c); });
     // The same for a weight without a tensor of zeros, whose scales have another type.
     w.zeros.clear();
-    Quantization without{.layout = QuantLayout::packed_rows, .code = how.code, .group_size = 32};
+    auto without = layout_of(QuantLayout::packed_rows, bits);
+    without.zeros = false;
     auto third = opened(without, files.add(pack_packed_rows(w)));
     parts.push_back(&third);
     QuantPart::unify(parts);
@@ -284,9 +258,8 @@ TEST(QuantLayouts, PartsWithOneInputUseItsLargestScale) {
   Files files;
   const Quantization how{.layout = QuantLayout::rows, .code = Code::i8, .activations = ops::Activations::i8_tensor};
   const auto part = [&](float input_scale) {
-    QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
-    tensors.codes = files.add("l.weight", file_tensor("I8", {2, 16}, std::vector<std::uint8_t>(32, 1)));
-    tensors.scales = files.add("l.scale", file_tensor("F32", {2, 1}, std::vector<float>(2, 1)));
+    auto tensors = files.add("l.weight", file_tensor("I8", {2, 16}, std::vector<std::uint8_t>(32, 1)), "l.scale",
+                             file_tensor("F32", {2, 1}, std::vector<float>(2, 1)));
     tensors.input_scale = files.add("l.input_scale", file_tensor("F32", {1}, std::vector<float>{input_scale}));
     return opened(how, tensors);
   };
@@ -313,9 +286,8 @@ TEST(QuantLayouts, LayoutRowsSupportsScalesOfManyShapes) {
     std::vector<std::int64_t> shape;
     std::int64_t group = 0, group_rows = 1;
   };
-  const std::vector<Case> cases = {{{}},      {{1}},         {{1, 1}},        {{20}},
-                                   {{20, 1}}, {{20, 4}, 16}, {{3, 4}, 16, 8}, {{2, 1}, 64, 16},
-                                   {{3, 2}, 48, 8}, {{20, 2}, 48}};
+  const std::vector<Case> cases = {{{}},          {{1}},           {{1, 1}},         {{20}},          {{20, 1}},
+                                   {{20, 4}, 16}, {{3, 4}, 16, 8}, {{2, 1}, 64, 16}, {{3, 2}, 48, 8}, {{20, 2}, 48}};
   for (const auto& some : cases) {
     for (const auto code : {Code::i8, Code::f8_e4m3}) {
       for (const std::string type : {"F32", "F16", "BF16"}) {
@@ -325,9 +297,9 @@ TEST(QuantLayouts, LayoutRowsSupportsScalesOfManyShapes) {
         for (const auto size : some.shape) count *= size;
         std::vector<float> scales;
         for (std::int64_t i = 0; i < count; ++i) scales.push_back(static_cast<float>(i + 1) / 64.0F);
-        QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
-        tensors.codes = files.add("l.weight", file_tensor(code == Code::i8 ? "I8" : "F8_E4M3", {kRows, kCols}, bytes));
-        tensors.scales = files.add("l.scale", testing::file_floats(type, some.shape, scales));
+        const auto tensors =
+            files.add("l.weight", file_tensor(code == Code::i8 ? "I8" : "F8_E4M3", {kRows, kCols}, bytes), "l.scale",
+                      testing::file_floats(type, some.shape, scales));
         const Quantization how{
             .layout = QuantLayout::rows, .code = code, .group_size = some.group, .group_rows = some.group_rows};
         const bool is_short = some.group == 48;  // the last group
@@ -358,9 +330,8 @@ TEST(QuantLayouts, StackedMatricesHaveTheirOwnScalesAndBlocks) {
   const auto bytes = random_bytes(std::int64_t{3} * 16 * 32, true);
   std::vector<float> scales;
   for (int i = 0; i < 3 * 2 * 2; ++i) scales.push_back(static_cast<float>(i + 1));
-  QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
-  tensors.codes = files.add("l.weight", file_tensor("F8_E4M3", {3, 16, 32}, bytes));
-  tensors.scales = files.add("l.scale", file_tensor("F32", {3, 2, 2}, scales));
+  auto tensors = files.add("l.weight", file_tensor("F8_E4M3", {3, 16, 32}, bytes), "l.scale",
+                           file_tensor("F32", {3, 2, 2}, scales));
   const Quantization how{.layout = QuantLayout::rows, .code = Code::f8_e4m3, .group_size = 16, .group_rows = 8};
   expect_values(
       opened(how, tensors, {{16, 32}}),
@@ -397,21 +368,19 @@ TEST(QuantLayouts, Mxfp4HasPowersOfTwo) {
   const Quantization how{.layout = QuantLayout::mxfp4, .code = Code::f4_e2m1, .group_size = 32};
   Files files;
   for (const std::string type : {"U8", "F8_E8M0"}) {
-    QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
-    tensors.codes = files.add("l.blocks", file_tensor("U8", {24, 64}, bytes));
-    tensors.scales = files.add("l.scales", file_tensor(type, {24, 4}, exponents));
-    expect_all_ranges(how, tensors, element, kGroups32);
-    // the tensor of two experts of GPT-OSS
-    tensors.codes = files.add("l.blocks", file_tensor("U8", {2, 12, 4, 16}, bytes));
-    tensors.scales = files.add("l.scales", file_tensor(type, {2, 12, 4}, exponents));
-    expect_all_ranges(how, tensors, element, kGroups32);
-    EXPECT_EQ(opened(how, tensors).format(),
-              (ops::QuantFormat{Code::f4_e2m1, 32, false, DType::f8_e8m0, Activations::as_is}));
+    const auto plain =
+        files.add("l.blocks", file_tensor("U8", {24, 64}, bytes), "l.scales", file_tensor(type, {24, 4}, exponents));
+    const auto two_experts = files.add("l.blocks", file_tensor("U8", {2, 12, 4, 16}, bytes), "l.scales",
+                                       file_tensor(type, {2, 12, 4}, exponents));  // of GPT-OSS
+    for (const auto& tensors : {plain, two_experts}) {
+      expect_all_ranges(how, tensors, element, kGroups32);
+      EXPECT_EQ(opened(how, tensors).format(),
+                (ops::QuantFormat{Code::f4_e2m1, 32, false, DType::f8_e8m0, Activations::as_is}));
+    }
   }
   exponents[77] = 255;
-  QuantTensors broken{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
-  broken.codes = files.add("l.blocks", file_tensor("U8", {24, 64}, bytes));
-  broken.scales = files.add("l.scales", file_tensor("U8", {24, 4}, exponents));
+  const auto broken =
+      files.add("l.blocks", file_tensor("U8", {24, 64}, bytes), "l.scales", file_tensor("U8", {24, 4}, exponents));
   const auto part = opened(how, broken);
   expect_refused([&] { values_of(part, 24); }, "tensor l.blocks of f has scales, l.scales, that are not finite");
   expect_values(opened(how, broken, {{0, 19}}), element);
@@ -430,7 +399,7 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRejected) {
   const auto refused = [&](QuantLayout layout, const std::function<void(QuantTensors&, Quantization&)>& change,
                            const std::string& what, const Range& rows = {}, const Range& cols = {}) {
     auto tensors = files.add(pack(std::string(to_string(layout)), w));
-    Quantization how{.layout = layout, .code = Code::u4, .group_size = 32, .zeros = true};
+    auto how = layout_of(layout, 4);
     change(tensors, how);
     expect_refused([&] { const QuantPart part(how, tensors, rows, cols); }, what);
   };
@@ -448,11 +417,7 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRejected) {
     refused(layout, none, "expected a range that begins and ends at groups of 32 columns", {}, {{32, 100}});
     refused(layout, [](auto& tensors, auto&) { tensors.zeros->view.shape[0] -= 1; }, "has zeros l.");
     refused(
-        layout,
-        [](auto& tensors, auto&) {
-          tensors.codes.view.shape.insert(tensors.codes.view.shape.begin(), 1),
-              tensors.codes.view.shape.insert(tensors.codes.view.shape.begin(), 1);
-        },
+        layout, [](auto& tensors, auto&) { tensors.codes.view.shape.insert(tensors.codes.view.shape.begin(), 2, 1); },
         cat("has shape [1, 1, ", by_row                       ? 24
                                  : layout == QuantLayout::awq ? 128
                                                               : 16));
@@ -472,7 +437,7 @@ TEST(QuantLayouts, ShapesThatDoNotFitAreRejected) {
 TEST(QuantLayouts, ValuesThatDoNotFitAreRejectedByName) {
   Files files;
   auto w = random_weight(24, 128, 8, 32, true);
-  const Quantization how{.layout = QuantLayout::gptq, .code = Code::i8, .group_size = 32, .zeros = true};
+  const auto how = layout_of(QuantLayout::gptq, 8);
   const auto with_order = [&](int column, int group) {
     auto changed = w;
     changed.column_group[static_cast<std::size_t>(column)] = group;
@@ -498,12 +463,11 @@ TEST(QuantLayouts, ValuesThatDoNotFitAreRejectedByName) {
                   [&](auto r, auto c) { return w.value(r, c); });
   }
 
-  QuantTensors f8{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
-  f8.scales = files.add("l.scale", file_tensor("F32", {}, std::vector<float>{1}));
   for (const std::uint8_t broken : {0x7f, 0xff}) {
     auto bytes = random_bytes(20 * 64, true);
     bytes[7 * 64 + 63] = broken;
-    f8.codes = files.add("l.weight", file_tensor("F8_E4M3", {20, 64}, bytes));
+    const auto f8 = files.add("l.weight", file_tensor("F8_E4M3", {20, 64}, bytes), "l.scale",
+                              file_tensor("F32", {}, std::vector<float>{1}));
     const auto part = opened({.layout = QuantLayout::rows, .code = Code::f8_e4m3}, f8);
     expect_refused([&] { values_of(part, 20); }, "tensor l.weight of f has values that are not finite (NaN) in row 7");
   }
@@ -511,10 +475,8 @@ TEST(QuantLayouts, ValuesThatDoNotFitAreRejectedByName) {
 
 TEST(QuantLayouts, TheInputsScaleIsReadAndChecked) {
   Files files;
-  QuantTensors tensors{.path = "f", .codes = {}, .scales = {}, .zeros = {}, .order = {}, .input_scale = {}};
-  tensors.codes =
-      files.add("l.weight", file_tensor("I8", {2, 4}, std::vector<std::int8_t>{1, 2, 3, 4, -1, -2, -3, -4}));
-  tensors.scales = files.add("l.scale", file_tensor("F32", {2, 1}, std::vector<float>{1, 2}));
+  auto tensors = files.add("l.weight", file_tensor("I8", {2, 4}, std::vector<std::int8_t>{1, 2, 3, 4, -1, -2, -3, -4}),
+                           "l.scale", file_tensor("F32", {2, 1}, std::vector<float>{1, 2}));
   const Quantization how{.layout = QuantLayout::rows, .code = Code::i8, .activations = Activations::i8_tensor};
   const auto with = [&](std::vector<std::int64_t> shape, std::vector<float> values) {
     tensors.input_scale = files.add("l.input_scale", file_tensor("F32", std::move(shape), values));

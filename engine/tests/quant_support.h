@@ -83,8 +83,7 @@ class MemoryQuantSource : public QuantSource {
   static float rounded(float value, DType type) {
     if (type == DType::bf16) return bf16_to_float(float_to_bf16(value));
     if (type == DType::f16) return f16_to_float(float_to_f16(value));
-    if (type == DType::f8_e8m0) return std::exp2(std::round(std::log2(value)));
-    return value;
+    return type == DType::f8_e8m0 ? std::exp2(std::round(std::log2(value))) : value;
   }
 
   double value(std::int64_t row, std::int64_t col) const {

@@ -7,9 +7,11 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "schedule/scheduler.h"
 
 namespace charonia::schedule {
@@ -64,13 +66,8 @@ class FakeDevice {
   // Every earlier position must be in the cache, because attention needs it.
   StepResult step(const Scheduler& scheduler, const StepPlan& plan, const std::map<SeqId, Voice>& voices) {
     StepResult result;
-    std::set<std::size_t> written;
     for (const auto& [from, to] : plan.block_copies) {
-      for (std::int32_t i = 0; i < block_len_; ++i) {
-        const auto target = slot_of({&to, 1}, i);
-        slots_[target] = slots_[slot_of({&from, 1}, i)];
-        written.insert(target);
-      }
+      for (std::int32_t i = 0; i < block_len_; ++i) slots_[slot_of({&to, 1}, i)] = slots_[slot_of({&from, 1}, i)];
     }
     std::set<std::size_t> computed;
     for (const auto& part : plan.seqs) {
@@ -92,9 +89,6 @@ class FakeDevice {
       }
       if (part.samples) result.sampled.push_back(result.rows.back());
     }
-    written.insert(computed.begin(), computed.end());
-    written_.erase(written_.begin());
-    written_.emplace_back(written.begin(), written.end());
     last_rows_ = result.rows;
     return result;
   }
@@ -110,7 +104,6 @@ class FakeDevice {
     }
   }
 
-
  private:
   static constexpr std::uint64_t kSpoilt = 666;
 
@@ -125,7 +118,6 @@ class FakeDevice {
 
   int block_len_;
   std::vector<std::uint64_t> slots_;
-  std::vector<std::vector<std::size_t>> written_{2};  // slots of the last two steps
   std::vector<TokenId> last_rows_;
 };
 
@@ -133,6 +125,17 @@ inline std::vector<SeqId> ids_of(const StepPlan& plan) {
   std::vector<SeqId> ids;
   for (const auto& part : plan.seqs) ids.push_back(part.id);
   return ids;
+}
+
+// A plan in short: id:first position+number of tokens of each sequence, with s if it samples, f if its tokens were
+// appended, and r if it has all rows of logits.
+inline std::string text_of(const StepPlan& plan) {
+  std::string out;
+  for (const auto& part : plan.seqs) {
+    out += cat(out.empty() ? "" : " ", part.id, ":", part.first_position, "+", part.num_tokens, part.samples ? "s" : "",
+               part.forced ? "f" : "", part.all_rows ? "r" : "");
+  }
+  return out;
 }
 
 // Conditions of every plan, for any load.
@@ -182,5 +185,22 @@ inline StepPlan step(Scheduler& scheduler) {
   scheduler.check_integrity();
   return plan;
 }
+
+// A scheduler with its pool.
+struct Bed {
+  Bed(int blocks, int block_len, const Limits& limits, bool prefixes = true)
+      : pool(blocks, block_len, prefixes), scheduler(limits, pool) {}
+
+  std::string step() { return text_of(schedule::step(scheduler)); }
+  // Runs steps until one preempts; returns its plan.
+  StepPlan step_until_preempted() {
+    while (true) {
+      if (auto plan = schedule::step(scheduler); !plan.preempted.empty()) return plan;
+    }
+  }
+
+  BlockManager pool;
+  Scheduler scheduler;
+};
 
 }  // namespace charonia::schedule

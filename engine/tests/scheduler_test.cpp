@@ -1,3 +1,4 @@
+// The scheduler's policy: who computes how much in which step. scheduler_load_test.cpp has random loads.
 #include "schedule/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -9,229 +10,136 @@ namespace charonia::schedule {
 namespace {
 
 TEST(Scheduler, PromptsAreSplitIntoChunksByTheTokenBudget) {
-  BlockManager pool(16, 4, true);
-  Scheduler scheduler({8, 8}, pool);
-  scheduler.add(1, numbers(20), 24);
-  auto plan = step(scheduler);
-  ASSERT_EQ(plan.seqs.size(), 1U);
-  EXPECT_EQ(plan.seqs[0].num_tokens, 8);
-  EXPECT_FALSE(plan.seqs[0].samples);
-  plan = step(scheduler);
-  EXPECT_EQ(plan.seqs[0].first_position, 8);
-  plan = step(scheduler);
-  EXPECT_EQ(plan.seqs[0].num_tokens, 4);
-  EXPECT_TRUE(plan.seqs[0].samples);
-  EXPECT_EQ(scheduler.tokens(1).size(), 21U);
-  plan = step(scheduler);
-  EXPECT_EQ(plan.seqs[0].first_position, 20);
-  EXPECT_EQ(plan.seqs[0].num_tokens, 1);
+  Bed bed(16, 4, {8, 8});
+  bed.scheduler.add(1, numbers(20), 24);
+  for (const auto* const expected : {"1:0+8", "1:8+8", "1:16+4s", "1:20+1s"}) EXPECT_EQ(bed.step(), expected);
 }
 
 TEST(Scheduler, DecodesGoFirstThenPrefillByPriorityAndArrival) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 10}, pool);
-  scheduler.add(1, numbers(2, 100), 20);
-  step(scheduler);
-  scheduler.add(2, numbers(6, 200), 20);
-  scheduler.add(3, numbers(6, 300), 20);
-  scheduler.add(4, numbers(6, 400), 20, {.priority = 1});
-  auto plan = step(scheduler);
-  EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{1, 4, 2}));
-  EXPECT_EQ(plan.seqs[2].num_tokens, 3);
-  EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{4, 1, 2, 3}));
+  Bed bed(64, 4, {8, 10});
+  bed.scheduler.add(1, numbers(2, 100), 20);
+  bed.step();
+  bed.scheduler.add(2, numbers(6, 200), 20);
+  bed.scheduler.add(3, numbers(6, 300), 20);
+  bed.scheduler.add(4, numbers(6, 400), 20, {.priority = 1});
+  EXPECT_EQ(bed.step(), "1:2+1s 4:0+6s 2:0+3");
+  EXPECT_EQ(bed.step(), "4:6+1s 1:3+1s 2:3+3s 3:0+5");
 }
 
 TEST(Scheduler, AtMostMaxBatchSizeSequencesRun) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({2, 100}, pool);
-  for (SeqId id = 1; id <= 3; ++id) scheduler.add(id, numbers(3, 10 * static_cast<int>(id)), 20);
-  EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{1, 2}));
-  EXPECT_EQ(scheduler.num_running(), 2);
-  EXPECT_EQ(scheduler.num_waiting(), 1);
-  EXPECT_TRUE(scheduler.remove(1));
-  EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{2, 3}));
+  Bed bed(64, 4, {2, 100});
+  for (SeqId id = 1; id <= 3; ++id) bed.scheduler.add(id, numbers(3, 10 * static_cast<int>(id)), 20);
+  EXPECT_EQ(bed.step(), "1:0+3s 2:0+3s");
+  EXPECT_EQ(bed.scheduler.num_running(), 2);
+  EXPECT_EQ(bed.scheduler.num_waiting(), 1);
+  EXPECT_TRUE(bed.scheduler.remove(1));
+  EXPECT_EQ(bed.step(), "2:3+1s 3:0+3s");
 }
 
 TEST(Scheduler, APrefixHitLeavesTheLastTokenToCompute) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({4, 100}, pool);
+  Bed bed(64, 4, {4, 100});
+  auto& scheduler = bed.scheduler;
   scheduler.add(1, numbers(8), 20);
   EXPECT_EQ(scheduler.num_cached_tokens(1), -1);
-  step(scheduler);
-  EXPECT_EQ(scheduler.num_cached_tokens(1), 0);
+  bed.step();
   scheduler.add(2, numbers(8), 20);
   scheduler.add(3, numbers(9), 20);
-  scheduler.add(4, numbers(9), 20, {.salt = 1});  // with another salt
-  const auto plan = step(scheduler);
-  EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2, 3, 4}));
-  EXPECT_EQ(plan.seqs[1].first_position, 4);
-  EXPECT_EQ(plan.seqs[2].first_position, 8);
-  EXPECT_EQ(plan.seqs[3].first_position, 0);
-  EXPECT_EQ(scheduler.num_cached_tokens(2), 4);
-  EXPECT_EQ(scheduler.num_cached_tokens(3), 8);
-  EXPECT_EQ(scheduler.num_cached_tokens(4), 0);
+  scheduler.add(4, numbers(9), 20, {.salt = 1});
+  EXPECT_EQ(bed.step(), "1:8+1s 2:4+4s 3:8+1s 4:0+9s");
+  for (const auto& [id, cached] : {std::pair{1, 0}, {2, 4}, {3, 8}, {4, 0}}) {
+    EXPECT_EQ(scheduler.num_cached_tokens(static_cast<SeqId>(id)), cached) << id;
+  }
   EXPECT_EQ(scheduler.prefix_query_tokens(), 8 + 8 + 9 + 9);
   EXPECT_EQ(scheduler.prefix_hit_tokens(), 4 + 8);
 }
 
 TEST(Scheduler, SequencesThatComputeTheSameBlocksAtOnceShareThemAfterwards) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 100}, pool);
-  for (SeqId id = 1; id <= 3; ++id) scheduler.add(id, numbers(10), 20);
-  auto plan = scheduler.plan();
-  EXPECT_EQ(pool.num_active(), 9);
-  commit(scheduler, plan, {0, 1, 2});
-  scheduler.check_integrity();
-  EXPECT_EQ(pool.num_active(), 2 + 3);
-  EXPECT_EQ(scheduler.blocks(1)[1], scheduler.blocks(3)[1]);
-  EXPECT_NE(scheduler.blocks(1)[2], scheduler.blocks(3)[2]);
+  Bed bed(64, 4, {8, 100});
+  for (SeqId id = 1; id <= 3; ++id) bed.scheduler.add(id, numbers(10), 20);
+  const auto plan = bed.scheduler.plan();
+  EXPECT_EQ(bed.pool.num_active(), 9);
+  commit(bed.scheduler, plan, {0, 1, 2});
+  bed.scheduler.check_integrity();
+  EXPECT_EQ(bed.pool.num_active(), 2 + 3);
+  EXPECT_EQ(bed.scheduler.blocks(1)[1], bed.scheduler.blocks(3)[1]);
+  EXPECT_NE(bed.scheduler.blocks(1)[2], bed.scheduler.blocks(3)[2]);
 }
 
 TEST(Scheduler, GeneratedTokensAreInsertedToo) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(3), 20);
-  for (int i = 0; i < 6; ++i) step(scheduler);
-  std::vector<TokenId> next_turn(scheduler.tokens(1).begin(), scheduler.tokens(1).end());
-  scheduler.remove(1);
+  Bed bed(64, 4, {8, 100});
+  bed.scheduler.add(1, numbers(3), 20);
+  for (int i = 0; i < 6; ++i) bed.step();
+  std::vector<TokenId> next_turn(bed.scheduler.tokens(1).begin(), bed.scheduler.tokens(1).end());
+  bed.scheduler.remove(1);
   next_turn.push_back(7);
-  scheduler.add(2, next_turn, 20);
-  EXPECT_EQ(step(scheduler).seqs[0].first_position, 8);
+  bed.scheduler.add(2, next_turn, 20);
+  EXPECT_EQ(bed.step(), "2:8+2s");
 }
 
 TEST(Scheduler, TheYoungestIsPreemptedAndRecomputedLater) {
-  BlockManager pool(6, 2, false);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(3), 12);
-  scheduler.add(2, numbers(3), 12);
-  step(scheduler);
-  EXPECT_EQ(scheduler.num_running(), 2);
-  StepPlan plan;
-  do {
-    plan = step(scheduler);
-  } while (plan.preempted.empty());
-  EXPECT_EQ(plan.preempted, std::vector<SeqId>{2});
-  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{1});
-  EXPECT_EQ(scheduler.num_preemptions(), 1);
-  EXPECT_EQ(scheduler.tokens(2).size(), 7U);
-  while (scheduler.tokens(1).size() < 12) step(scheduler);
-  EXPECT_EQ(scheduler.tokens(2).size(), 7U);
-  scheduler.remove(1);
-  plan = step(scheduler);
-  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{2});
-  EXPECT_EQ(plan.seqs[0].num_tokens, 7) << "prompt and sampled tokens must be computed again";
+  for (const bool prefixes : {false, true}) {
+    Bed bed(6, 2, {8, 100}, prefixes);
+    bed.scheduler.add(1, numbers(3, 10), 12);
+    bed.scheduler.add(2, numbers(3, 20), 12);
+    const auto plan = bed.step_until_preempted();
+    EXPECT_EQ(plan.preempted, std::vector<SeqId>{2});
+    EXPECT_EQ(ids_of(plan), std::vector<SeqId>{1});
+    EXPECT_EQ(bed.scheduler.num_preemptions(), 1);
+    while (!prefixes && bed.scheduler.tokens(1).size() < 12) bed.step();
+    EXPECT_EQ(bed.scheduler.tokens(2).size(), 7U);
+    bed.scheduler.remove(1);
+    EXPECT_EQ(bed.step(), prefixes ? "2:4+3s" : "2:0+7s") << "prompt and sampled tokens must be computed again";
+    EXPECT_EQ(bed.scheduler.num_cached_tokens(2), 0) << "the value of the first lookup must stay";
+  }
 }
 
 TEST(Scheduler, LowPriorityIsPreemptedBeforeYoung) {
-  BlockManager pool(9, 2, false);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(3), 18, {.priority = 1});
-  scheduler.add(2, numbers(3), 18);
-  scheduler.add(3, numbers(3), 18, {.priority = 1});
-  step(scheduler);
-  EXPECT_EQ(scheduler.num_running(), 3);
-  StepPlan plan;
-  do {
-    plan = step(scheduler);
-  } while (plan.preempted.empty());
-  EXPECT_EQ(plan.preempted, std::vector<SeqId>{2});
-  do {
-    plan = step(scheduler);
-  } while (plan.preempted.empty());
+  Bed bed(9, 2, {8, 100}, false);
+  bed.scheduler.add(1, numbers(3), 18, {.priority = 1});
+  bed.scheduler.add(2, numbers(3), 18);
+  bed.scheduler.add(3, numbers(3), 18, {.priority = 1});
+  EXPECT_EQ(bed.step_until_preempted().preempted, std::vector<SeqId>{2});
+  const auto plan = bed.step_until_preempted();
   EXPECT_EQ(plan.preempted, std::vector<SeqId>{3});
   EXPECT_EQ(ids_of(plan), std::vector<SeqId>{1});
 }
 
-TEST(Scheduler, APreemptedSequenceFindsItsOwnBlocksAgain) {
-  BlockManager pool(6, 2, true);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(3, 10), 8);
-  scheduler.add(2, numbers(3, 20), 8);
-  StepPlan plan;
-  do {
-    plan = step(scheduler);
-  } while (plan.preempted.empty());
-  EXPECT_EQ(plan.preempted, std::vector<SeqId>{2});
-  scheduler.remove(1);
-  plan = step(scheduler);
-  EXPECT_EQ(plan.seqs[0].first_position, 4);
-  EXPECT_EQ(scheduler.num_cached_tokens(2), 0) << "the value of the first lookup must stay";
-}
-
 TEST(Scheduler, AdmissionLeavesABlockForEachSequenceThatWillNeedOne) {
-  BlockManager pool(5, 4, false);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(5), 16);
-  step(scheduler);
-  EXPECT_EQ(pool.num_available(), 3);
-  scheduler.add(2, numbers(6), 12);  // two blocks, one more later; the first sequence will also need one
-  step(scheduler);
-  EXPECT_EQ(scheduler.num_waiting(), 1);
-  scheduler.remove(2);
-  scheduler.add(3, numbers(6), 8);  // needs only two blocks
-  step(scheduler);
-  EXPECT_EQ(scheduler.num_waiting(), 0);
+  Bed bed(5, 4, {8, 100}, false);
+  bed.scheduler.add(1, numbers(5), 16);
+  bed.step();
+  EXPECT_EQ(bed.pool.num_available(), 3);
+  bed.scheduler.add(2, numbers(6), 12);  // two blocks, one more later; the first sequence will also need one
+  bed.step();
+  EXPECT_EQ(bed.scheduler.num_waiting(), 1);
+  bed.scheduler.remove(2);
+  bed.scheduler.add(3, numbers(6), 8);  // needs only two blocks
+  bed.step();
+  EXPECT_EQ(bed.scheduler.num_waiting(), 0);
 }
 
 TEST(Scheduler, EveryDecodeGetsATokenInEveryStepForAnyBudget) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 3}, pool);
-  for (SeqId id = 1; id <= 7; ++id) scheduler.add(id, {static_cast<TokenId>(id)}, 60);
-  for (int i = 0; i < 59; ++i) EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{1, 2, 3}));
-  for (SeqId id = 1; id <= 3; ++id) scheduler.remove(id);
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(ids_of(step(scheduler)), (std::vector<SeqId>{4, 5, 6}));
-}
-
-TEST(Scheduler, SequencesMayBeRemovedBetweenPlanAndAdvance) {
-  BlockManager pool(16, 4, true);
-  Scheduler scheduler({8, 100}, pool);
-  for (SeqId id = 1; id <= 3; ++id) scheduler.add(id, numbers(5, 10 * static_cast<int>(id)), 20);
-  const auto plan = scheduler.plan();
-  scheduler.remove(2);
-  scheduler.remove(1);
-  scheduler.add(1, numbers(4), 20);  // another sequence with the same id
-  commit(scheduler, plan, {7, 8, 9});
-  scheduler.check_integrity();
-  EXPECT_EQ(scheduler.tokens(3).back(), 9);
-  EXPECT_EQ(scheduler.tokens(1).size(), 4U);
-  EXPECT_EQ(scheduler.num_computed(1), 0);
-}
-
-TEST(Scheduler, APlanThatDoesNotAdvanceIsPlannedAgain) {
-  BlockManager pool(16, 4, true);
-  Scheduler scheduler({8, 3}, pool);
-  scheduler.add(1, numbers(5), 20);
-  scheduler.plan();
-  const auto plan = step(scheduler);
-  EXPECT_EQ(plan.seqs[0].first_position, 0);
-  const auto next = scheduler.plan();
-  StepPlan other = next;
-  other.seqs[0].num_tokens = 1;
-  EXPECT_THROW(scheduler.advance(other), Error);
-  EXPECT_THROW(scheduler.advance(plan), Error) << "the plan was already advanced";
-  scheduler.advance(next);
-  EXPECT_THROW(scheduler.resolve(next, {}), Error) << "a sample is missing";
-  EXPECT_THROW(scheduler.resolve(next, std::vector<TokenId>{-4}), Error) << "not a token id";
-  scheduler.resolve(next, std::vector<TokenId>{4});
-  scheduler.check_integrity();
-  EXPECT_EQ(scheduler.tokens(1).back(), 4);
+  Bed bed(64, 4, {8, 3});
+  for (SeqId id = 1; id <= 7; ++id) bed.scheduler.add(id, {static_cast<TokenId>(id)}, 60);
+  for (int i = 0; i < 59; ++i) EXPECT_EQ(ids_of(step(bed.scheduler)), (std::vector<SeqId>{1, 2, 3}));
+  for (SeqId id = 1; id <= 3; ++id) bed.scheduler.remove(id);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(ids_of(step(bed.scheduler)), (std::vector<SeqId>{4, 5, 6}));
 }
 
 TEST(Scheduler, AForgottenPlanCannotAdvance) {
-  BlockManager pool(16, 4, true);
-  Scheduler scheduler({8, 3}, pool);
-  scheduler.add(1, numbers(5), 20);
-  const auto forgotten = scheduler.plan();
-  scheduler.add(2, numbers(5), 20, {.priority = 1});
-  EXPECT_EQ(ids_of(scheduler.plan()), std::vector<SeqId>{2});
-  scheduler.advance(forgotten);
-  EXPECT_EQ(scheduler.num_computed(1), 0);
-  scheduler.check_integrity();
+  Bed bed(16, 4, {8, 3});
+  bed.scheduler.add(1, numbers(5), 20);
+  const auto forgotten = bed.scheduler.plan();
+  bed.scheduler.add(2, numbers(5), 20, {.priority = 1});
+  EXPECT_EQ(ids_of(bed.scheduler.plan()), std::vector<SeqId>{2});
+  bed.scheduler.advance(forgotten);
+  EXPECT_EQ(bed.scheduler.num_computed(1), 0);
+  bed.scheduler.check_integrity();
 }
 
 TEST(Scheduler, PlaceholdersOfTheNextPlanNameTheirSample) {
-  BlockManager pool(16, 4, true);
-  Scheduler scheduler({8, 100}, pool);
+  Bed bed(16, 4, {8, 100});
+  auto& scheduler = bed.scheduler;
   scheduler.add(1, numbers(5, 10), 20);
   scheduler.add(2, numbers(5, 20), 20);
   const auto first = scheduler.plan();
@@ -239,14 +147,13 @@ TEST(Scheduler, PlaceholdersOfTheNextPlanNameTheirSample) {
   EXPECT_EQ(scheduler.tokens(1).back(), -1);
   EXPECT_EQ(scheduler.tokens(2).back(), -2);
   const auto second = scheduler.plan();
-  ASSERT_EQ(ids_of(second), (std::vector<SeqId>{1, 2}));
-  EXPECT_EQ(second.seqs[0].first_position, 5);
-  EXPECT_TRUE(second.seqs[0].samples);
+  ASSERT_EQ(text_of(second), "1:5+1s 2:5+1s");
   EXPECT_THROW(scheduler.advance(second), Error) << "the last token is not sampled yet";
   scheduler.remove(1);
   scheduler.add(1, numbers(3, 30), 20);  // another sequence with the same id
   scheduler.resolve(first, std::vector<TokenId>{7, 8});
   EXPECT_EQ(scheduler.tokens(1).size(), 3U);
+  EXPECT_EQ(scheduler.num_computed(1), 0);
   EXPECT_EQ(scheduler.tokens(2).back(), 8);
   scheduler.advance(second);
   EXPECT_EQ(scheduler.tokens(2).back(), -2) << "the placeholder must name sample 1 of its step";
@@ -255,148 +162,65 @@ TEST(Scheduler, PlaceholdersOfTheNextPlanNameTheirSample) {
   scheduler.check_integrity();
 }
 
-TEST(Scheduler, ASequenceWhosePlaceholderIsItsLastTokenIsNotPlannedAgain) {
-  BlockManager pool(16, 4, true);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(5), 6);
-  const auto plan = scheduler.plan();
-  scheduler.advance(plan);
-  EXPECT_TRUE(scheduler.plan().empty());
-  scheduler.resolve(plan, std::vector<TokenId>{3});
-  EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens, but was not removed";
-}
-
 TEST(Scheduler, NoPreemptionIfTheNextResultFreesBlocks) {
-  BlockManager pool(6, 2, false);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(3, 10), 6);
-  scheduler.add(2, numbers(4, 20), 8);
-  step(scheduler);
-  step(scheduler);
-  const auto last_of_1 = scheduler.plan();
+  Bed bed(6, 2, {8, 100}, false);
+  bed.scheduler.add(1, numbers(3, 10), 6);
+  bed.scheduler.add(2, numbers(4, 20), 8);
+  bed.step();
+  bed.step();
+  const auto last_of_1 = bed.scheduler.plan();
   ASSERT_EQ(ids_of(last_of_1), (std::vector<SeqId>{1, 2}));
-  scheduler.advance(last_of_1);
-  EXPECT_EQ(pool.num_available(), 0);
-  EXPECT_TRUE(scheduler.plan().empty()) << "2 needs another block, and 1 gives back three when its token is known";
-  scheduler.resolve(last_of_1, std::vector<TokenId>{1, 1});
-  scheduler.remove(1);
-  EXPECT_EQ(ids_of(scheduler.plan()), std::vector<SeqId>{2});
-  EXPECT_EQ(scheduler.num_preemptions(), 0);
+  bed.scheduler.advance(last_of_1);
+  EXPECT_EQ(bed.pool.num_available(), 0);
+  EXPECT_TRUE(bed.scheduler.plan().empty()) << "2 needs another block, and 1 gives back three when its token is known";
+  bed.scheduler.resolve(last_of_1, std::vector<TokenId>{1, 1});
+  bed.scheduler.remove(1);
+  EXPECT_EQ(ids_of(bed.scheduler.plan()), std::vector<SeqId>{2});
+  EXPECT_EQ(bed.scheduler.num_preemptions(), 0);
 }
 
-TEST(Scheduler, APreemptedSequenceWaitsForItsLastToken) {
-  BlockManager pool(6, 2, false);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(3, 10), 12);
-  scheduler.add(2, numbers(3, 20), 12);
-  while (scheduler.tokens(2).size() < 6) step(scheduler);
-  const auto first = scheduler.plan();
-  ASSERT_EQ(ids_of(first), (std::vector<SeqId>{1, 2}));
-  scheduler.advance(first);
-  const auto second = scheduler.plan();
-  EXPECT_EQ(second.preempted, std::vector<SeqId>{2});
-  scheduler.remove(1);  // there is space again
-  EXPECT_TRUE(scheduler.plan().empty());
-  scheduler.resolve(first, std::vector<TokenId>{3, 4});
-  const auto third = scheduler.plan();
-  ASSERT_EQ(ids_of(third), std::vector<SeqId>{2});
-  EXPECT_EQ(third.seqs[0].num_tokens, 7);
-  EXPECT_EQ(scheduler.tokens(2).back(), 4);
+// Appends tokens 0, 1, ...
+void append(Scheduler& scheduler, SeqId id, int count) {
+  for (int i = 0; i < count; ++i) scheduler.append(id, i);
 }
 
 TEST(Scheduler, AppendedTokensRunAfterDecodesAndBeforeLaterPrefill) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 10}, pool);
-  scheduler.add(1, numbers(2, 100), 40);
-  scheduler.add(2, numbers(2, 200), 40);
-  step(scheduler);
-  for (const TokenId token : {7, 8, 9}) scheduler.append(1, token);
-  scheduler.add(3, numbers(9, 300), 20);
-  auto plan = step(scheduler);
-  EXPECT_EQ(ids_of(plan), (std::vector<SeqId>{2, 1, 3}));
-  EXPECT_EQ(plan.seqs[1].first_position, 2);
-  EXPECT_EQ(plan.seqs[1].num_tokens, 4);
-  EXPECT_TRUE(plan.seqs[1].samples);
-  EXPECT_TRUE(plan.seqs[1].forced);
-  EXPECT_EQ(plan.seqs[2].num_tokens, 5);
-  EXPECT_FALSE(plan.seqs[2].forced);
-  EXPECT_EQ(scheduler.tokens(1).size(), 7U);
-  plan = step(scheduler);
-  EXPECT_EQ(plan.seqs[0].num_tokens, 1);
-  EXPECT_FALSE(plan.seqs[0].forced);
+  Bed bed(64, 4, {8, 10});
+  for (const SeqId id : {1, 2}) bed.scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 40);
+  bed.step();
+  append(bed.scheduler, 1, 3);
+  bed.scheduler.add(3, numbers(9, 300), 20);
+  EXPECT_EQ(bed.step(), "2:2+1s 1:2+4sf 3:0+5");
+  EXPECT_EQ(bed.scheduler.tokens(1).size(), 7U);
+  EXPECT_EQ(bed.step(), "1:6+1s 2:3+1s 3:5+4s");
 }
 
 TEST(Scheduler, AppendedTokensThatDoNotFitTheBudgetTakeSeveralSteps) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 4}, pool);
-  scheduler.add(1, numbers(2, 100), 40);
-  scheduler.add(2, numbers(2, 200), 40);
-  step(scheduler);
-  for (int i = 0; i < 6; ++i) scheduler.append(2, i);
-  std::vector<std::int32_t> parts;
-  for (int i = 0; i < 3; ++i) {
-    const auto plan = step(scheduler);
-    ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2})) << "every step must have all decodes";
-    parts.push_back(plan.seqs[1].num_tokens);
-    EXPECT_EQ(plan.seqs[1].samples, i == 2);
+  Bed bed(64, 4, {8, 4});
+  for (const SeqId id : {1, 2}) bed.scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 40);
+  bed.step();
+  append(bed.scheduler, 2, 6);
+  for (const auto* const expected : {"1:2+1s 2:2+3f", "1:3+1s 2:5+3f", "1:4+1s 2:8+1sf"}) {
+    EXPECT_EQ(bed.step(), expected);
   }
-  EXPECT_EQ(parts, (std::vector<std::int32_t>{3, 3, 1}));
 }
 
 TEST(Scheduler, EverySequenceWithAppendedTokensGetsOneInEveryStep) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 6}, pool);
-  for (const SeqId id : {1, 2, 3}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 40);
-  step(scheduler);
-  for (const SeqId id : {1, 2}) {
-    for (int i = 0; i < 9; ++i) scheduler.append(id, i);
-  }
-  const auto plan = step(scheduler);
-  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{3, 1, 2}));
-  EXPECT_EQ(plan.seqs[1].num_tokens, 4);
-  EXPECT_EQ(plan.seqs[2].num_tokens, 1);
+  Bed bed(64, 4, {8, 6});
+  for (const SeqId id : {1, 2, 3}) bed.scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 40);
+  bed.step();
+  for (const SeqId id : {1, 2}) append(bed.scheduler, id, 9);
+  EXPECT_EQ(bed.step(), "3:2+1s 1:2+4f 2:2+1f");
 }
 
 TEST(Scheduler, PrefillOfHigherPriorityLeavesOneAppendedTokenOfEach) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 10}, pool);
-  for (const SeqId id : {1, 2}) scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 60);
-  step(scheduler);
-  for (const SeqId id : {1, 2}) {
-    for (int i = 0; i < 30; ++i) scheduler.append(id, i);
-  }
-  scheduler.add(3, numbers(12, 300), 20, {.priority = 1});
-  auto plan = step(scheduler);
-  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2, 3}));
-  EXPECT_EQ(plan.seqs[0].num_tokens, 1);
-  EXPECT_EQ(plan.seqs[1].num_tokens, 1);
-  EXPECT_EQ(plan.seqs[2].num_tokens, 8);
-  plan = step(scheduler);
-  ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2, 3}));
-  EXPECT_EQ(plan.seqs[0].num_tokens, 5) << "the first sequence must get the rest of the budget";
-  EXPECT_EQ(plan.seqs[0].first_position, 3);
-  EXPECT_EQ(plan.seqs[1].num_tokens, 1);
-  EXPECT_EQ(plan.seqs[2].num_tokens, 4);
-  EXPECT_TRUE(plan.seqs[2].samples);
-  EXPECT_EQ(plan.num_tokens, 10);
-}
-
-TEST(Scheduler, AppendingToAFullOrPendingSequenceIsAnError) {
-  BlockManager pool(64, 4, true);
-  Scheduler scheduler({8, 100}, pool);
-  scheduler.add(1, numbers(2), 5);
-  EXPECT_THROW(scheduler.append(2, 1), Error);
-  const auto plan = scheduler.plan();
-  scheduler.advance(plan);
-  EXPECT_THROW(scheduler.append(1, 1), Error) << "its last token is not sampled yet";
-  scheduler.resolve(plan, std::vector<TokenId>{1});
-  EXPECT_THROW(scheduler.append(1, -1), Error);
-  scheduler.append(1, 1);
-  scheduler.append(1, 1);
-  EXPECT_THROW(scheduler.append(1, 1), Error) << "it has all its tokens";
-  EXPECT_EQ(scheduler.tokens(1).size(), 5U);
-  EXPECT_TRUE(scheduler.remove(1));
-  scheduler.check_integrity();
+  Bed bed(64, 4, {8, 10});
+  for (const SeqId id : {1, 2}) bed.scheduler.add(id, numbers(2, 100 * static_cast<int>(id)), 60);
+  bed.step();
+  for (const SeqId id : {1, 2}) append(bed.scheduler, id, 30);
+  bed.scheduler.add(3, numbers(12, 300), 20, {.priority = 1});
+  EXPECT_EQ(bed.step(), "1:2+1f 2:2+1f 3:0+8");
+  EXPECT_EQ(bed.step(), "1:3+5f 2:3+1f 3:8+4s") << "the first sequence must get the rest of the budget";
 }
 
 TEST(Scheduler, MisuseIsAnError) {
@@ -411,12 +235,248 @@ TEST(Scheduler, MisuseIsAnError) {
   EXPECT_THROW(scheduler.add(1, numbers(4), 17), Error);
   EXPECT_THROW(scheduler.tokens(1), Error);
   EXPECT_FALSE(scheduler.remove(1));
-  scheduler.add(1, numbers(15), 16);
+  scheduler.add(1, numbers(2), 5);
   EXPECT_THROW(scheduler.add(1, numbers(3), 8), Error);
-  step(scheduler);
+  const auto plan = scheduler.plan();
+  scheduler.advance(plan);
+  EXPECT_THROW(scheduler.append(1, 1), Error) << "its last token is not sampled yet";
+  EXPECT_THROW(scheduler.append(2, 1), Error);
+  EXPECT_THROW(scheduler.resolve(plan, {}), Error) << "a sample is missing";
+  EXPECT_THROW(scheduler.resolve(plan, std::vector<TokenId>{-4}), Error) << "not a token id";
+  scheduler.resolve(plan, std::vector<TokenId>{1});
+  StepPlan other = scheduler.plan();
+  ++other.seqs[0].num_tokens;
+  EXPECT_THROW(scheduler.advance(other), Error);
+  EXPECT_THROW(scheduler.advance(plan), Error) << "the plan was already advanced";
+  EXPECT_THROW(scheduler.append(1, -1), Error);
+  append(scheduler, 1, 2);
+  EXPECT_THROW(scheduler.append(1, 1), Error) << "it has all its tokens";
+  EXPECT_EQ(scheduler.tokens(1).size(), 5U);
   EXPECT_THROW(scheduler.plan(), Error) << "it has all its tokens, but was not removed";
   EXPECT_TRUE(scheduler.remove(1));
   EXPECT_TRUE(scheduler.plan().empty());
+  scheduler.check_integrity();
+}
+
+// Sequences that begin with their parent's blocks (n and best_of).
+
+using Copies = std::vector<std::pair<BlockId, BlockId>>;
+
+TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyThePartialOne) {
+  Bed bed(32, 4, {8, 100});
+  auto& scheduler = bed.scheduler;
+  scheduler.add(1, numbers(11), 20);
+  scheduler.add(2, numbers(11), 20, {.parent = 1});
+  scheduler.add(3, numbers(11), 20, {.parent = 1});
+  EXPECT_EQ(scheduler.waiting_tokens(), 33);
+  auto plan = step(scheduler);
+  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{1}) << "the prompt is computed once";
+  EXPECT_TRUE(plan.block_copies.empty());
+  EXPECT_EQ(scheduler.num_waiting(), 2);
+  plan = scheduler.plan();
+  scheduler.check_integrity();
+  ASSERT_EQ(text_of(plan), "1:11+1s 2:10+1s 3:10+1s");
+  const auto parent = scheduler.blocks(1);
+  for (const SeqId child : {2U, 3U}) {
+    const auto blocks = scheduler.blocks(child);
+    EXPECT_TRUE(std::equal(blocks.begin(), blocks.begin() + 2, parent.begin()));
+    EXPECT_NE(blocks[2], parent[2]);
+    EXPECT_EQ(scheduler.num_cached_tokens(child), 10);
+    EXPECT_EQ(scheduler.inserted(child).size(), 2U);
+  }
+  EXPECT_EQ(plan.block_copies, (Copies{{parent[2], scheduler.blocks(2)[2]}, {parent[2], scheduler.blocks(3)[2]}}));
+  EXPECT_EQ(bed.pool.num_active(), 3 + 2);
+  EXPECT_EQ(scheduler.prefix_query_tokens(), 11) << "children must not count";
+  commit(scheduler, plan, {1, 2, 3});
+  EXPECT_EQ(scheduler.tokens(2).back(), 2);
+  EXPECT_TRUE(step(scheduler).block_copies.empty());
+  EXPECT_EQ(scheduler.waiting_tokens(), 0);
+}
+
+// With `prompt` tokens in blocks of 4.
+TEST(SchedulerFork, OnlyTheBlockOfTheLastTokenIsCopied) {
+  for (const auto& [prompt, copied] : {std::pair{9, -1}, {8, 1}, {6, 1}}) {
+    Bed bed(32, 4, {8, 100});
+    bed.scheduler.add(1, numbers(prompt), 20);
+    if (prompt != 6) bed.scheduler.add(2, numbers(prompt), 20, {.parent = 1});
+    for (int i = prompt == 6 ? 5 : 1; i > 0; --i) bed.step();
+    if (prompt == 6) bed.scheduler.add(2, numbers(prompt), 20, {.parent = 1});  // its parent already decodes
+    const auto block = [&](SeqId id) { return bed.scheduler.blocks(id)[static_cast<std::size_t>(copied)]; };
+    const auto from = copied < 0 ? -1 : block(1);
+    const auto plan = bed.scheduler.plan();
+    ASSERT_EQ(ids_of(plan), (std::vector<SeqId>{1, 2}));
+    EXPECT_EQ(plan.seqs[1].first_position, prompt - 1);
+    EXPECT_EQ(plan.block_copies, copied < 0 ? Copies{} : (Copies{{from, block(2)}})) << prompt;
+    commit(bed.scheduler, plan, {1, 1});
+    bed.scheduler.check_integrity();
+    EXPECT_EQ(prompt == 8, copied >= 0 && block(2) == from) << "an equal full block replaces the copy";
+  }
+}
+
+TEST(SchedulerFork, ChildrenWaitOutsideTheQueueAndKeepTheirPosition) {
+  Bed bed(64, 4, {3, 8});
+  bed.scheduler.add(1, numbers(20, 100), 30);
+  bed.scheduler.add(2, numbers(20, 100), 30, {.parent = 1});
+  bed.scheduler.add(3, numbers(5, 200), 30);
+  bed.scheduler.add(4, numbers(5, 300), 30);
+  for (const auto& ids : std::vector<std::vector<SeqId>>{{1}, {1}, {1, 3}, {1, 3, 2}}) {
+    EXPECT_EQ(ids_of(step(bed.scheduler)), ids) << "3 must not wait for a child, and the child came before 4";
+  }
+  EXPECT_EQ(bed.scheduler.num_waiting(), 1);
+}
+
+TEST(SchedulerFork, AParentMustHaveTheSamePromptAndSalt) {
+  Bed bed(32, 4, {8, 100});
+  bed.scheduler.add(1, numbers(6), 20);
+  EXPECT_THROW(bed.scheduler.add(2, numbers(6), 20, {.parent = 9}), Error);
+  EXPECT_THROW(bed.scheduler.add(2, numbers(5), 20, {.parent = 1}), Error);
+  EXPECT_THROW(bed.scheduler.add(2, numbers(6, 1), 20, {.parent = 1}), Error);
+  EXPECT_THROW(bed.scheduler.add(2, numbers(6), 20, {.salt = 1, .parent = 1}), Error);
+  EXPECT_EQ(bed.scheduler.num_waiting(), 1);
+  bed.scheduler.check_integrity();
+}
+
+// Limits of the rows of logits.
+
+TEST(SchedulerRows, DecodesGetRowsFirstAndPromptsTheRestInOrder) {
+  Bed bed(64, 4, {4, 100, 6});
+  bed.scheduler.add(1, numbers(3, 100), 20);
+  bed.step();
+  bed.scheduler.add(2, numbers(9, 200), 20, {.all_rows = true});
+  bed.scheduler.add(3, numbers(7, 300), 20);
+  // A quarter of all rows, here one, is left for later sequences.
+  EXPECT_EQ(bed.step(), "1:3+1s 2:0+4r 3:0+7s");
+  EXPECT_EQ(bed.step(), "1:4+1s 3:7+1s 2:4+3r");
+  EXPECT_EQ(bed.step(), "1:5+1s 3:8+1s 2:7+2sr");
+}
+
+TEST(SchedulerRows, WithoutARowAllTokensExceptTheLastAreComputed) {
+  Bed bed(64, 4, {4, 12, 4});
+  const auto add = [&](SeqId id, int size, SeqOptions how) {
+    bed.scheduler.add(id, numbers(size, 100 * static_cast<int>(id)), size + 12, how);
+  };
+  const SeqOptions all_rows{.priority = 1, .all_rows = true};
+  add(1, 20, {});
+  add(2, 8, all_rows);
+  add(3, 8, all_rows);
+  EXPECT_EQ(bed.step(), "2:0+3r 3:0+1r") << "no sequence is admitted if no row is left";
+  bed.scheduler.remove(2);
+  bed.scheduler.remove(3);
+  bed.step();
+  add(4, 8, all_rows);
+  add(5, 8, all_rows);
+  EXPECT_EQ(bed.step(), "4:0+3r 5:0+1r 1:12+7");
+  EXPECT_EQ(bed.step(), "1:19+1s 4:3+2r 5:1+1r");
+}
+
+TEST(SchedulerRows, APromptWithAllRowsIsComputedCompletelyAndIndexed) {
+  Bed bed(64, 4, {4, 100});
+  bed.scheduler.add(1, numbers(10), 20);
+  bed.step();
+  bed.scheduler.add(2, numbers(10), 20, {.all_rows = true});
+  EXPECT_EQ(bed.step(), "1:10+1s 2:0+10sr");
+  EXPECT_EQ(bed.scheduler.num_cached_tokens(2), 0);
+  EXPECT_EQ(bed.scheduler.prefix_query_tokens(), 10) << "there must be no lookup";
+  bed.scheduler.add(3, numbers(10, 500), 20, {.all_rows = true});
+  bed.step();
+  EXPECT_EQ(bed.scheduler.inserted(3).size(), 2U);
+  bed.scheduler.add(4, numbers(10, 500), 20);
+  bed.step();
+  EXPECT_EQ(bed.scheduler.num_cached_tokens(4), 8);
+}
+
+TEST(SchedulerRows, TheBoundAllowsAtLeastOneRowForEachDecode) {
+  BlockManager pool(64, 4, false);
+  EXPECT_THROW(Scheduler({4, 5, 3}, pool), Error);
+  EXPECT_NO_THROW(Scheduler({4, 5, 4}, pool));
+}
+
+// Up to 16 blocks of 2 tokens, with memory for some of them.
+struct GrowingBed {
+  explicit GrowingBed(int memory)
+      : pool(16, 2, false, 2, [memory](int n) {
+          if (n > memory) throw Error(ErrorCode::resource_exhausted, "no memory is left");
+        }) {}
+  BlockManager pool;
+  Scheduler scheduler{{8, 100}, pool};
+};
+
+TEST(SchedulerGrowth, ImpossibleSequencesAreNamedUntilRemovedAndDelayNoOther) {
+  GrowingBed bed(4);
+  auto& scheduler = bed.scheduler;
+  EXPECT_EQ(scheduler.capacity_tokens(), 32);
+  scheduler.add(1, numbers(12, 100), 20);
+  scheduler.add(2, numbers(12, 100), 20, {.parent = 1});
+  scheduler.add(3, numbers(3, 200), 6);
+  const auto plan = scheduler.plan();
+  scheduler.check_integrity();
+  EXPECT_EQ(scheduler.capacity_tokens(), 8);
+  EXPECT_EQ(plan.impossible, (std::vector<SeqId>{1, 2}));
+  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{3});
+  commit(scheduler, plan, {0});
+  scheduler.remove(1);
+  EXPECT_EQ(step(scheduler).impossible, std::vector<SeqId>{2});
+  scheduler.remove(2);
+  EXPECT_TRUE(scheduler.plan().impossible.empty());
+  scheduler.add(4, numbers(9, 300), 20);  // its caller does not know yet
+  EXPECT_EQ(step(scheduler).impossible, std::vector<SeqId>{4});
+}
+
+TEST(SchedulerGrowth, ASequenceRunsUntilItNeedsMoreBlocksThanThereAre) {
+  GrowingBed bed(4);
+  bed.scheduler.add(1, numbers(3, 100), 20);
+  bed.scheduler.add(2, numbers(3, 200), 20);
+  StepPlan plan;
+  while (plan = bed.scheduler.plan(), plan.impossible.empty()) {
+    commit(bed.scheduler, plan, std::vector<TokenId>(plan.seqs.size(), 0));
+  }
+  EXPECT_EQ(plan.impossible, std::vector<SeqId>{1});
+  EXPECT_EQ(bed.scheduler.tokens(1).size(), 9U);
+  EXPECT_EQ(bed.scheduler.num_preemptions(), 1);
+  EXPECT_EQ(ids_of(plan), std::vector<SeqId>{2}) << "others must get the blocks at once";
+}
+
+TEST(SchedulerGrowth, ThePlanWaitsForATokenThatMayBeTheLast) {
+  GrowingBed bed(2);
+  bed.scheduler.add(1, numbers(4), 20);
+  const auto plan = bed.scheduler.plan();
+  ASSERT_EQ(ids_of(plan), std::vector<SeqId>{1});
+  bed.scheduler.advance(plan);
+  const auto next = bed.scheduler.plan();
+  EXPECT_TRUE(next.empty());
+  EXPECT_TRUE(next.impossible.empty());
+  bed.scheduler.resolve(plan, std::vector<TokenId>{3});
+  EXPECT_EQ(bed.scheduler.plan().impossible, std::vector<SeqId>{1});
+  EXPECT_EQ(bed.pool.num_active(), 0);
+}
+
+int hashed = 0;
+std::uint64_t counted_hash(std::uint64_t parent_id, std::uint64_t salt, std::span<const TokenId> tokens) {
+  ++hashed;
+  return BlockManager::default_hash(parent_id, salt, tokens);
+}
+
+TEST(SchedulerQueue, APromptThatDoesNotFitIsLookedUpAgainOnlyWhenBlocksAreReleased) {
+  BlockManager pool(20, 4, true, counted_hash);
+  Scheduler scheduler({8, 200}, pool);
+  scheduler.add(1, numbers(37, 100), 45);
+  scheduler.add(2, numbers(21, 200), 40);
+  step(scheduler);
+  scheduler.add(3, numbers(64, 100), 70);  // has the same prefix as the first one
+  hashed = 0;
+  scheduler.plan();
+  EXPECT_GT(std::exchange(hashed, 0), 8);
+  for (int i = 0; i < 3; ++i) scheduler.plan();
+  EXPECT_EQ(hashed, 0);
+  scheduler.remove(2);
+  EXPECT_EQ(text_of(scheduler.plan()), "1:37+1s 3:36+28s");
+}
+
+TEST(SchedulerQueue, BlocksInsertedByOthersLetAWaitingPromptFit) {
+  Bed bed(14, 4, {8, 16});
+  bed.scheduler.add(1, numbers(33, 100), 36);
+  bed.scheduler.add(2, numbers(34, 100), 37);
+  for (const auto* const expected : {"1:0+16", "1:16+16", "1:32+1s 2:32+2s"}) EXPECT_EQ(bed.step(), expected);
 }
 
 }  // namespace

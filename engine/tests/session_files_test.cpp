@@ -9,6 +9,7 @@
 #include <atomic>
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "base/log.h"
@@ -44,6 +45,16 @@ class SessionFilesTest : public ::testing::Test {
     }
     return {};
   }
+  // Writes session "a", whose last token is `last`.
+  static void write(SessionFiles& files, TokenId last) {
+    files.write("a", history(last));
+    files.flush();
+  }
+  static void wait_until(const std::function<bool()>& done) {
+    const auto deadline = Clock::now() + kLimit;
+    while (!done() && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_TRUE(done());
+  }
   // The last token of the only session, or -1.
   static TokenId stored(SessionFiles& files, double ttl_s = 1000) {
     std::vector<std::string> warnings;
@@ -57,8 +68,7 @@ class SessionFilesTest : public ::testing::Test {
 
 TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
   const auto files = open();
-  files->write("a", history(3));
-  files->flush();
+  write(*files, 3);
   const auto place = file();
   auto beside = place;
   beside += ".new";
@@ -66,14 +76,12 @@ TEST_F(SessionFilesTest, AHistoryThatCannotBeWrittenLeavesNoOlderOne) {
     std::filesystem::create_directory(beside);  // so that no file can be written there
     for (const TokenId last : {4, 5}) {
       if (last == 5) std::filesystem::create_directory(beside);
-      files->write("a", history(last));
-      files->flush();
+      write(*files, last);
       EXPECT_FALSE(std::filesystem::exists(place)) << "it is not the session's history any more";
       EXPECT_FALSE(std::filesystem::exists(beside));
     }
     EXPECT_EQ(num_logged_, time) << "once until something could be written";
-    files->write("a", history(6));
-    files->flush();
+    write(*files, 6);
     EXPECT_EQ(stored(*files), 6);
   }
 }
@@ -83,8 +91,7 @@ TEST_F(SessionFilesTest, OnlyTheUserReadsFilesAndNewFolder) {
   const auto umask_before = ::umask(0);
   {
     SessionFiles files(sessions, "model", 100, std::chrono::hours(1));
-    files.write("a", history(3));
-    files.flush();
+    write(files, 3);
   }
   ::umask(umask_before);
   using std::filesystem::perms;
@@ -99,8 +106,7 @@ TEST_F(SessionFilesTest, OnlyTheUserReadsFilesAndNewFolder) {
 
 TEST_F(SessionFilesTest, AnErasedSessionsFilesAreRemovedImmediately) {
   const auto files = open();
-  files->write("a", history(3));
-  files->flush();
+  write(*files, 3);
   const auto place = file();
   auto beside = place;
   beside += ".new";
@@ -118,8 +124,7 @@ TEST_F(SessionFilesTest, AnErasedSessionsFilesAreRemovedImmediately) {
 
 TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   auto first = open();
-  first->write("a", history(3));
-  first->flush();
+  write(*first, 3);
   const auto second = open();
   std::vector<std::string> warnings;
   EXPECT_EQ(second->read(1000, warnings).size(), 1U) << "it reads";
@@ -129,8 +134,7 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
   second->erase("b", true);
   second->flush();
   EXPECT_EQ(stored(*first), 3) << "it does not remove";
-  second->write("a", history(4));
-  second->flush();
+  write(*second, 4);
   EXPECT_EQ(stored(*first), 3) << "nor write";
   // Simulates a child process that was forked while the first engine had the lock, and that is still running.
   const auto child = fork();
@@ -139,9 +143,7 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
     _exit(0);
   }
   first.reset();
-  const auto deadline = Clock::now() + kLimit;
-  while (stored(*second) != 4 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_EQ(stored(*second), 4) << "until the first has ended";
+  wait_until([&] { return stored(*second) == 4; });  // the first has ended
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   // An engine with another model has its own files.
@@ -153,19 +155,14 @@ TEST_F(SessionFilesTest, OneEngineWritesAtATime) {
 TEST_F(SessionFilesTest, FilesThatTheClockMakesTooOldAreRemovedLater) {
   {
     const auto files = open();
-    files->write("a", history(3));
-    files->flush();
+    write(*files, 3);
     EXPECT_EQ(stored(*files, -1), -1) << "older than that";
   }
   const auto place = file();
   EXPECT_FALSE(place.empty()) << "it may be the clock";
   const auto files = open(std::chrono::milliseconds(1));
   EXPECT_EQ(stored(*files, -1), -1);
-  const auto deadline = Clock::now() + kLimit;
-  while (std::filesystem::exists(place) && Clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  EXPECT_FALSE(std::filesystem::exists(place));
+  wait_until([&] { return !std::filesystem::exists(place); });
 }
 
 TEST_F(SessionFilesTest, EarlierRequestsDoNotChangeFilesThatAnotherEngineContinued) {
@@ -189,8 +186,7 @@ TEST_F(SessionFilesTest, EarlierRequestsDoNotChangeFilesThatAnotherEngineContinu
 
 TEST_F(SessionFilesTest, UnreadableFilesAreSkippedAndUnfinishedFilesRemoved) {
   auto files = open();
-  files->write("a", history(3));
-  files->flush();
+  write(*files, 3);
   const auto place = file();
   auto unreadable = place, unfinished = place;
   unreadable.replace_filename("x" + place.filename().string());
@@ -206,11 +202,7 @@ TEST_F(SessionFilesTest, UnreadableFilesAreSkippedAndUnfinishedFilesRemoved) {
   EXPECT_TRUE(files->read(-1, warnings).empty());
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find(unreadable.string()), std::string::npos) << warnings[0];
-  const auto deadline = Clock::now() + kLimit;
-  while (std::filesystem::exists(place) && Clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  EXPECT_FALSE(std::filesystem::exists(place)) << "too old";
+  wait_until([&] { return !std::filesystem::exists(place); });  // too old
   EXPECT_TRUE(std::filesystem::exists(unreadable));
 }
 

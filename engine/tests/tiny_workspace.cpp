@@ -11,38 +11,10 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "quant_files.h"
+#include "safetensors_writer.h"
 
 namespace charonia::testing {
 namespace {
-
-// A safetensors file of float tensors.
-class SafetensorsWriter {
- public:
-  void add(const std::string& name, std::vector<std::int64_t> shape, const std::string& dtype,
-           const std::string& bytes) {
-    header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
-    data_ += bytes;
-  }
-  void metadata(const std::string& key, const std::string& value) { header_["__metadata__"][key] = value; }
-  std::uintmax_t write(const std::filesystem::path& file) const {
-    const std::string header = header_.dump();
-    const std::uint64_t size = header.size();
-    std::ofstream out(file, std::ios::binary);
-    out.write(reinterpret_cast<const char*>(&size), sizeof size);
-    out << header << data_;
-    out.close();
-    return std::filesystem::file_size(file);
-  }
-
- private:
-  nlohmann::json header_ = nlohmann::json::object();
-  std::string data_;
-};
-
-template <class T>
-std::string bytes_of(const std::vector<T>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
 
 // Creates the tensors of a model, and writes to the manifest which parts form the canonical tensors of each rank.
 class TinyWeights {
@@ -91,11 +63,8 @@ class TinyWeights {
     if (!model_.quantised) return tensor(name, rows, cols, 0, deviation, std::move(shape));
     const auto& how = *model_.quantised;
     const auto group = how.group == 0 ? cols : how.group;
-    std::vector<int> groups(static_cast<std::size_t>(cols));
-    for (std::size_t c = 0; c < groups.size(); ++c) groups[c] = static_cast<int>(static_cast<std::int64_t>(c) / group);
-    if (how.shuffled) std::shuffle(groups.begin(), groups.end(), std::mt19937(static_cast<unsigned>(cols)));
-    auto plain =
-        quantise(how.dtype, rows, cols, group, how.zeros, groups, random_values(name, rows * cols, 0, deviation));
+    auto plain = random_quant(codes_random_, how.dtype, rows, cols, group, how.zeros, deviation, how.shuffled);
+    for (auto& scale : plain.scales) scale = model_.change(name, scale);
     sizes_[name] = {{"rows", {0, rows}}, {"cols", {0, cols}}};
     if (how.as_floats) {
       std::vector<float> values;
@@ -163,6 +132,7 @@ class TinyWeights {
       out["dtype"] = how.dtype;
       out["quantization"] = {{"layout", how.layout}, {"zeros", how.zeros}};
       if (how.group != 0) out["quantization"]["group_size"] = how.group;
+      if (!how.activations.empty()) out["quantization"]["activations"] = how.activations;
     }
     out["shape"] = cols > 1 ? std::vector{rows, cols} : std::vector{rows};
     if (rank != kEvery) out["rank"] = rank;
@@ -272,6 +242,7 @@ class TinyWeights {
   const TinyModel& model_;
   const int q_ = model_.heads * model_.head_dim, kv_ = model_.kv_heads * model_.head_dim;
   std::mt19937_64 random_{7};
+  std::mt19937 codes_random_{7};
   SafetensorsWriter weights_;
   std::map<std::string, nlohmann::json> sizes_;   // of the file's tensors: rows and cols, each [0, size]
   std::map<std::string, nlohmann::json> beside_;  // of the file's quantised tensors: their side tensors
@@ -296,7 +267,7 @@ void write_token_table(const std::filesystem::path& file, const TinyModel& model
 
 // With the additional lines of a quantised model.
 std::string weight_type(const TinyModel& model) {
-  if (!model.quantised || model.quantised->as_floats) return "fp32";
+  if (!model.quantised || model.quantised->as_floats) return model.weight_type;
   const auto& dtype = model.quantised->dtype;
   return cat(dtype == "U4"        ? "int4"
              : dtype == "I8"      ? "int8"

@@ -17,6 +17,7 @@ struct TinyQuant {
   bool shuffled = false;   // layout gptq: groups have columns from the whole matrix
   bool as_floats = false;  // the same values, not quantised
   std::string data_type = "fp32";
+  std::string activations = {};  // empty: not in the manifest
 };
 
 constexpr int kVocab = 40;
@@ -33,6 +34,7 @@ struct TinyModel {
   int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
   bool router_bias = false, shared_gate = false;
   std::string more;                                           // lines of config.ini
+  std::string weight_type = "fp32";                           // unless quantised
   std::optional<TinyQuant> quantised;
   // Changes a value before it is written to a tensor, by canonical name.
   std::function<float(const std::string& name, float value)> change = [](const std::string&, float value) {

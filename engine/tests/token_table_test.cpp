@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "charonia/error.h"
 #include "errors.h"
+#include "safetensors_writer.h"
 #include "test_folder.h"
 
 namespace charonia::text {
@@ -37,63 +39,49 @@ TEST(TokenTable, TextBytesLeaveSpecialTokensAndPaddingOut) {
 
 class TokenTableFile : public ::testing::Test {
  protected:
-  TokenTableFile() {
-    file_ = testing::test_folder();
-  }
   ~TokenTableFile() override { std::filesystem::remove(file_); }
 
-  void write(const std::vector<std::int64_t>& offsets, const std::string& bytes, const std::string& special,
-             const std::string& metadata = R"({"strip_leading_space": "1"})", const std::string& type = "I64") {
-    const auto entry = [](const std::string& dtype, std::size_t size, std::size_t begin, std::size_t end) {
-      return R"({"dtype": ")" + dtype + R"(", "shape": [)" + std::to_string(size) + R"(], "data_offsets": [)" +
-             std::to_string(begin) + ", " + std::to_string(end) + "]}";
-    };
-    const auto a = offsets.size() * 8, b = a + bytes.size(), c = b + special.size();
-    const auto header = R"({"__metadata__": )" + metadata + R"(, "offsets": )" + entry(type, offsets.size(), 0, a) +
-                        R"(, "bytes": )" + entry("U8", bytes.size(), a, b) + R"(, "special": )" +
-                        entry("U8", special.size(), b, c) + "}";
-    const std::uint64_t length = header.size();
-    std::ofstream out(file_, std::ios::binary | std::ios::trunc);
-    out.write(reinterpret_cast<const char*>(&length), sizeof length);
-    out << header;
-    out.write(reinterpret_cast<const char*>(offsets.data()), static_cast<std::streamsize>(a));
-    out << bytes << special;
+  void write(const std::vector<std::int64_t>& offsets, const std::string& strip = "1", const std::string& type = "I64",
+             const std::string& bytes = "ab", const std::string& special = std::string(2, '\0')) {
+    testing::SafetensorsWriter table;
+    if (!strip.empty()) table.metadata("strip_leading_space", strip);
+    table.add("offsets", {std::ssize(offsets)}, type, testing::bytes_of(offsets));
+    table.add("bytes", {std::ssize(bytes)}, "U8", bytes);
+    table.add("special", {std::ssize(special)}, "U8", special);
+    table.write(file_);
   }
   void expect_refused(const std::string& why) {
     expect_error(ErrorCode::invalid_argument, {why}, [&] { TokenTable::load(file_); });
   }
 
-  std::filesystem::path file_;
+  std::filesystem::path file_ = testing::test_folder();
 };
 
 TEST_F(TokenTableFile, IsLoaded) {
-  const std::string special("\0\0\0\1", 4);
-  write({0, 1, 1, 3, 6}, "a\xE4\xBD<s>", special);
-  const auto table = TokenTable::load(file_);
-  expect_tokens(table);
-  EXPECT_TRUE(table.strip_leading_space());
-  write({0, 1, 1, 3, 6}, "a\xE4\xBD<s>", special, R"({"strip_leading_space": "0"})");
-  EXPECT_FALSE(TokenTable::load(file_).strip_leading_space());
+  for (const std::string strip : {"0", "1"}) {
+    write({0, 1, 1, 3, 6}, strip, "I64", "a\xE4\xBD<s>", std::string("\0\0\0\1", 4));
+    const auto table = TokenTable::load(file_);
+    expect_tokens(table);
+    EXPECT_EQ(table.strip_leading_space(), strip == "1");
+  }
 }
 
 TEST_F(TokenTableFile, AnInvalidFileIsRejectedWithTheReason) {
-  const std::string special(2, '\0');
   expect_refused("No such file");
-  write({0, 1}, "ab", special);
-  expect_refused("one more");
-  write({0, 2, 1}, "ab", special);
-  expect_refused("not ascending: 1 follows 2");
-  write({-1, 1, 2}, "ab", special);
-  expect_refused("not ascending: -1 follows 0");
-  write({1, 1, 2}, "ab", special);
-  expect_refused("go from 1 to 2, but must go from 0 to 2");
-  write({0, 1, 3}, "ab", special);
-  expect_refused("go from 0 to 3, but must go from 0 to 2");
-  write({0, 1, 2}, "ab", special, "{}");
+  for (const auto& [offsets, why] : std::vector<std::pair<std::vector<std::int64_t>, std::string>>{
+           {{0, 1}, "one more"},
+           {{0, 2, 1}, "not ascending: 1 follows 2"},
+           {{-1, 1, 2}, "not ascending: -1 follows 0"},
+           {{1, 1, 2}, "go from 1 to 2, but must go from 0 to 2"},
+           {{0, 1, 3}, "go from 0 to 3, but must go from 0 to 2"}}) {
+    write(offsets);
+    expect_refused(why);
+  }
+  write({0, 1, 2}, "");
   expect_refused("is missing");
-  write({0, 1, 2}, "ab", special, R"({"strip_leading_space": "yes"})");
+  write({0, 1, 2}, "yes");
   expect_refused("'yes'");
-  write({0, 1, 2}, "ab", special, R"({"strip_leading_space": "1"})", "U64");
+  write({0, 1, 2}, "1", "U64");
   expect_error(ErrorCode::unsupported, {}, [&] { TokenTable::load(file_); });
 }
 

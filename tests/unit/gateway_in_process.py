@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,15 +37,16 @@ async def ask(
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    """Yield the URL of an application after the start of its lifespan."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
+async def listening(
+    app: Any, make: Callable[[uvicorn.Config], uvicorn.Server] = uvicorn.Server, **config: Any
+) -> AsyncIterator[tuple[str, int]]:
+    """Yield host and port of a server of `app`, without the app's lifespan. make: creates the server."""
+    server = make(uvicorn.Config(app, port=0, lifespan="off", log_config=None, **config))
     running = asyncio.create_task(server._serve())
     while not server.started:
         await asyncio.sleep(0.01)
     try:
-        host, port = server.servers[0].sockets[0].getsockname()
-        yield f"http://{host}:{port}"
+        yield server.servers[0].sockets[0].getsockname()
     finally:
         server.should_exit = True
         await asyncio.wait_for(running, HANG_S)

@@ -99,6 +99,15 @@ class Model:
     def __init__(self, folder: Path, kind: tiny_models.TokenizerKind, special: bool) -> None:
         marks = {"special": MARKS} if special else {"added": [*MARKS, *JOINED]}
         tiny_models.write_model(folder, kind, "babbler", hidden=128, positions=512, **marks)  # type: ignore[arg-type]
+        self.open(folder, kind)
+        marks_ids = [self.tokenizer.convert_tokens_to_ids(mark) for mark in MARKS]
+        self.bias |= dict.fromkeys(marks_ids, 8.0)
+        if not special:
+            self.bias |= dict.fromkeys(map(self.tokenizer.convert_tokens_to_ids, JOINED), 9.0)
+        ends = [one.xml.value[1].strip() for one in CALL_FORMATS.values() if one.xml]
+        self.bias |= dict.fromkeys(map(self.tokenizer.convert_tokens_to_ids, ends), 13.0)
+
+    def open(self, folder: Path, kind: tiny_models.TokenizerKind) -> None:
         self.engine = Engine.from_pretrained(folder, threads=1)
         self.tokenizer = self.engine.tokenizer
         made = build_token_table(self.tokenizer, self.engine.info.vocab_size)
@@ -112,12 +121,7 @@ class Model:
         self.kind = kind
         closing = [i for i, token in enumerate(made.tokens) if token in (b'"', b"}", b"]")]
         self.yes = [i for i, token in enumerate(made.tokens) if token in (b"y", b"n")]
-        marks_ids = [self.tokenizer.convert_tokens_to_ids(mark) for mark in MARKS]
-        self.bias = dict.fromkeys(closing, 6.0) | dict.fromkeys(marks_ids, 8.0)
-        if not special:
-            self.bias |= dict.fromkeys(map(self.tokenizer.convert_tokens_to_ids, JOINED), 9.0)
-        ends = [one.xml.value[1].strip() for one in CALL_FORMATS.values() if one.xml]
-        self.bias |= dict.fromkeys(map(self.tokenizer.convert_tokens_to_ids, ends), 13.0)
+        self.bias = dict.fromkeys(closing, 6.0)
         self.bias |= {i: 9.0 for i, token in enumerate(made.tokens) if token == b"\n"}
         self.bias |= dict.fromkeys(self.engine.info.end_ids, 7.0)
 
@@ -182,7 +186,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 TEXT = pytest.mark.parametrize("model", [("byte_level", False)], indirect=True, ids=["text"])
 
 
-def calls_of(part: Any) -> list[tuple[str, Any]]:
+def calls_of(part: Any, functions: list[dict[str, Any]] = FUNCTIONS) -> list[tuple[str, Any]]:
     """Return the calls. Checks that all are complete and follow their schemas."""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
@@ -194,7 +198,7 @@ def calls_of(part: Any) -> list[tuple[str, Any]]:
     calls = [(names[at], json.loads(arguments[at], strict=False)) for at in names]
     assert all(complete.values()), part
     for name, values in calls:
-        (function,) = [one for one in FUNCTIONS if one["name"] == name]
+        (function,) = [one for one in functions if one["name"] == name]
         assert isinstance(values, dict)
         if function.get("strict"):
             schema = function.get("parameters") or {"type": "object", "maxProperties": 0}

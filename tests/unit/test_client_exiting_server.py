@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,13 +11,7 @@ from charonia_client import Client, ConnectionLost, GenerateRequest
 from charonia_client.errors import Unresponsive
 from triton_double import Double, input_text, part
 from tritonclient.grpc import service_pb2 as pb
-
-HANG_S = 120
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.02)
+from waiting import HANG_S, until
 
 
 async def test_exiting_server_loses_only_responses_without_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +55,7 @@ async def test_exiting_server_loses_only_responses_without_parts(monkeypatch: py
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), HANG_S)
         double.exiting = True
         while not left.done():
-            await asyncio.wait_for(go_on(), HANG_S)
+            await go_on()
         with pytest.raises(Unresponsive, match="takes no calls any more"):
             await left
         assert not flowing.done()
@@ -145,4 +139,4 @@ async def test_request_of_a_broken_connection_is_cancelled_after_reconnecting() 
                 await asyncio.wait_for(reading, HANG_S)
             assert double.actions == []
             proxy.cut()
-            await asyncio.wait_for(until(lambda: ("cancel", "lost") in double.actions), HANG_S)
+            await until(lambda: ("cancel", "lost") in double.actions)

@@ -35,8 +35,8 @@ from triton_double import (
     with_logprobs,
 )
 from tritonclient.grpc import service_pb2 as pb
+from waiting import HANG_S, until
 
-HANG_S = 120
 Chunks = AsyncIterator[Any]
 
 
@@ -302,8 +302,7 @@ async def test_joined_chunks_omit_the_leading_space(
     parts = client.generate(GenerateRequest(text="a"))
     double.deliveries.clear()  # all chunks come in one delivery
     asked = asyncio.ensure_future(anext(parts))
-    while not double.requests:
-        await asyncio.sleep(0.001)
+    await until(lambda: double.requests)
     double.deliveries.set()
     everything = [await asked, *[one async for one in parts]]
     assert joined(everything) == "abc"
@@ -322,8 +321,7 @@ async def test_leaving_cancels_only_this_request(double: Double, client: Client)
         await anext(parts)
     double.behaviour = letters
     assert joined(await read(client, "other")) == "other"
-    while not double.actions:
-        await asyncio.sleep(0.001)
+    await until(lambda: double.actions)
     assert set(double.actions) == {("cancel", "left")}
     assert double.opened == 1
 
@@ -367,8 +365,7 @@ async def test_closing_the_client_ends_its_requests() -> None:
         await client.close(timeout_s=0.2)
         with pytest.raises(Unavailable, match="the client was closed"):
             await anext(parts)
-        while double.subscriptions:  # the server receives the end later
-            await asyncio.sleep(0.001)
+        await until(lambda: not double.subscriptions)  # the server receives the end later
 
 
 async def test_ended_subscription_is_opened_again(double: Double, client: Client) -> None:
@@ -430,11 +427,9 @@ async def test_request_to_a_reloaded_model_is_sent_again_if_not_taken(
     held.clear()
     double.behaviour = silent if taken else letters
     asked = asyncio.create_task(read(client, "b"))
-    while len(double.requests) < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(double.requests) == 2)
     double.subscriptions[old.name].put_nowait(None)
-    while not old.over:
-        await asyncio.sleep(0.001)
+    await until(lambda: old.over)
     held.set()
     if taken:
         with pytest.raises(Unavailable, match="was loaded again"):
@@ -527,8 +522,7 @@ async def test_read_deliveries_are_acknowledged(
     double.behaviour = letters
     for number in range(12):
         await read(client, f"question {number}")
-    while not double.read or double.read[-1] < 8:
-        await asyncio.sleep(0.01)
+    await until(lambda: double.read and double.read[-1] >= 8)
     assert double.read == sorted(double.read)
 
 

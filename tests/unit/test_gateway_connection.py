@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from charonia_gateway.connection import MAX_HEAD_BYTES, PIECE_BYTES, bounded
+from gateway_in_process import listening
 from uvicorn.server import ServerState
 
 HANG_S = 120
@@ -34,25 +35,10 @@ async def served(
     app: Any, read_timeout_s: float, keep_alive_s: int = HANG_S
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `app`."""
-    config = uvicorn.Config(
-        app,
-        port=0,
-        lifespan="off",
-        log_config=None,
-        http=bounded(read_timeout_s),
-        timeout_keep_alive=keep_alive_s,
-    )
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server._serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+    async with listening(app, http=bounded(read_timeout_s), timeout_keep_alive=keep_alive_s) as address:
+        reader, writer = await asyncio.open_connection(*address)
         yield reader, writer
         writer.close()
-    finally:
-        server.should_exit = True
-        await asyncio.wait_for(running, HANG_S)
 
 
 async def test_an_address_has_a_limited_number_of_connections(caplog: pytest.LogCaptureFixture) -> None:

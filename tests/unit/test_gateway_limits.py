@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from gateway_in_process import MODEL, gateway, listening
 from key_files import KeyFile
 from triton_double import error, part, says
 from tritonclient.grpc import service_pb2 as pb
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,45 +110,33 @@ async def test_a_request_that_outruns_the_budget_ends_and_the_next_waits(file: K
 async def test_a_client_that_leaves_is_charged(file: KeyFile, stream: bool, charged: int) -> None:
     """Tokens reported by the engine count. Without a report, the prompt is estimated at four characters per token."""
     file.add("hasty", tokens_per_minute=100)
-    begun, left = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
 
     async def goes_on(request: pb.ModelInferRequest) -> Parts:
         if stream:
             yield part("x")
         begun.set()
-        await left.wait()
-        yield part("x", "stop")
+        await asyncio.Event().wait()
 
-    body = json.dumps({**CHAT, "messages": "x" * 40, "stream": stream}).encode()
-    async with gateway(keys_file=file.path) as (web, server):
+    body = {**CHAT, "messages": "x" * 40, "stream": stream}
+    async with gateway(keys_file=file.path) as (web, server), listening(web._transport.app) as address:  # type: ignore[attr-defined]
         server.behaviour = goes_on
-        app: Any = web._transport.app  # type: ignore[attr-defined]
-        sent = [{"type": "http.request", "body": body, "more_body": False}]
+        url = "http://{}:{}/v1/chat/completions".format(*address)
+        async with httpx.AsyncClient(headers=file.bearer("hasty"), timeout=HANG_S) as leaving:
+            if stream:
+                async with leaving.stream("POST", url, json=body) as answer:
+                    await anext(answer.aiter_bytes())
+            else:
+                asked = asyncio.create_task(leaving.post(url, json=body))
+                await begun.wait()
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
 
-        async def receive() -> dict[str, Any]:
-            if sent:
-                return sent.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
+        async def is_charged() -> bool:
+            after = await web.post("/tokenize", json={"prompt": "hi"}, headers=file.bearer("hasty"))
+            return after.headers["x-ratelimit-remaining-tokens"] == str(100 - charged)
 
-        async def send(message: dict[str, Any]) -> None:
-            if message.get("body"):
-                left.set()
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/chat/completions",
-            "headers": [(b"authorization", file.bearer("hasty")["Authorization"].encode())],
-            "query_string": b"",
-        }
-        asked = asyncio.create_task(app(scope, receive, send))
-        await asyncio.wait_for(begun.wait(), HANG_S)
-        if not stream:
-            left.set()
-        await asyncio.wait_for(asked, HANG_S)
-        after = await web.post("/tokenize", json={"prompt": "hi"}, headers=file.bearer("hasty"))
-    assert after.headers["x-ratelimit-remaining-tokens"] == str(100 - charged)
+        await until(is_charged)
 
 
 async def test_a_key_has_as_many_requests_at_once_as_it_may(file: KeyFile) -> None:
@@ -178,7 +167,8 @@ async def test_openais_and_anthropics_clients_know_the_errors(file: KeyFile) -> 
     file.add("once", requests_per_minute=1)
     file.add("elsewhere", models=("another-model",))
 
-    async with gateway(keys_file=file.path) as (web, _), listening(web._transport.app) as url:  # type: ignore[attr-defined]
+    async with gateway(keys_file=file.path) as (web, _), listening(web._transport.app) as address:  # type: ignore[attr-defined]
+        url = "http://{}:{}".format(*address)
 
         async def ask_openai(key: str) -> Any:
             async with openai.AsyncOpenAI(api_key=key, base_url=f"{url}/v1", max_retries=0) as client:

@@ -21,7 +21,7 @@ from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.settings import Settings
 from charonia_gateway.tls import Certificates, TlsError
-from gateway_in_process import MODEL, gateway
+from gateway_in_process import MODEL, gateway, listening
 
 from charonia.errors import ServeError
 from charonia.serve.access import grpc_tls_options
@@ -54,18 +54,12 @@ async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
 @asynccontextmanager
 async def served(certificates: Certificates, pair: Pair) -> AsyncIterator[int]:
     """Yield the port of a server that uses TLS like the gateway's."""
-    config = uvicorn.Config(
-        hello, port=0, lifespan="off", log_config=None, http=bounded(0), ssl_certfile=pair.cert, ssl_keyfile=pair.key
-    )
-    server = DrainingServer(config, Drain(0), certificates=certificates)
-    running = asyncio.create_task(server._serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        await asyncio.wait_for(running, HANG_S)
+
+    def make(config: uvicorn.Config) -> uvicorn.Server:
+        return DrainingServer(config, Drain(0), certificates=certificates)
+
+    async with listening(hello, make, http=bounded(0), ssl_certfile=pair.cert, ssl_keyfile=pair.key) as (_, port):
+        yield port
 
 
 async def ask(port: int, authority: Authority, own: Pair | None = None) -> str:

@@ -35,7 +35,28 @@ def _deep(levels: int) -> str:
     return '{"items": ' * levels + "{}" + "}" * levels
 
 
+def _patterns(count: int) -> list[str]:
+    """Return patterns whose intersection costs llguidance twice as much for each of them."""
+    return [f"[a-z].{{{index}}}[0-9]" for index in range(count)]
+
+
 HOSTILE = st.one_of(
+    st.sampled_from([7, 997, 999_983]).map(lambda number: Guide.json_schema({"type": "integer", "multipleOf": number})),
+    st.builds(
+        lambda count: Guide.json_schema({"allOf": [{"type": "string", "pattern": one} for one in _patterns(count)]}),
+        st.sampled_from([2, 40]),
+    ),
+    st.builds(
+        lambda count: Guide.json_schema({"patternProperties": {f"^{index}x": True for index in range(count)}}),
+        st.sampled_from([16, 1000]),
+    ),
+    st.builds(
+        lambda count: Guide(
+            "ebnf_grammar",
+            "start: A0\n" + "".join(f"A{i}: A{i + 1} A{i + 1}\n" for i in range(count)) + f'A{count}: "a"',
+        ),
+        st.sampled_from([10, 3000]),
+    ),
     st.builds(lambda levels: Guide("json_schema", _deep(levels)), st.integers(30, 4000)),
     st.builds(
         lambda count, kind: Guide.json_schema({"type": "array", "minItems": count, "items": {"type": kind}}),

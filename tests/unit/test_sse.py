@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import sys
@@ -17,6 +16,7 @@ from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.record import RecordMiddleware, record_of
 from charonia_gateway.sse import DONE, EVENTS, LINES, TEXT, EventStream, Format, TextEvents, event, line
+from gateway_in_process import listening
 from starlette.types import Message, Receive, Scope, Send
 
 HANG_S = 120
@@ -230,20 +230,14 @@ async def test_a_client_that_stops_reading_is_disconnected_and_its_work_ends() -
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await EventStream(endless(), {})(scope, receive, send)
 
-    settings: dict[str, Any] = {"port": 0, "http": "httptools", "lifespan": "off", "log_config": None}
-    config = uvicorn.Config(RecordMiddleware(app, access_log=False), **settings, timeout_graceful_shutdown=1)
-    server = DrainingServer(config, Drain(0), write_timeout_s=1)
-    serving = asyncio.create_task(server.serve())
-    try:
-        while not server.started:
-            await asyncio.sleep(0.01)
+    def make(config: uvicorn.Config) -> uvicorn.Server:
+        return DrainingServer(config, Drain(0), write_timeout_s=1)
+
+    recorded = RecordMiddleware(app, access_log=False)
+    async with listening(recorded, make, http="httptools", timeout_graceful_shutdown=1) as address:
         with socket.socket() as stalled:
             stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            stalled.connect(server.servers[0].sockets[0].getsockname())
+            stalled.connect(address)
             stalled.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.wait_for(ended.wait(), HANG_S)
         assert made < 16 << 20, "what is not read waits in memory"
-    finally:
-        server.should_exit = True
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(serving, HANG_S)

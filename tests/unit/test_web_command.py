@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +19,12 @@ import httpx
 import pytest
 from free_ports import free_ports
 from triton_double import Double, part
+from waiting import HANG_S, wait_until
 
 from charonia import Engine, SamplingParams
 from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.weights.workspace import is_held
 
-HANG_S = 120
 COMMAND = [sys.executable, "-m", "charonia", "web"]
 CHAT = [{"role": "user", "content": "hello"}]
 ENDLESS_TOKENS = 60_000
@@ -45,10 +44,11 @@ class Web:
     log: Path
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + HANG_S
-        while text not in self.log.read_text():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+        def is_said() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return text in self.log.read_text()
+
+        wait_until(is_said, self.log.read_text)
 
     def ask(self, route: str, **body: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{route}", json={"model": "small", **body}, timeout=HANG_S)

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <optional>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/text.h"
@@ -22,61 +24,53 @@ struct Entry {
   Store store;
 };
 
-bool parse_bool(std::string_view text, bool& out) {
-  std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  if (lower == "true" || lower == "1" || lower == "yes" || lower == "on") return out = true, true;
-  if (lower == "false" || lower == "0" || lower == "no" || lower == "off") return out = false, true;
-  return false;
-}
-
-template <class Config>
-Config* target(EngineConfig& engine, ModelConfig* model) {
-  if constexpr (std::is_same_v<Config, EngineConfig>) {
-    return &engine;
-  } else {
-    return model;
-  }
-}
-
-// Stores into a member. A model attribute is checked even if there is no ModelConfig to store it in.
-template <class Config>
-Store store_int(int Config::* member, std::function<bool(int)> valid) {
+// Stores what `parse` returns; its result is empty if the value is not valid. A model attribute is checked even if
+// there is no ModelConfig to store it in.
+template <class Config, class T, class Parse>
+Store store(T Config::* member, Parse parse) {
   return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
-    const auto value = parse_number<int>(text);
-    if (!value || !valid(*value)) return false;
-    if (auto* config = target<Config>(engine, model)) config->*member = *value;
+    std::optional<T> value = parse(text);
+    if (!value) return false;
+    if constexpr (std::is_same_v<Config, EngineConfig>) {
+      engine.*member = std::move(*value);
+    } else if (model != nullptr) {
+      model->*member = std::move(*value);
+    }
     return true;
   };
+}
+
+template <class Config>
+Store store_int(int Config::* member, std::function<bool(int)> valid) {
+  return store(member, [=](std::string_view text) {
+    const auto value = parse_number<int>(text);
+    return value && valid(*value) ? value : std::nullopt;
+  });
 }
 
 template <class Config, class T>
 Store store_float(T Config::* member, std::function<bool(double)> valid) {
-  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
+  return store(member, [=](std::string_view text) {
     const auto value = parse_number<double>(text);
-    if (!value || !valid(*value)) return false;
-    if (auto* config = target<Config>(engine, model)) config->*member = static_cast<T>(*value);
-    return true;
-  };
+    return value && valid(*value) ? std::optional(static_cast<T>(*value)) : std::nullopt;
+  });
 }
 
 template <class Config>
 Store store_bool(bool Config::* member) {
-  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
-    bool value = false;
-    if (!parse_bool(text, value)) return false;
-    if (auto* config = target<Config>(engine, model)) config->*member = value;
-    return true;
-  };
+  return store(member, [](std::string_view text) -> std::optional<bool> {
+    std::string lower(text);
+    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+    if (lower == "true" || lower == "1" || lower == "yes" || lower == "on") return true;
+    if (lower == "false" || lower == "0" || lower == "no" || lower == "off") return false;
+    return std::nullopt;
+  });
 }
 
 template <class Config>
 Store store_string(std::string Config::* member, std::function<bool(std::string_view)> valid) {
-  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
-    if (!valid(text)) return false;
-    if (auto* config = target<Config>(engine, model)) config->*member = std::string(text);
-    return true;
-  };
+  return store(member,
+               [=](std::string_view text) { return valid(text) ? std::optional(std::string(text)) : std::nullopt; });
 }
 
 template <class Config>
@@ -86,47 +80,49 @@ Store store_string(std::string Config::* member, std::vector<std::string_view> c
   });
 }
 
-// Whole numbers separated by commas; the value "-1" means an empty list.
-Store store_ints(std::vector<int> ModelConfig::* member) {
-  return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
-    std::vector<int> values;
+// Numbers separated by commas. parse: of one of them.
+template <class T, class Parse>
+Store store_list(std::vector<T> ModelConfig::* member, Parse parse) {
+  return store(member, [=](std::string_view text) -> std::optional<std::vector<T>> {
+    std::vector<T> values;
     while (!text.empty()) {
       const auto comma = text.find(',');
-      const auto value = parse_number<int>(trim(text.substr(0, comma)));
-      if (!value || *value < -1) return false;
-      if (*value >= 0) values.push_back(*value);
+      const auto value = parse(trim(text.substr(0, comma)));
+      if (!value) return std::nullopt;
+      values.push_back(static_cast<T>(*value));
       if (comma == std::string_view::npos) break;
       text.remove_prefix(comma + 1);
     }
-    if (model != nullptr) model->*member = std::move(values);
+    return values;
+  });
+}
+
+// Whole numbers; the value "-1" means an empty list.
+Store store_ints(std::vector<int> ModelConfig::* member) {
+  const auto at_least_minus_one = [](std::string_view text) {
+    const auto value = parse_number<int>(text);
+    return value && *value >= -1 ? value : std::nullopt;
+  };
+  const auto stored = store_list(member, at_least_minus_one);
+  return [=](std::string_view text, EngineConfig& engine, ModelConfig* model) {
+    if (!stored(text, engine, model)) return false;
+    if (model != nullptr) std::erase(model->*member, -1);
     return true;
   };
 }
 
-// Numbers separated by commas, all > 0.
+// Numbers > 0.
 Store store_floats(std::vector<float> ModelConfig::* member) {
-  return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
-    std::vector<float> values;
-    while (!text.empty()) {
-      const auto comma = text.find(',');
-      const auto value = parse_number<double>(trim(text.substr(0, comma)));
-      if (!value || *value <= 0) return false;
-      values.push_back(static_cast<float>(*value));
-      if (comma == std::string_view::npos) break;
-      text.remove_prefix(comma + 1);
-    }
-    if (model != nullptr) model->*member = std::move(values);
-    return true;
-  };
+  return store_list(member, [](std::string_view text) {
+    const auto value = parse_number<double>(text);
+    return value && *value > 0 ? value : std::nullopt;
+  });
 }
 
 // One of `letters` for each layer, or an empty text.
 Store store_letters(std::string ModelConfig::* member, std::string_view letters) {
-  return [=](std::string_view text, EngineConfig&, ModelConfig* model) {
-    if (text.find_first_not_of(letters) != std::string_view::npos) return false;
-    if (model != nullptr) model->*member = std::string(text);
-    return true;
-  };
+  return store_string(
+      member, [letters](std::string_view text) { return text.find_first_not_of(letters) == std::string_view::npos; });
 }
 
 bool store_nothing(std::string_view, EngineConfig&, ModelConfig*) { return true; }

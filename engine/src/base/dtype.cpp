@@ -1,32 +1,16 @@
 #include "base/dtype.h"
 
+#include <array>
+
 #include "base/text.h"
 #include "charonia/error.h"
 
 namespace charonia {
 
 std::string_view to_string(DType type) {
-  switch (type) {
-    case DType::f32:
-      return "fp32";
-    case DType::f16:
-      return "fp16";
-    case DType::bf16:
-      return "bf16";
-    case DType::i32:
-      return "int32";
-    case DType::i64:
-      return "int64";
-    case DType::u8:
-      return "uint8";
-    case DType::i8:
-      return "int8";
-    case DType::f8_e4m3:
-      return "fp8_e4m3";
-    case DType::f8_e8m0:
-      return "fp8_e8m0";
-  }
-  return "";
+  constexpr std::array<std::string_view, 9> kNames = {"fp32",  "fp16", "bf16",     "int32",   "int64",
+                                                      "uint8", "int8", "fp8_e4m3", "fp8_e8m0"};
+  return kNames.at(static_cast<std::size_t>(type));
 }
 
 DType weight_dtype(std::string_view name) {

@@ -25,6 +25,12 @@ MetricInfo simple(Metric metric, MetricKind kind, std::string_view name, std::st
   return {metric, kind, name, help, {}, {}, {}};
 }
 
+// A counter for each value of a label.
+MetricInfo counters(Metric metric, std::string_view name, std::string_view help, std::string_view label,
+                    std::span<const std::string_view> values) {
+  return {metric, MetricKind::counter, name, help, label, values, {}};
+}
+
 MetricInfo histogram(Metric metric, std::string_view name, std::string_view help, std::span<const double> buckets) {
   return {metric, MetricKind::histogram, name, help, {}, {}, buckets};
 }
@@ -62,20 +68,10 @@ std::span<const MetricInfo> metric_catalogue() {
              "GEMMs that cuBLASLt rejected and that ran on built-in kernels"),
       simple(jump_forward_tokens, kCounter, "charonia_jump_forward_tokens_total",
              "Tokens of structured output that the grammar determined, without a step for each"),
-      MetricInfo{request_success,
-                 kCounter,
-                 "charonia_request_success_total",
-                 "Finished requests by reason",
-                 "finished_reason",
-                 kFinishedReasons,
-                 {}},
-      MetricInfo{requests_rejected,
-                 kCounter,
-                 "charonia_requests_rejected_total",
-                 "Requests rejected, or ended by a deadline, by reason",
-                 "reason",
-                 kRejectedReasons,
-                 {}},
+      counters(request_success, "charonia_request_success_total", "Finished requests by reason", "finished_reason",
+               kFinishedReasons),
+      counters(requests_rejected, "charonia_requests_rejected_total",
+               "Requests rejected, or ended by a deadline, by reason", "reason", kRejectedReasons),
       histogram(time_to_first_token_seconds, "charonia_time_to_first_token_seconds",
                 "From submission to the first token", kLatencyBuckets),
       histogram(inter_token_latency_seconds, "charonia_inter_token_latency_seconds", "Between two tokens of a request",

@@ -32,24 +32,15 @@ struct TypeName {
   std::optional<DType> type;
 };
 constexpr TypeName kTypes[] = {
-    {"F32", 4, DType::f32},
-    {"F16", 2, DType::f16},
-    {"BF16", 2, DType::bf16},
-    {"I32", 4, DType::i32},
-    {"I64", 8, DType::i64},
-    {"U8", 1, DType::u8},
-    {"I8", 1, DType::i8},
-    {"F8_E4M3", 1, DType::f8_e4m3},
-    {"F8_E8M0", 1, DType::f8_e8m0},
-    {"F8_E4M3FN", 1, DType::f8_e4m3},  // PyTorch's name for the same type
-    {"F64", 8, std::nullopt},
-    {"U64", 8, std::nullopt},
-    {"C64", 8, std::nullopt},
-    {"U32", 4, std::nullopt},
-    {"I16", 2, std::nullopt},
-    {"U16", 2, std::nullopt},
-    {"BOOL", 1, std::nullopt},
-    {"F8_E5M2", 1, std::nullopt},
+    {"F32", 4, DType::f32},         {"F16", 2, DType::f16},
+    {"BF16", 2, DType::bf16},       {"I32", 4, DType::i32},
+    {"I64", 8, DType::i64},         {"U8", 1, DType::u8},
+    {"I8", 1, DType::i8},           {"F8_E4M3", 1, DType::f8_e4m3},
+    {"F8_E8M0", 1, DType::f8_e8m0}, {"F8_E4M3FN", 1, DType::f8_e4m3},  // PyTorch's name for the same type
+    {"F64", 8, std::nullopt},       {"U64", 8, std::nullopt},
+    {"C64", 8, std::nullopt},       {"U32", 4, std::nullopt},
+    {"I16", 2, std::nullopt},       {"U16", 2, std::nullopt},
+    {"BOOL", 1, std::nullopt},      {"F8_E5M2", 1, std::nullopt},
 };
 
 const TypeName* find_type(std::string_view name) {
@@ -63,12 +54,6 @@ std::string readable_types() {
     if (type.type) out += cat(out.empty() ? "" : ", ", type.name);
   }
   return out;
-}
-
-std::string text_of(std::span<const std::int64_t> shape) {
-  std::string out = "[";
-  for (const auto size : shape) out += cat(out.size() == 1 ? "" : ", ", size);
-  return out + "]";
 }
 
 class Descriptor {
@@ -88,6 +73,24 @@ class Descriptor {
 std::string last_error() { return std::generic_category().message(errno); }
 
 }  // namespace
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::string out = "[";
+  for (const auto size : shape) out += cat(out.size() == 1 ? "" : ", ", size);
+  return out + "]";
+}
+
+float float_at(const void* data, std::size_t index, DType type) {
+  const auto* const at = static_cast<const std::byte*>(data) + index * size_of(type);
+  float value = 0;
+  std::uint16_t bits = 0;
+  if (type == DType::f32) {
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  std::memcpy(&bits, at, sizeof bits);
+  return type == DType::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
 
 // A read-only mapping of a file.
 class SafetensorsFile::Mapping {
@@ -208,7 +211,7 @@ SafetensorsFile::Entry SafetensorsFile::read_entry(const std::string& name, std:
       fits = fits && size >= 0 && !__builtin_mul_overflow(wanted, static_cast<std::uint64_t>(size), &wanted);
     }
     if (!fits || wanted != bytes) {
-      refuse(cat("tensor ", name, " of type ", dtype, " and shape ", text_of(shape), " has ", bytes, " bytes, ",
+      refuse(cat("tensor ", name, " of type ", dtype, " and shape ", shape_text(shape), " has ", bytes, " bytes, ",
                  fits ? cat("expected ", wanted) : "expected far more"));
     }
   }

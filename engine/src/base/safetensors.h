@@ -23,6 +23,12 @@ struct TensorView {
   std::span<const std::byte> data;  // aligned as in the file; the format's own writers align to 8 bytes
 };
 
+// "[2, 3]"
+std::string shape_text(std::span<const std::int64_t> shape);
+
+// Element `index` of fp32, fp16 or bf16 data, which may be unaligned.
+float float_at(const void* data, std::size_t index, DType type);
+
 // Views stay valid as long as the object, or the object it was moved to.
 class SafetensorsFile {
  public:

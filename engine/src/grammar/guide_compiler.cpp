@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cctype>
+#include <map>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -32,18 +33,21 @@ namespace {
 using Part = GuideCompiler::Part;
 
 constexpr int kMaxBrackets = 64;
+constexpr int kMaxTerminalDepth = 64;
+constexpr double kMaxTerminalBytes = 1e6;
+constexpr double kMaxExplainedSeconds = 0.05;  // to find the place of an error, a schema is compiled several times
 constexpr char kSpecial = '\xff';  // llguidance's mark of special tokens; no text has this byte
 
 // CPU time of one mask. The other sequences of a step wait for it, so the request of a slower mask ends.
 constexpr double kMaxMaskSeconds = 0.1;
 
 // Limits of one grammar. A mask that costs more ends its request with an error.
-constexpr llg::ParserLimits kLimits{.max_items_in_row = 1000,
+constexpr llg::ParserLimits kLimits{.max_items_in_row = 3000,
                                     .initial_lexer_fuel = 1'000'000,
                                     .step_lexer_fuel = 100'000,
                                     .step_max_items = 50'000,
                                     .max_lexer_states = 25'000,
-                                    .max_grammar_size = 500'000};
+                                    .max_grammar_size = 65'000};
 
 [[noreturn]] void refuse(std::string_view why) { throw Error(ErrorCode::invalid_argument, std::string(why)); }
 
@@ -70,30 +74,138 @@ std::pair<TokenId, std::size_t> token_at(std::string_view text, std::size_t at) 
   return text.substr(end).starts_with("]>") && end > at + 2 ? std::pair{id, end + 2} : std::pair{TokenId{-1}, at};
 }
 
-// Returns the same Lark, in which tokens that end responses are empty texts: the response may end there. Rejects a
-// grammar that costs too much, or that combines regular expressions with & and ~, whose cost has no limit. own: the
-// grammar was made by this project.
-std::string checked_rules(std::string_view text, bool own, const std::vector<TokenId>& end_ids) {
+// The definitions of a grammar. llguidance copies a terminal to each place that names it.
+class Definitions {
+ public:
+  // Adds a word of the grammar, and the bytes of a literal. may_begin: the word may be the name of a definition.
+  void add(std::string_view word, bool may_begin) {
+    if (may_begin) last_ = words_.size();
+    words_.push_back(word);
+  }
+  void add_bytes(std::size_t count) { bytes_ += static_cast<double>(count); }
+
+  // The last word that may begin a definition is the name of the next one.
+  void begin() {
+    if (last_ >= words_.size()) return;
+    const auto name = words_[last_];
+    words_.resize(last_);
+    end();
+    name_ = name;
+  }
+
+  void end() {
+    auto& one = all_[name_];
+    one.words.insert(one.words.end(), words_.begin(), words_.end());
+    one.bytes += std::exchange(bytes_, 0);
+    words_.clear();
+  }
+
+  void check() {
+    double all = 0;
+    for (auto& [name, one] : all_) all += expand(one, name, 0);
+    if (all > kMaxTerminalBytes)
+      refuse(cat("with the terminals that they name, the rules have more than ", kMaxTerminalBytes, " bytes"));
+  }
+
+ private:
+  struct Definition {
+    std::vector<std::string_view> words;
+    double bytes = 0;
+    double expanded = 0;  // 0: unknown
+    int height = 0;       // of the terminals below it
+  };
+
+  static bool is_terminal(std::string_view word) {
+    const auto letter = word.find_first_not_of('_');
+    return letter != std::string_view::npos && std::isupper(static_cast<unsigned char>(word[letter])) != 0;
+  }
+
+  double expand(Definition& one, std::string_view name, int depth) {
+    if (depth + one.height > kMaxTerminalDepth)
+      refuse(cat(name, ": terminals nested more than ", kMaxTerminalDepth, " deep"));
+    if (one.expanded > 0) return one.expanded;
+    double bytes = one.bytes + 1;
+    for (const auto word : one.words) {
+      const auto found = is_terminal(word) ? all_.find(word) : all_.end();
+      if (found == all_.end()) continue;
+      bytes += expand(found->second, word, depth + 1);
+      one.height = std::max(one.height, found->second.height + 1);
+    }
+    return one.expanded = bytes;
+  }
+
+  std::map<std::string_view, Definition> all_;
+  std::string_view name_;
+  std::vector<std::string_view> words_;  // since the definition began
+  std::size_t last_ = 0;                 // in words_
+  double bytes_ = 0;
+};
+
+// Reads the JSON schema behind %json. Returns the schema and the position after it.
+std::pair<Json, std::size_t> schema_at(std::string_view text, std::size_t at) {
+  const auto begin = text.find_first_not_of(" \t\r\n", at);
+  if (begin == std::string::npos || text[begin] != '{')
+    refuse("after %json an object is expected, which is a JSON schema");
+  std::size_t end = begin;
+  int depth = 0;
+  bool quoted = false;
+  do {
+    if (end >= text.size()) refuse("the JSON schema after %json has no end");
+    const char c = text[end];
+    if (quoted && c == '\\')
+      ++end;
+    else if (c == '"')
+      quoted = !quoted;
+    else if (!quoted)
+      depth += c == '{' ? 1 : c == '}' ? -1 : 0;
+    ++end;
+  } while (depth > 0);
+  return {parse_json(text.substr(begin, end - begin), "the JSON schema after %json"), end};
+}
+
+// Returns the same Lark with checked schemas behind %json. Tokens that end responses become empty texts: the response
+// may end there. Rejects a grammar that costs too much, or that combines regular expressions with & and ~, whose cost
+// has no limit. own: the grammar was made by this project.
+std::string checked_lark(std::string_view text, bool own, const std::vector<TokenId>& end_ids) {
   std::string out;
   int depth = 0, repetitions = 0;
-  const auto skip = [&](std::size_t at, char end) {  // to the end of a literal that begins there
+  Definitions definitions;
+  const auto end_of_literal = [&](std::size_t at) {
+    const char end = text[at];
     for (++at; at < text.size() && text[at] != end && text[at] != '\n'; ++at) {
       if (end == '/' && (text[at] == '*' || text[at] == '?' || text[at] == '{')) ++repetitions;
       if (text[at] == '\\') ++at;
     }
-    return std::min(at, text.size() - 1);
+    return std::min(at + 1, text.size());
   };
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto begin = i;
+  const auto is_letter = [&](std::size_t at) {
+    return at < text.size() && (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == '_');
+  };
+  for (std::size_t i = 0, end = 0; i < text.size(); out += text.substr(i, end - i), i = end) {
     const char c = text[i];
-    if (c == '#' || text.substr(i).starts_with("//")) {
-      i = std::min(text.find('\n', i), text.size()) - 1;
+    const auto rest = text.substr(i);
+    end = i + 1;
+    if (c == '#' || rest.starts_with("//")) {
+      end = std::min(text.find('\n', i), text.size());
     } else if (c == '"' || c == '/') {
-      i = skip(i, c);
-    } else if (const auto [id, end] = token_at(text, i); std::ranges::find(end_ids, id) != end_ids.end()) {
+      end = end_of_literal(i);
+      definitions.add_bytes(end - i);
+    } else if (rest.starts_with("%json")) {
+      auto [schema, after] = schema_at(text, i + 5);
+      out += "%json " + checked_schema(std::move(schema), Space::free).dump();
+      i = end = after;
+    } else if (const auto [id, after] = token_at(text, i); std::ranges::find(end_ids, id) != end_ids.end()) {
       out += "\"\"";
-      i = end - 1;
-      continue;
+      i = end = after;
+    } else if (is_letter(i)) {
+      while (is_letter(end)) ++end;
+      if (std::isdigit(static_cast<unsigned char>(c)) == 0) definitions.add(text.substr(i, end - i), depth == 0);
+    } else if (rest.starts_with("::=")) {
+      refuse(R"(this is EBNF, and Lark is expected. Instead of root ::= "a" item+ write start: "a" item+)");
+    } else if (rest.starts_with("::")) {
+      end = i + 2;
+    } else if (c == ':' && depth == 0) {
+      definitions.begin();
     } else if (c == '(' || c == '[' || c == '{') {
       if (++depth > kMaxBrackets) refuse(cat("brackets nested more than ", kMaxBrackets, " deep, at byte ", i));
       repetitions += c == '{' ? 1 : 0;
@@ -101,43 +213,14 @@ std::string checked_rules(std::string_view text, bool own, const std::vector<Tok
       --depth;
     } else if (c == '*' || c == '?') {
       ++repetitions;
-    } else if (text.substr(i).starts_with("::=")) {
-      refuse(R"(this is EBNF, and Lark is expected. Instead of root ::= "a" item+ write start: "a" item+)");
     } else if ((c == '&' || c == '~') && !own) {
       refuse(cat("the operators & and ~ are not supported, at byte ", i, "; write a{1,3} instead of a~1..3"));
     }
-    out += text.substr(begin, i + 1 - begin);
   }
   if (repetitions > kMaxRepetitions) refuse(cat("more than ", kMaxRepetitions, " repetitions and optional parts"));
+  definitions.end();
+  definitions.check();
   return out;
-}
-
-// Returns the same Lark with checked schemas behind %json.
-std::string checked_lark(const std::string& lark, bool own, const std::vector<TokenId>& end_ids) {
-  const auto text = checked_rules(lark, own, end_ids);
-  constexpr std::string_view kWord = "%json";
-  std::string out;
-  std::size_t at = 0;
-  for (auto found = text.find(kWord); found != std::string::npos; found = text.find(kWord, at)) {
-    const auto begin = text.find_first_not_of(" \t\r\n", found + kWord.size());
-    if (begin == std::string::npos || text[begin] != '{') refuse("after %json an object is expected, which is a JSON schema");
-    std::size_t end = begin;
-    int depth = 0;
-    bool quoted = false;
-    do {
-      if (end == text.size()) refuse("the JSON schema after %json has no end");
-      const char c = text[end];
-      if (quoted && c == '\\') ++end;
-      else if (c == '"') quoted = !quoted;
-      else if (!quoted) depth += c == '{' ? 1 : c == '}' ? -1 : 0;
-      ++end;
-    } while (depth > 0);
-    end = std::min(end, text.size());
-    const auto schema = parse_json(std::string_view(text).substr(begin, end - begin), "the JSON schema after %json");
-    out += text.substr(at, begin - at) + checked_schema(schema, Space::free).dump();
-    at = end;
-  }
-  return out + text.substr(at);
 }
 
 // Returns a text as a literal of Lark. Lark and JSON have the same literals.
@@ -286,7 +369,10 @@ class Provider : public TokenMaskProvider {
 
   static void consume(llg::Matcher* matcher, const std::vector<std::uint32_t>& ids) {
     if (llguidance().matcher_consume_tokens(matcher, ids.data(), ids.size()) != 0) {
-      throw Error(ErrorCode::internal, cat("a token does not follow in the grammar: ", error_of(matcher)));
+      const auto error = error_of(matcher);
+      if (error.find("items; max is") != std::string::npos)
+        throw Error(ErrorCode::invalid_argument, cat("the grammar costs too much: ", error));
+      throw Error(ErrorCode::internal, cat("a token does not follow in the grammar: ", error));
     }
   }
 
@@ -413,8 +499,12 @@ std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
   const auto text = Json{{"grammars", std::move(list)}}.dump();
   auto out = std::make_unique<CompiledGuide>();
   out->vocabulary_ = &vocabulary_;
+  const auto begun = thread_seconds();
   out->matcher_ = match(tokens_.get(), "llguidance", text);
-  if (const auto error = error_of(out->matcher_.get()); !error.empty()) refuse(explain(parts, error));
+  if (const auto error = error_of(out->matcher_.get()); !error.empty()) {
+    refuse(thread_seconds() - begun > kMaxExplainedSeconds ? cat(parts.back().called, ": ", error)
+                                                           : explain(parts, error));
+  }
   if (bytes_) out->bytes_ = match(bytes_.get(), "llguidance", text);
   return out;
 }
@@ -422,6 +512,8 @@ std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
 std::string schema_for_llguidance(const std::string& schema) {
   return checked_schema(parse_json(schema, "the JSON schema"), Space::fixed).dump();
 }
+
+std::string regex_for_llguidance(const std::string& expression) { return lark_of_regex(expression); }
 
 // Returns the error with the name of the wrong part and the place in its schema.
 std::string GuideCompiler::explain(const std::vector<Part>& parts, const std::string& error) const {

@@ -59,7 +59,7 @@ class GuideCompiler {
   // and `split` must outlive the compiler. Throws Error(invalid_argument) if llguidance cannot be used.
   GuideCompiler(const text::TokenTable& table, int vocab_size, std::vector<TokenId> end_ids, const text::TokenSplit* split);
 
-  // Takes milliseconds, and at most some hundred milliseconds for a grammar at llguidance's limits. Thread-safe.
+  // Takes milliseconds, and at most about two seconds for a grammar at llguidance's limits. Thread-safe.
   // after_space: one space comes before the text; the text stream drops it. Throws Error(invalid_argument) if the guide
   // is wrong, is not supported or costs too much. The text of the error begins with the guide's name.
   std::unique_ptr<const CompiledGuide> compile(const Guide& guide, bool after_space) const;
@@ -78,5 +78,9 @@ class GuideCompiler {
 
 // Returns the text of a JSON schema that llguidance receives. For tests. Throws Error(invalid_argument).
 std::string schema_for_llguidance(const std::string& schema);
+
+// Returns a regular expression as the grammar in Lark that llguidance receives. For tests. Throws
+// Error(invalid_argument).
+std::string regex_for_llguidance(const std::string& expression);
 
 }  // namespace charonia::grammar

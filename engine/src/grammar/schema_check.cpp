@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <chrono>
 #include <cmath>
+#include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -19,6 +22,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMaxNesting = 64;
+constexpr std::size_t kMaxNamePatterns = 16;  // llguidance compares each with each other
+constexpr std::size_t kMaxOptional = 700;     // properties of an object; each takes four items of the parser
+// llguidance intersects the regular expressions of a text. A step of the intersection costs the product of the branches
+// of each expression.
+constexpr double kMaxBranches = 4096;
+constexpr double kFormatBranches = 8;
+constexpr unsigned long kMaxMultiple = 65'536;   // llguidance has a state for each remainder
+constexpr int kMaxCombined = 50'000;             // llguidance has the same limit
 constexpr double kMaxNumber = 9007199254740991;  // 2^53 - 1: llguidance computes with doubles
 
 // Keywords whose values are schemas, lists of schemas, and schemas by name.
@@ -56,10 +67,27 @@ bool is_in(const List& list, std::string_view one) {
   return std::ranges::find(list, one) != list.end();
 }
 
+// Whether the keyword may have a list of schemas.
+bool is_list(std::string_view key) { return is_in(kSchemaLists, key) || key == "items"; }
+
 std::string pointer(const std::string& at, std::string_view key) {
   std::string out = at + "/";
   for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
   return out;
+}
+
+// Calls visit(keyword, pointer, subschema) for each schema directly inside a schema.
+void each_schema(auto& schema, const std::string& at, const auto& visit) {
+  for (auto& [key, value] : schema.items()) {
+    const auto here = pointer(at, key);
+    if (is_in(kSchemasByName, key) && value.is_object()) {
+      for (auto& [name, inner] : value.items()) visit(key, pointer(here, name), inner);
+    } else if (is_list(key) && value.is_array()) {
+      for (std::size_t i = 0; i < value.size(); ++i) visit(key, pointer(here, std::to_string(i)), value[i]);
+    } else if (is_in(kSchemas, key)) {
+      visit(key, here, value);
+    }
+  }
 }
 
 template <class... Text>
@@ -94,6 +122,37 @@ std::string_view nearly(std::string_view key) {
   return found == known.end() || form.size() < 3 ? std::string_view() : found->second;
 }
 
+// Returns the number of branches that a regular expression has at one position, at most.
+double branches(std::string_view pattern) {
+  return 2.0 + static_cast<double>(std::ranges::count_if(
+                   pattern, [](char c) { return std::string_view("|?*+{").find(c) != std::string_view::npos; }));
+}
+
+// Returns the JSON pointer of a reference.
+std::string path_of(const std::string& reference) {
+  std::string out;
+  for (std::size_t i = 1; i < reference.size(); ++i) {
+    unsigned byte = 0;
+    const auto* const digits = reference.data() + i + 1;
+    if (reference[i] == '%' && i + 2 < reference.size() &&
+        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      out += static_cast<char>(byte);
+      i += 2;
+    } else {
+      out += reference[i];
+    }
+  }
+  return out;
+}
+
+Json* find(Json& root, const std::string& path) {
+  try {
+    return &root.at(Json::json_pointer(path));
+  } catch (const Json::exception&) {
+    return nullptr;
+  }
+}
+
 // Whether a schema is used alone: nothing else constrains the same value.
 bool is_alone(const Json& schema) {
   return std::ranges::none_of(kApplicators, [&](auto key) { return schema.contains(key); });
@@ -105,8 +164,18 @@ class Check {
 
   void run() {
     old_draft_ = is_old_draft();
-    find_merged(root_, true);
+    find_all_merged();
+    if (merges_) {
+      find_all_merged();  // and the groups
+      check_intersections();
+    }
     visit(root_, "", true);
+    for (const auto& [path, from] : references_) {
+      if (visited_.contains(path)) continue;
+      auto* const schema = find(root_, path);
+      if (schema == nullptr) refuse(pointer(from, "$ref"), "the reference leads nowhere");
+      visit(*schema, path, true);
+    }
   }
 
  private:
@@ -116,29 +185,84 @@ class Check {
     return name.find("draft-0") != std::string::npos || name.find("2019-09") != std::string::npos;
   }
 
+  // The regular expressions that may apply to one text.
+  struct Group {
+    double product() const {
+      double out = 1;
+      for (const auto& [text, cost] : branches) out *= cost;
+      return out;
+    }
+
+    std::map<std::string, double> branches;  // by pattern or format
+    std::set<const Json*> schemas;
+    std::string at;  // of the last expression
+  };
+
+  void find_all_merged() {
+    found_.clear();
+    references_.clear();
+    groups_.clear();
+    find_merged(root_, "", true, "");
+    for (std::size_t i = 0; i < references_.size(); ++i) {  // it grows
+      const auto path = references_[i].first;
+      if (const auto* const schema = find(root_, path)) find_merged(*schema, path, true, "");
+    }
+  }
+
   // Collects the targets of references that have other keywords next to them, or that are part of allOf, anyOf or
-  // oneOf. Such an object may have properties that another schema names.
-  void find_merged(const Json& schema, bool alone) {
-    if (!schema.is_object()) {
-      if (schema.is_array()) {
-        for (const auto& one : schema) find_merged(one, true);
-      }
-      return;
+  // oneOf. Such an object may have properties that another schema names. If a value has several schemas, also collects
+  // the groups of regular expressions. value: the group of the schema's values.
+  void find_merged(const Json& schema, const std::string& at, bool alone, const std::string& value) {
+    if (!schema.is_object() || !found_.insert(&schema).second) return;
+    static constexpr std::array<std::string_view, 5> kNotes = {"title", "description", "default", "$defs",
+                                                               "definitions"};
+    const auto constraints =
+        std::ranges::count_if(schema.items(), [](const auto& item) { return !is_in(kNotes, item.key()); });
+    if (schema.contains("$ref") && schema["$ref"].is_string()) {
+      const auto path = path_of(schema["$ref"].get<std::string>());
+      if (!alone || constraints > 1) merged_.insert(path);
+      merges_ |= constraints > 1;
+      references_.emplace_back(path, at);
+    }
+    if (merges_) add(schema, groups_[value], at);
+    each_schema(schema, at, [&](const std::string& key, const std::string& here, const Json& inner) {
+      const bool in_place = key == "allOf" || key == "anyOf" || key == "oneOf";
+      merges_ |= in_place && (constraints > 1 || (key == "allOf" && schema[key].size() > 1));
+      find_merged(inner, here, !in_place || (key != "allOf" && !constrains(schema, key)),
+                  in_place                                                      ? value
+                  : key == "properties"                                         ? here.substr(here.rfind('/'))
+                  : key == "patternProperties" || key == "additionalProperties" ? "*"
+                  : is_in(kSchemasByName, key)                                  ? ""
+                                                                                : "[]");
+    });
+  }
+
+  // Adds the regular expressions that a schema applies to its own value.
+  void add(const Json& schema, Group& group, const std::string& at) {
+    if (!schema.is_object() || !group.schemas.insert(&schema).second) return;
+    if (++combined_ > kMaxCombined) refuse(at, "too many schemas are combined");
+    for (const auto* const key : {"pattern", "format"}) {
+      if (!schema.contains(key) || !schema[key].is_string()) continue;
+      const auto text = schema[key].get<std::string>();
+      if (group.branches.emplace(cat(key, text), *key == 'p' ? branches(text) : kFormatBranches).second) group.at = at;
+    }
+    for (const auto* const key : {"allOf", "anyOf", "oneOf"}) {
+      if (!schema.contains(key) || !schema[key].is_array()) continue;
+      for (const auto& one : schema[key]) add(one, group, at);
     }
     if (schema.contains("$ref") && schema["$ref"].is_string()) {
-      static constexpr std::array<std::string_view, 4> kNotes = {"$ref", "title", "description", "default"};
-      const bool only = std::ranges::all_of(schema.items(), [](const auto& item) {
-        return is_in(kNotes, item.key()) || item.key() == "$defs" || item.key() == "definitions";
-      });
-      if (!alone || !only) merged_.insert(schema["$ref"].get<std::string>());
+      if (const auto* const other = find(root_, path_of(schema["$ref"].get<std::string>()))) add(*other, group, at);
     }
-    for (const auto& [key, value] : schema.items()) {
-      const bool combines = key == "allOf" || ((key == "anyOf" || key == "oneOf") && constrains(schema, key));
-      if (combines && value.is_array()) {
-        for (const auto& one : value) find_merged(one, false);
-      } else {
-        find_merged(value, true);
-      }
+  }
+
+  // A property that a pattern names may have the name of any property.
+  void check_intersections() {
+    const auto any_name = groups_["*"].product();
+    for (const auto& [value, group] : groups_) {
+      if (group.product() * (value.starts_with('/') ? any_name : 1) <= kMaxBranches) continue;
+      refuse(group.at.empty() ? groups_["*"].at : group.at,
+             "too many patterns and formats apply to one text, or have too many branches, in a schema that combines "
+             "others");
     }
   }
 
@@ -153,30 +277,17 @@ class Check {
 
   // alone: no other schema constrains the same value.
   void visit(Json& schema, const std::string& at, bool alone) {
+    visited_.insert(at);
     if (schema.is_boolean()) return;
     if (!schema.is_object()) refuse(at, "a schema is an object or a boolean");
-    if (merged_.contains("#" + at)) alone = false;
+    if (merged_.contains(at)) alone = false;
     simplify(schema, at);
     for (const auto& [key, value] : schema.items()) check_keyword(schema, key, value, at);
     check_object(schema, at, alone);
-    for (auto& [key, value] : schema.items()) {
-      const auto here = pointer(at, key);
-      if (is_in(kSchemasByName, key)) {
-        if (!value.is_object()) refuse(here, "an object of schemas is expected");
-        for (auto& [name, inner] : value.items()) {
-          if (key == "patternProperties") pattern(name, here);
-          visit(inner, pointer(here, name), true);
-        }
-      } else if (is_in(kSchemaLists, key) || (key == "items" && value.is_array())) {
-        if (!value.is_array()) refuse(here, "a list of schemas is expected");
-        if (key == "items" && !old_draft_) refuse(here, "a list of schemas is prefixItems since draft 2020-12");
-        const bool separate = key == "prefixItems" || key == "items" ||
-                              (key != "allOf" && alone && !constrains(schema, key));
-        for (std::size_t i = 0; i < value.size(); ++i) visit(value[i], pointer(here, std::to_string(i)), separate);
-      } else if (is_in(kSchemas, key)) {
-        visit(value, here, true);
-      }
-    }
+    each_schema(schema, at, [&](const std::string& key, const std::string& here, Json& inner) {
+      const bool in_place = key == "anyOf" || key == "oneOf";
+      visit(inner, here, key != "allOf" && (!in_place || (alone && !constrains(schema, key))));
+    });
   }
 
   // Handles keywords that llguidance rejects although they have no effect, or that llguidance needs in another form.
@@ -234,6 +345,13 @@ class Check {
       if (!value.is_string()) refuse(here, "a text is expected");
       pattern(value.get<std::string>(), here);
     }
+    if (is_in(kSchemasByName, key) && !value.is_object()) refuse(here, "an object of schemas is expected");
+    if (is_in(kSchemaLists, key) && !value.is_array()) refuse(here, "a list of schemas is expected");
+    if (key == "items" && value.is_array() && !old_draft_)
+      refuse(here, "a list of schemas is prefixItems since draft 2020-12");
+    if (key == "patternProperties") {
+      for (const auto& [name, inner] : value.items()) name_pattern(name, here);
+    }
     if (key == "type") check_types(value, here);
     if (key == "const" || key == "enum" || key.ends_with("imum") || key == "multipleOf") {
       check_numbers(value, here);
@@ -243,9 +361,13 @@ class Check {
     if (!known && !key.starts_with("x-")) {
       if (const auto meant = nearly(key); !meant.empty()) refuse(here, "there is no keyword ", key, ": is it ", meant, "?");
     }
+    const auto required = schema.contains("required") && schema["required"].is_array() ? schema["required"].size() : 0;
+    if (key == "properties" && value.size() > required + kMaxOptional) {
+      refuse(here, "more than ", kMaxOptional, " properties that are not required are not supported");
+    }
+    if (key == "multipleOf" && value.is_number()) multiple_of(value, here);
     if (key == "minProperties" && value.is_number()) {
       // The names of other properties may repeat, so only one of them certainly counts.
-      const auto required = schema.contains("required") && schema["required"].is_array() ? schema["required"].size() : 0;
       if (value > required + 1) {
         refuse(here, "more than one property beyond the required ones is not supported, since names may repeat");
       }
@@ -274,6 +396,19 @@ class Check {
     }
   }
 
+  // Powers of ten cost nothing. A value that has several schemas is a multiple of their least common multiple.
+  void multiple_of(const Json& value, const std::string& here) {
+    auto digits = value.dump();
+    digits.resize(std::min(digits.find('e'), digits.size()));
+    std::erase_if(digits, [](char c) { return c == '.' || c == '-'; });
+    digits.resize(digits.find_last_not_of('0') + 1);
+    const auto number = digits.empty() ? 1 : std::stoul(digits);
+    multiple_ = merges_ && number <= kMaxMultiple ? std::lcm(multiple_, number) : number;
+    if (multiple_ > kMaxMultiple) {
+      refuse(here, "multiples of more than ", kMaxMultiple, ", without zeros at the end, are not supported");
+    }
+  }
+
   void pattern(const std::string& text, const std::string& here) {
     try {
       repetitions_ += check_pattern(text, true);
@@ -281,6 +416,13 @@ class Check {
       refuse(here, error.what());
     }
     if (repetitions_ > kMaxRepetitions) refuse(here, "the patterns have more than ", kMaxRepetitions, " repetitions in all");
+  }
+
+  void name_pattern(const std::string& text, const std::string& here) {
+    pattern(text, here);
+    name_patterns_.insert(text);
+    if (name_patterns_.size() > kMaxNamePatterns)
+      refuse(here, "the schema has more than ", kMaxNamePatterns, " patterns of names");
   }
 
   // An object that names its properties has no others, unless another schema constrains it too.
@@ -305,8 +447,16 @@ class Check {
 
   Json& root_;
   bool old_draft_ = false;
-  int repetitions_ = 0;
-  std::set<std::string> merged_;
+  int repetitions_ = 0, combined_ = 0;
+  unsigned long multiple_ = 1;
+  bool merges_ = false;                     // a value has several schemas
+  std::set<const Json*> found_;             // by find_merged()
+  std::set<std::string> merged_, visited_;  // pointers
+  std::set<std::string> name_patterns_;
+  // Pointers of schemas, and of the references to them. Such a schema may have any place, for example below a keyword
+  // that JSON Schema does not define.
+  std::vector<std::pair<std::string, std::string>> references_;
+  std::map<std::string, Group> groups_;  // by "/" and the name of a property, "*" for other properties, "[]" for items
 };
 
 }  // namespace
@@ -434,18 +584,9 @@ std::string place_of_error(const Json& schema, const std::function<std::string(c
       place = name;
       at = &inner;
     };
-    const Json& here = *at;
     const auto before = place;
-    for (const auto& [key, value] : here.items()) {
-      if (deeper) break;
-      if (is_in(kSchemasByName, key) && value.is_object()) {
-        for (const auto& [name, inner] : value.items()) enter(inner, pointer(pointer(before, key), name));
-      } else if (is_in(kSchemaLists, key) && value.is_array()) {
-        for (std::size_t i = 0; i < value.size(); ++i) enter(value[i], pointer(pointer(before, key), std::to_string(i)));
-      } else if (is_in(kSchemas, key)) {
-        enter(value, pointer(before, key));
-      }
-    }
+    each_schema(*at, before,
+                [&](const std::string&, const std::string& name, const Json& inner) { enter(inner, name); });
   }
   return place;
 }

@@ -1,8 +1,7 @@
 // Loads a decoder's weights from the files onto the device.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstring>
-#include <optional>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -58,108 +57,65 @@ void check_one_order(const QuantPart& a, const QuantPart& b) {
                   " is not, and they are computed together. Use a checkpoint that quantises both or neither"));
 }
 
-std::uint16_t half_at(const std::byte* data, std::size_t index) {
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, data + index * sizeof bits, sizeof bits);
-  return bits;
-}
-
-// Data in files may be unaligned.
-void read_row(const ops::HostMatrix& matrix, std::int64_t row, std::vector<float>& out) {
-  const auto* const data = matrix.row(row);
-  out.resize(static_cast<std::size_t>(matrix.cols));
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    switch (matrix.dtype) {
-      case DType::bf16:
-        out[i] = bf16_to_float(half_at(data, i));
-        break;
-      case DType::f16:
-        out[i] = f16_to_float(half_at(data, i));
-        break;
-      case DType::f32:
-        std::memcpy(&out[i], data + i * sizeof(float), sizeof(float));
-        break;
-      default:
-        throw Error(ErrorCode::unsupported, cat("a weight of type ", to_string(matrix.dtype)));
-    }
-  }
-}
-
 float rounded(float value, DType type) {
   if (type == DType::bf16) return bf16_to_float(float_to_bf16(value));
   if (type == DType::f16) return f16_to_float(float_to_f16(value));
   return value;
 }
 
-void append(std::vector<std::byte>& to, float value, DType type) {
-  const std::uint16_t half = type == DType::bf16 ? float_to_bf16(value) : float_to_f16(value);
-  const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
-  const auto* const half_bytes = reinterpret_cast<const std::byte*>(&half);
-  if (type == DType::f32) {
-    to.insert(to.end(), bytes, bytes + sizeof value);
-  } else {
-    to.insert(to.end(), half_bytes, half_bytes + sizeof half);
+// A matrix that is made on the host.
+struct Made {
+  DType type = DType::f32;
+  std::int64_t rows = 0, cols = 0;
+  std::vector<std::byte> data;
+
+  void append(float value) {
+    const std::uint16_t half = type == DType::bf16 ? float_to_bf16(value) : float_to_f16(value);
+    const void* const from = type == DType::f32 ? static_cast<const void*>(&value) : &half;
+    const auto* const bytes = static_cast<const std::byte*>(from);
+    data.insert(data.end(), bytes, bytes + size_of(type));
   }
+  ops::HostMatrix matrix() const { return {data.data(), type, rows, cols, 0}; }
+};
+
+// Makes a matrix with a row for each row of `parts`; add_row(values, out) appends its values.
+template <class AddRow>
+Made made(const std::vector<ops::HostMatrix>& parts, DType type, AddRow add_row) {
+  Made out{.type = type, .cols = parts.front().cols, .data = {}};
+  for (const auto& part : parts) out.rows += part.rows;
+  out.data.reserve(static_cast<std::size_t>(out.rows * out.cols) * size_of(type));
+  std::vector<float> values(static_cast<std::size_t>(out.cols));
+  for (const auto& part : parts) {
+    for (std::int64_t row = 0; row < part.rows; ++row) {
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = float_at(part.row(row), i, part.dtype);
+      add_row(values, out);
+    }
+  }
+  return out;
 }
 
 // Splits a matrix into the sum of two matrices of a 16-bit type: the rounded values, and the rounded rounding errors.
 // Together they keep 16 bits of a value with bf16 and 22 with fp16.
-class Halves {
- public:
-  Halves(const std::vector<ops::HostMatrix>& parts, DType type) : type_(type) {
-    std::vector<float> values;
-    for (const auto& part : parts) {
-      cols_ = part.cols;
-      rows_ += part.rows;
-      for (std::int64_t row = 0; row < part.rows; ++row) {
-        read_row(part, row, values);
-        for (const float value : values) {
-          append(high_, value, type);
-          append(low_, value - rounded(value, type), type);
-        }
-      }
-    }
-  }
-  std::vector<ops::HostMatrix> matrices() const {
-    return {{high_.data(), type_, rows_, cols_, 0}, {low_.data(), type_, rows_, cols_, 0}};
-  }
-
- private:
-  DType type_;
-  std::int64_t rows_ = 0, cols_ = 0;
-  std::vector<std::byte> high_, low_;
-};
+std::array<Made, 2> halves(const std::vector<ops::HostMatrix>& parts, DType type) {
+  return {made(parts, type,
+               [](const auto& values, Made& out) {
+                 for (const float value : values) out.append(value);
+               }),
+          made(parts, type, [type](const auto& values, Made& out) {
+            for (const float value : values) out.append(value - rounded(value, type));
+          })};
+}
 
 // Rows divided by their lengths, in the weight type.
-class UnitRows {
- public:
-  UnitRows(const std::vector<ops::HostMatrix>& parts, DType type) : type_(type) {
-    std::size_t elements = 0;
-    for (const auto& part : parts) elements += static_cast<std::size_t>(part.rows * part.cols);
-    data_.reserve(elements * size_of(type));
-    for (const auto& part : parts) {
-      cols_ = part.cols;
-      for (std::int64_t row = 0; row < part.rows; ++row) add(part, row);
-    }
-  }
-  ops::HostMatrix matrix() const { return {data_.data(), type_, rows_, cols_, 0}; }
-
- private:
-  void add(const ops::HostMatrix& part, std::int64_t row) {
-    read_row(part, row, values_);
+Made unit_rows(const std::vector<ops::HostMatrix>& parts, DType type) {
+  return made(parts, type, [type](const auto& values, Made& out) {
     double sum = 0;
-    for (const float value : values_) sum += double{value} * value;
+    for (const float value : values) sum += double{value} * value;
     constexpr float kMin = 1e-12F;  // a row of zeros stays zero
-    const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type_), kMin);
-    for (const float value : values_) append(data_, value / length, type_);
-    ++rows_;
-  }
-
-  DType type_;
-  std::int64_t rows_ = 0, cols_ = 0;
-  std::vector<std::byte> data_;
-  std::vector<float> values_;
-};
+    const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type), kMin);
+    for (const float value : values) out.append(value / length);
+  });
+}
 
 ops::Activation activation_of(const std::string& name) {
   return name == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
@@ -289,8 +245,8 @@ void Decoder::load_mlp(const WeightFiles& files, const std::string& at, std::int
   };
   std::vector<ops::HostMatrix> gate_up_bias, down_bias;
   if (config_.mlp_bias) {
-    gate_up_bias = stacked(files.get(at + "w1" + number + ".bias", inter, 1),
-                           files.get(at + "w3" + number + ".bias", inter, 1));
+    gate_up_bias =
+        stacked(files.get(at + "w1" + number + ".bias", inter, 1), files.get(at + "w3" + number + ".bias", inter, 1));
     if (shard_.rank == 0) down_bias = files.get(at + "w2.0.bias", hidden, 1);
   }
   layer.gate_up = linear(files, {{weight("w1", inter, hidden), weight("w3", inter, hidden)}}, gate_up_bias);
@@ -302,10 +258,10 @@ void Decoder::load_router(const WeightFiles& files, const std::string& at, Layer
   auto parts = files.get(at + "gate.weight", experts, hidden);
   const bool wider = precision_.weight != DType::f32 &&
                      std::ranges::any_of(parts, [](const auto& part) { return part.dtype == DType::f32; });
-  std::optional<Halves> halves;
+  std::array<Made, 2> split;
   if (config_.router_fp32 && wider) {
-    halves.emplace(parts, precision_.weight);
-    parts = halves->matrices();
+    split = halves(parts, precision_.weight);
+    parts = {split[0].matrix(), split[1].matrix()};
   }
   if (config_.shared_expert_gate) parts = stacked(std::move(parts), files.get(at + "shared_gate.weight", 1, hidden));
   layer.router = count(ops_.make_linear(parts, {}, precision_.weight));
@@ -382,7 +338,7 @@ void Decoder::load_output(const WeightFiles& files) {
   final_norm_ = norm(files, "norm.weight", hidden);
   const Wanted output{cat("output.", shard_.rank, ".weight"), shard_.logits, hidden};
   if (config_.normalize_output) {
-    const UnitRows unit(files.get(output.name, output.rows, output.cols), precision_.weight);
+    const auto unit = unit_rows(files.get(output.name, output.rows, output.cols), precision_.weight);
     output_ = count(ops_.make_linear({{unit.matrix()}}, {}, precision_.weight));
   } else {
     output_ = linear(files, {{output}}, {});

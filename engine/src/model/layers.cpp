@@ -10,63 +10,48 @@
 namespace charonia::model {
 namespace {
 
+constexpr auto kInvalid = ErrorCode::invalid_argument, kUnsupported = ErrorCode::unsupported;
+
 template <class... What>
-[[noreturn]] void refuse_config(ErrorCode code, const What&... what) {
-  throw Error(code, cat(what..., "; the model's config.ini is written by charonia convert"));
+void refuse_if(bool wrong, ErrorCode code, const What&... what) {
+  if (wrong) throw Error(code, cat(what..., "; the model's config.ini is written by charonia convert"));
 }
 
 void check_letters(const ModelConfig& config, std::string_view key, const std::string& letters) {
-  if (letters.empty() || letters.size() == static_cast<std::size_t>(config.num_layer)) return;
-  refuse_config(ErrorCode::invalid_argument, key, " has ", letters.size(),
-                " letters for num_layer = ", config.num_layer);
+  refuse_if(!letters.empty() && letters.size() != static_cast<std::size_t>(config.num_layer), kInvalid, key, " has ",
+            letters.size(), " letters for num_layer = ", config.num_layer);
 }
 
 void check_rotation(const ModelConfig& config) {
   const int dim = config.rotary_embedding, size = config.size_per_head;
-  if (size % 2 != 0) refuse_config(ErrorCode::unsupported, "size_per_head = ", size, " is not even");
-  if (dim % 2 != 0 || dim > size) {
-    refuse_config(ErrorCode::unsupported, "rotary_embedding = ", dim,
-                  " must be an even number up to size_per_head = ", size);
-  }
-  if (config.alibi && dim != 0) {
-    refuse_config(ErrorCode::invalid_argument, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
-  }
-  if (config.rotary_interleaved && dim == 0) {
-    refuse_config(ErrorCode::invalid_argument, "rotary_interleaved = 1 with rotary_embedding = 0");
-  }
+  refuse_if(size % 2 != 0, kUnsupported, "size_per_head = ", size, " is not even");
+  refuse_if(dim % 2 != 0 || dim > size, kUnsupported, "rotary_embedding = ", dim,
+            " must be an even number up to size_per_head = ", size);
+  refuse_if(config.alibi && dim != 0, kInvalid, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
+  refuse_if(config.rotary_interleaved && dim == 0, kInvalid, "rotary_interleaved = 1 with rotary_embedding = 0");
   const auto& kind = config.rope_scaling_type;
   if (dim == 0 || kind == "default" || kind == "linear") return;
-  if ((kind == "dynamic" || kind == "qwen") && dim < 4) {
-    refuse_config(ErrorCode::unsupported, "rope_scaling_type = ", kind, " needs rotary_embedding >= 4, and it is ",
-                  dim);
-  }
+  refuse_if((kind == "dynamic" || kind == "qwen") && dim < 4, kUnsupported, "rope_scaling_type = ", kind,
+            " needs rotary_embedding >= 4, and it is ", dim);
   const int original = config.rope_original_max_position_embeddings;
-  if ((kind == "llama3" || kind == "yarn" || kind == "longrope") && original < 1) {
-    refuse_config(ErrorCode::invalid_argument, "rope_scaling_type = ", kind,
-                  " needs rope_original_max_position_embeddings, and it is ", original);
-  }
-  if (kind == "longrope") {
-    const auto half = static_cast<std::size_t>(dim / 2);
-    if (config.rope_short_factors.size() != half || config.rope_long_factors.size() != half) {
-      refuse_config(ErrorCode::invalid_argument, "rope_short_factors and rope_long_factors hold ",
-                    config.rope_short_factors.size(), " and ", config.rope_long_factors.size(),
-                    " numbers, and must hold ", half, " (rotary_embedding / 2) each");
-    }
-  }
+  refuse_if((kind == "llama3" || kind == "yarn" || kind == "longrope") && original < 1, kInvalid,
+            "rope_scaling_type = ", kind, " needs rope_original_max_position_embeddings, and it is ", original);
+  if (kind != "longrope") return;
+  const auto half = static_cast<std::size_t>(dim / 2);
+  const auto short_factors = config.rope_short_factors.size(), long_factors = config.rope_long_factors.size();
+  refuse_if(short_factors != half || long_factors != half, kInvalid, "rope_short_factors and rope_long_factors hold ",
+            short_factors, " and ", long_factors, " numbers, and must hold ", half, " (rotary_embedding / 2) each");
 }
 
 void check_norms(const ModelConfig& config) {
-  const auto refuse = [](ErrorCode code, const auto&... what) { refuse_config(code, what...); };
-  constexpr auto kInvalid = ErrorCode::invalid_argument, kUnsupported = ErrorCode::unsupported;
-  if (config.qk_norm_rows && !config.qk_norm) refuse(kInvalid, "qk_norm_rows = 1 needs qk_norm = 1");
-  if (config.qk_norm_after_rotary && !config.qk_norm) refuse(kInvalid, "qk_norm_after_rotary = 1 needs qk_norm = 1");
-  if (config.qk_norm_rows && config.qk_norm_after_rotary) {
-    refuse(kUnsupported, "qk_norm_rows = 1 with qk_norm_after_rotary = 1");
-  }
-  if (!config.pre_norms && !config.post_norms) refuse(kInvalid, "pre_norms = 0 needs post_norms = 1");
-  if (config.layer_norm && config.post_norms) refuse(kUnsupported, "layer_norm = 1 with post_norms = 1");
-  if (config.layer_norm && config.qk_norm) refuse(kUnsupported, "layer_norm = 1 with qk_norm = 1");
-  if (config.parallel_block && config.post_norms) refuse(kUnsupported, "parallel_block = 1 with post_norms = 1");
+  refuse_if(config.qk_norm_rows && !config.qk_norm, kInvalid, "qk_norm_rows = 1 needs qk_norm = 1");
+  refuse_if(config.qk_norm_after_rotary && !config.qk_norm, kInvalid, "qk_norm_after_rotary = 1 needs qk_norm = 1");
+  refuse_if(config.qk_norm_rows && config.qk_norm_after_rotary, kUnsupported,
+            "qk_norm_rows = 1 with qk_norm_after_rotary = 1");
+  refuse_if(!config.pre_norms && !config.post_norms, kInvalid, "pre_norms = 0 needs post_norms = 1");
+  refuse_if(config.layer_norm && config.post_norms, kUnsupported, "layer_norm = 1 with post_norms = 1");
+  refuse_if(config.layer_norm && config.qk_norm, kUnsupported, "layer_norm = 1 with qk_norm = 1");
+  refuse_if(config.parallel_block && config.post_norms, kUnsupported, "parallel_block = 1 with post_norms = 1");
 }
 
 void check_experts(const ModelConfig& config) {
@@ -77,63 +62,47 @@ void check_experts(const ModelConfig& config) {
         {"router_bias = 1", config.router_bias},
         {"router_groups is not 0", groups != 0},
         {"shared_expert_inter_size is not 0", config.shared_expert_inter_size != 0}};
-    for (const auto& [what, holds] : without) {
-      if (holds) refuse_config(ErrorCode::invalid_argument, what, ", and num_experts is 0");
-    }
+    for (const auto& [what, holds] : without) refuse_if(holds, kInvalid, what, ", and num_experts is 0");
     return;
   }
-  if (config.experts_per_token < 1 || config.experts_per_token > count || config.expert_inter_size < 1) {
-    refuse_config(ErrorCode::invalid_argument, "num_experts = ", count,
-                  " with experts_per_token = ", config.experts_per_token,
-                  " (1 to num_experts) and expert_inter_size = ", config.expert_inter_size, " (>= 1)");
-  }
+  refuse_if(config.experts_per_token < 1 || config.experts_per_token > count || config.expert_inter_size < 1, kInvalid,
+            "num_experts = ", count, " with experts_per_token = ", config.experts_per_token,
+            " (1 to num_experts) and expert_inter_size = ", config.expert_inter_size, " (>= 1)");
   const ops::RouterParams how{
       .top_k = config.experts_per_token, .groups = groups, .top_groups = config.router_top_groups};
-  if (!how.fits(count) || (groups == 0 && config.router_top_groups != 0)) {
-    refuse_config(ErrorCode::invalid_argument, "router_groups = ", groups,
-                  " with router_top_groups = ", config.router_top_groups, " and experts_per_token = ", how.top_k,
-                  ": num_experts = ", count, " experts must be in up to ", ops::RouterParams::kMaxGroups,
-                  " groups of one size, 2 or more, and the top groups must have enough of them");
-  }
-  if (config.router_norm_min * static_cast<float>(count) >= 1) {
-    refuse_config(ErrorCode::invalid_argument, "router_norm_min = ", config.router_norm_min,
-                  " must be less than 1 / num_experts, and num_experts is ", count);
-  }
-  if (config.shared_expert_gate && config.shared_expert_inter_size == 0) {
-    refuse_config(ErrorCode::invalid_argument, "shared_expert_gate = 1, and shared_expert_inter_size is 0");
-  }
+  refuse_if(!how.fits(count) || (groups == 0 && config.router_top_groups != 0), kInvalid, "router_groups = ", groups,
+            " with router_top_groups = ", config.router_top_groups, " and experts_per_token = ", how.top_k,
+            ": num_experts = ", count, " experts must be in up to ", ops::RouterParams::kMaxGroups,
+            " groups of one size, 2 or more, and the top groups must have enough of them");
+  refuse_if(config.router_norm_min * static_cast<float>(count) >= 1, kInvalid,
+            "router_norm_min = ", config.router_norm_min, " must be less than 1 / num_experts, and num_experts is ",
+            count);
+  refuse_if(config.shared_expert_gate && config.shared_expert_inter_size == 0, kInvalid,
+            "shared_expert_gate = 1, and shared_expert_inter_size is 0");
 }
 
 }  // namespace
 
 void check_model(const ModelConfig& config) {
-  if (config.kv_head_num < 1 || config.head_num % config.kv_head_num != 0) {
-    refuse_config(ErrorCode::invalid_argument, "head_num = ", config.head_num,
-                  " is not a multiple of kv_head_num = ", config.kv_head_num);
-  }
+  refuse_if(config.kv_head_num < 1 || config.head_num % config.kv_head_num != 0, kInvalid,
+            "head_num = ", config.head_num, " is not a multiple of kv_head_num = ", config.kv_head_num);
   check_rotation(config);
   check_norms(config);
-  if (config.q_scale_beta > 0 && config.q_scale_length == 0) {
-    refuse_config(ErrorCode::invalid_argument, "q_scale_beta = ", config.q_scale_beta,
-                  " needs q_scale_length above 0, and it is 0");
-  }
+  refuse_if(config.q_scale_beta > 0 && config.q_scale_length == 0, kInvalid, "q_scale_beta = ", config.q_scale_beta,
+            " needs q_scale_length above 0, and it is 0");
   check_letters(config, "layer_windows", config.layer_windows);
   check_letters(config, "layer_experts", config.layer_experts);
   check_letters(config, "layer_rotary", config.layer_rotary);
-  if (config.rotary_embedding == 0 && config.layer_rotary.find('r') != std::string::npos) {
-    refuse_config(ErrorCode::invalid_argument, "layer_rotary = ", config.layer_rotary,
-                  " has layers with rotation, and rotary_embedding is 0");
-  }
+  refuse_if(config.rotary_embedding == 0 && config.layer_rotary.find('r') != std::string::npos, kInvalid,
+            "layer_rotary = ", config.layer_rotary, " has layers with rotation, and rotary_embedding is 0");
   check_experts(config);
 }
 
 DType data_type(const ModelConfig& config) {
   if (!config.data_type.empty()) return weight_dtype(config.data_type);
   const auto& type = config.weight_type;
-  if (type != "bf16" && type != "fp16" && type != "fp32") {
-    refuse_config(ErrorCode::unsupported, "weight_type = ", type,
-                  " needs data_type = bf16, fp16 or fp32, and it is empty");
-  }
+  refuse_if(type != "bf16" && type != "fp16" && type != "fp32", kUnsupported, "weight_type = ", type,
+            " needs data_type = bf16, fp16 or fp32, and it is empty");
   return weight_dtype(type);
 }
 

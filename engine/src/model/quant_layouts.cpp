@@ -28,12 +28,6 @@ template <class... What>
 
 std::int64_t round_up_quotient(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-std::string text_of(std::span<const std::int64_t> shape) {
-  std::string out = "[";
-  for (const auto size : shape) out += cat(out.size() == 1 ? "" : ", ", size);
-  return out + "]";
-}
-
 // Unaligned, because a file's data may begin anywhere.
 template <class T>
 T load(const std::byte* data, std::int64_t index) {
@@ -140,19 +134,8 @@ bool any_nan_f8(const std::uint8_t* codes, std::int64_t n) {
 }  // namespace
 
 std::string_view to_string(QuantLayout layout) {
-  switch (layout) {
-    case QuantLayout::rows:
-      return "rows";
-    case QuantLayout::packed_rows:
-      return "packed-rows";
-    case QuantLayout::awq:
-      return "awq";
-    case QuantLayout::gptq:
-      return "gptq";
-    case QuantLayout::mxfp4:
-      return "mxfp4";
-  }
-  return "";
+  constexpr std::array<std::string_view, 5> kNames = {"rows", "packed-rows", "awq", "gptq", "mxfp4"};
+  return kNames.at(static_cast<std::size_t>(layout));
 }
 
 DType Quantization::codes_dtype() const {
@@ -189,12 +172,12 @@ QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range&
   scale_steps_ = find_scales();
   if (tensors_.zeros) zero_steps_ = find_zeros();
   if (tensors_.order && tensors_.order->view.shape != std::vector{file_cols_}) {
-    refuse("has the groups of its columns in ", tensors_.order->name, " of shape ", text_of(tensors_.order->view.shape),
-           ", expected [", file_cols_, "]");
+    refuse("has the groups of its columns in ", tensors_.order->name, " of shape ",
+           shape_text(tensors_.order->view.shape), ", expected [", file_cols_, "]");
   }
   if (tensors_.input_scale && tensors_.input_scale->view.data.size() != size_of(tensors_.input_scale->view.dtype)) {
     refuse("has the input's scale in ", tensors_.input_scale->name, " of shape ",
-           text_of(tensors_.input_scale->view.shape), ", expected one value");
+           shape_text(tensors_.input_scale->view.shape), ", expected one value");
   }
   const auto type = tensors_.scales.view.dtype;
   format_.code = how_.code;
@@ -215,11 +198,11 @@ void QuantPart::find_shape() {
   const bool by_column = how_.layout == QuantLayout::awq || how_.layout == QuantLayout::gptq;
   const bool blocks = how_.layout == QuantLayout::mxfp4 && shape.size() == 4 && shape[3] == kMxBlock;
   if (!blocks && shape.size() != 2 && (shape.size() != 3 || by_column)) {
-    refuse("has shape ", text_of(shape), ", which is not valid in layout ", to_string(how_.layout));
+    refuse("has shape ", shape_text(shape), ", which is not valid in layout ", to_string(how_.layout));
   }
   // Checked before any product: a tensor without values may have sizes of any magnitude next to the 0.
   if (std::ranges::any_of(shape, [](auto size) { return size <= 0; })) {
-    refuse("has shape ", text_of(shape), ": sizes must be at least 1");
+    refuse("has shape ", shape_text(shape), ": sizes must be at least 1");
   }
   if (by_column) {
     file_rows_ = shape[1] * (how_.layout == QuantLayout::awq ? codes : 1);
@@ -260,7 +243,7 @@ QuantPart::Steps QuantPart::find_scales() const {
   const auto& shape = tensors_.scales.view.shape;
   if (how_.layout == QuantLayout::awq || how_.layout == QuantLayout::gptq) {
     if (shape == std::vector{file_groups_, file_rows_}) return {.row = 1, .group = file_rows_};
-    refuse("has scales ", tensors_.scales.name, " of shape ", text_of(shape), ", expected [", file_groups_, ", ",
+    refuse("has scales ", tensors_.scales.name, " of shape ", shape_text(shape), ", expected [", file_groups_, ", ",
            file_rows_, "]: groups of ", file_cols_ / file_groups_, " of its ", file_cols_, " columns, and its rows");
   }
   // In a tensor with three dimensions, a block of rows must not reach into the next matrix.
@@ -276,8 +259,9 @@ QuantPart::Steps QuantPart::find_scales() const {
   if (one_group && shape == std::vector{file_rows_}) return {.row = 1};
   const bool one = shape.size() <= 2 && std::ranges::all_of(shape, [](auto size) { return size == 1; });
   if (one_group && one) return {};
-  refuse("has scales ", tensors_.scales.name, " of shape ", text_of(shape), ", expected [", blocks, ", ", file_groups_,
-         "]", codes.size() > 2 ? cat(" or [", codes[0], ", ", matrix_blocks, ", ", file_groups_, "]") : "", ": ",
+  refuse("has scales ", tensors_.scales.name, " of shape ", shape_text(shape), ", expected [", blocks, ", ",
+         file_groups_, "]",
+         codes.size() > 2 ? cat(" or [", codes[0], ", ", matrix_blocks, ", ", file_groups_, "]") : "", ": ",
          how_.group_rows > 1 ? cat("blocks of ", how_.group_rows, " of ") : "", "its ", file_rows_,
          " rows, and groups of ", group_size(), " of its ", file_cols_, " columns",
          one_group ? cat("; or [", file_rows_, "], or one for all") : "");
@@ -290,8 +274,8 @@ QuantPart::Steps QuantPart::find_zeros() const {
   const bool by_row = how_.layout == QuantLayout::packed_rows;
   const auto expected = by_row ? std::vector{words, file_groups_} : std::vector{file_groups_, words};
   if (shape != expected) {
-    refuse("has zeros ", tensors_.zeros->name, " of shape ", text_of(shape), ", expected ", text_of(expected), ": ",
-           codes, " of ", file_rows_, " rows in a number, and ", file_groups_, " groups");
+    refuse("has zeros ", tensors_.zeros->name, " of shape ", shape_text(shape), ", expected ", shape_text(expected),
+           ": ", codes, " of ", file_rows_, " rows in a number, and ", file_groups_, " groups");
   }
   return by_row ? Steps{.rows = codes, .row = file_groups_, .group = 1}
                 : Steps{.rows = codes, .row = 1, .group = words};

@@ -1,7 +1,6 @@
 #include "model/weights.h"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 #include <system_error>
 #include <tuple>
@@ -12,20 +11,6 @@
 
 namespace charonia::model {
 namespace {
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) out += cat(i == 0 ? "" : ", ", shape[i]);
-  return out + "]";
-}
-
-// Unaligned, because a file's data may begin anywhere.
-template <class T>
-T read(const std::byte* data) {
-  T out;
-  std::memcpy(&out, data, sizeof out);
-  return out;
-}
 
 // From the first byte of a matrix to its last byte.
 std::span<const std::byte> bytes_of(const ops::HostMatrix& matrix) {
@@ -207,17 +192,7 @@ std::vector<float> WeightFiles::get_vector(std::string_view name, std::int64_t n
   out.reserve(static_cast<std::size_t>(n));
   for (const auto& part : get(name, row ? 1 : n, row ? n : 1)) {
     for (std::int64_t i = 0; i < part.rows * part.cols; ++i) {
-      const auto* const at = part.row(i / part.cols) + static_cast<std::size_t>(i % part.cols) * size_of(part.dtype);
-      switch (part.dtype) {
-        case DType::f32:
-          out.push_back(read<float>(at));
-          break;
-        case DType::bf16:
-          out.push_back(bf16_to_float(read<std::uint16_t>(at)));
-          break;
-        default:  // the manifest has no other type
-          out.push_back(f16_to_float(read<std::uint16_t>(at)));
-      }
+      out.push_back(float_at(part.row(i / part.cols), static_cast<std::size_t>(i % part.cols), part.dtype));
     }
   }
   return out;

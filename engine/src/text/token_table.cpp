@@ -70,8 +70,6 @@ TokenTable::TokenTable(std::vector<std::string> tokens, std::vector<std::uint8_t
   }
 }
 
-int TokenTable::size() const { return static_cast<int>(special_.size()); }
-
 std::string_view TokenTable::text_bytes(std::int32_t id) const {
   return is_special(id) ? std::string_view{} : raw_bytes(id);
 }
@@ -86,7 +84,5 @@ std::string_view TokenTable::raw_bytes(std::int32_t id) const {
 bool TokenTable::is_special(std::int32_t id) const {
   return id >= 0 && id < size() && special_[static_cast<std::size_t>(id)] != 0;
 }
-
-bool TokenTable::strip_leading_space() const { return strip_leading_space_; }
 
 }  // namespace charonia::text

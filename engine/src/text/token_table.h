@@ -20,13 +20,13 @@ class TokenTable {
   // special: one entry per token, not 0 for special tokens.
   TokenTable(std::vector<std::string> tokens, std::vector<std::uint8_t> special, bool strip_leading_space);
 
-  int size() const;
+  int size() const { return static_cast<int>(special_.size()); }
   // The bytes that the token adds to a text: empty for special tokens and for ids beyond the table (padding of the
   // vocabulary).
   std::string_view text_bytes(std::int32_t id) const;
   std::string_view raw_bytes(std::int32_t id) const;  // with the bytes of special tokens
   bool is_special(std::int32_t id) const;
-  bool strip_leading_space() const;
+  bool strip_leading_space() const { return strip_leading_space_; }
 
  private:
   TokenTable() = default;

@@ -9,10 +9,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
+#include "attention_reference.h"
 #include "device_arrays.h"
 #include "ops/cuda/kernels/attention.h"
 #include "ops_support.h"
@@ -27,6 +28,20 @@ using ops::uniform;
 struct Chunk {
   int sequence, begin, end;  // rows at positions [begin, end)
 };
+using Chunks = std::vector<Chunk>;
+
+inline constexpr std::array kTiledDims = {32, 64, 96, 128, 256};
+inline constexpr std::array kBlockLens = {1, 3, 16, 20, 64, 128, 300};
+inline constexpr std::array kGroups = {1, 2, 3, 4, 5, 6, 7, 8, 16};
+
+template <class T, std::size_t n>
+T one_of(Random& random, const std::array<T, n>& from) {
+  return from[static_cast<std::size_t>(uniform(random, 0, static_cast<int>(n) - 1))];
+}
+
+inline AttentionShape shape_of(int kv_heads, int group, int head_dim, int block_len) {
+  return {.heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = head_dim, .block_len = block_len};
+}
 
 // Sequences with random q, k and v in random blocks.
 struct World {
@@ -62,6 +77,13 @@ struct World {
     }
   }
 
+  // Bit 0 of `kinds` sets a window, bit 1 a soft cap, bit 2 slopes.
+  void weigh(Random& random, int kinds, int max_window) {
+    if ((kinds & 1) != 0) window = uniform(random, 1, max_window);
+    if ((kinds & 2) != 0) soft_cap = 0.5F + static_cast<float>(uniform(random, 0, 100)) / 25;
+    for (int h = 0; (kinds & 4) != 0 && h < shape.heads; ++h) slopes.push_back(std::exp2(-static_cast<float>(h + 1)));
+  }
+
   // Quantises the cache: k and v become the values that are read from it, rounded to their type.
   void quantise(int bits) {
     quant_bits = bits;
@@ -69,7 +91,7 @@ struct World {
     for (std::size_t s = 0; s < qkv.size(); ++s) {
       for (int position = 0; position < lengths[s]; ++position) {
         for (int h = 0; h < 2 * shape.kv_heads; ++h) {
-          const auto head = stored(static_cast<int>(s), position, h);
+          const auto head = stored(s, position, h);
           for (int d = 0; d < shape.head_dim; ++d) {
             qkv[s].set(position, (shape.heads + h) * shape.head_dim + d, static_cast<float>(head.value(d)));
           }
@@ -77,33 +99,16 @@ struct World {
       }
     }
   }
-  QuantisedHead stored(int sequence, int position, int kv_head) const {
+  ops::QuantisedHead stored(std::size_t sequence, int position, int kv_head) const {
     std::vector<float> x;
     for (int d = 0; d < shape.head_dim; ++d) {
-      x.push_back(
-          unquantised[static_cast<std::size_t>(sequence)].at(position, (shape.heads + kv_head) * shape.head_dim + d));
+      x.push_back(unquantised[sequence].at(position, (shape.heads + kv_head) * shape.head_dim + d));
     }
     return {x, quant_bits};
   }
 
-  CacheLayer layer(void* data, DType cache_type) const {
-    return {data, cache_type, shape.kv_heads, shape.head_dim, shape.block_len, quant_bits};
-  }
-
-  // Like cache(), quantised: data that must not be read has NaN as its zero.
-  std::vector<std::byte> quantised_cache(const std::vector<Chunk>& chunks) const {
-    const auto there = layer(nullptr, type);
-    std::vector<std::byte> out(static_cast<std::size_t>(there.block_bytes() * blocks), std::byte{0xff});
-    for (const auto& chunk : chunks) {
-      for (int position = first_read(chunk.begin); position < chunk.end; ++position) {
-        const auto block =
-            tables[static_cast<std::size_t>(chunk.sequence)][static_cast<std::size_t>(position / shape.block_len)];
-        for (int h = 0; h < 2 * shape.kv_heads; ++h) {
-          write_head(out, there, block, h, position % shape.block_len, stored(chunk.sequence, position, h));
-        }
-      }
-    }
-    return out;
+  CacheLayer layer(void* data) const {
+    return {data, type, shape.kv_heads, shape.head_dim, shape.block_len, quant_bits};
   }
 
   // The first position that is read for rows from `position` on.
@@ -111,21 +116,25 @@ struct World {
     return window == 0 ? 0 : std::max(0, position - window + 1) / kAttentionTile * kAttentionTile;
   }
 
-  // The cache after the rows of `chunks` are stored, without data beyond them or before the window.
-  Matrix cache(const std::vector<Chunk>& chunks, DType cache_type) const {
-    const int dim = shape.head_dim, kv_heads = shape.kv_heads;
-    Matrix out(cache_type, std::int64_t{blocks} * 2 * kv_heads * shape.block_len, dim);
-    for (std::int64_t r = 0; r < out.rows; ++r) {
-      for (int d = 0; d < dim; ++d) out.set(r, d, std::numeric_limits<float>::quiet_NaN());
-    }
+  // The cache after the rows of `chunks` are stored. Data beyond them or before the window is NaN, or has it as its
+  // zero.
+  std::vector<std::byte> cache(const Chunks& chunks) const {
+    const auto there = layer(nullptr);
+    std::vector<std::byte> out(static_cast<std::size_t>(there.block_bytes() * blocks), std::byte{0xff});
     for (const auto& chunk : chunks) {
-      const auto& rows = qkv[static_cast<std::size_t>(chunk.sequence)];
+      const auto s = static_cast<std::size_t>(chunk.sequence);
       for (int position = first_read(chunk.begin); position < chunk.end; ++position) {
-        const auto block =
-            tables[static_cast<std::size_t>(chunk.sequence)][static_cast<std::size_t>(position / shape.block_len)];
-        for (int h = 0; h < 2 * kv_heads; ++h) {
-          const auto to = (std::int64_t{block} * 2 * kv_heads + h) * shape.block_len + position % shape.block_len;
-          for (int d = 0; d < dim; ++d) out.set(to, d, rows.at(position, (shape.heads + h) * dim + d));
+        const auto block = tables[s][static_cast<std::size_t>(position / shape.block_len)];
+        const int slot = position % shape.block_len;
+        for (int h = 0; h < 2 * shape.kv_heads; ++h) {
+          if (quant_bits != 0) {
+            write_head(out, there, block, h, slot, stored(s, position, h));
+          } else {
+            const auto size = size_of(type), from = static_cast<std::size_t>(position * qkv[s].stride) +
+                                                    static_cast<std::size_t>((shape.heads + h) * shape.head_dim);
+            std::memcpy(out.data() + static_cast<std::size_t>(there.k_at(block, h, slot)) * size,
+                        qkv[s].bytes.data() + from * size, static_cast<std::size_t>(shape.head_dim) * size);
+          }
         }
       }
     }
@@ -133,21 +142,18 @@ struct World {
   }
 
   struct Options {
+    DType q_type, out_type;
     int sms = 6;
     bool reproducible = false;
     bool plan_of_all = false;  // the step's items are also made for layers without a window
-    DType cache_type = DType::f32, q_type = DType::f32, out_type = DType::f32;
-    int padding = 0;      // rows
-    bool repeat = false;  // first runs the same into another output
-    int q_gap = 0;        // additional elements between rows, aligned to 16 bytes or not
+    int padding = 0;           // rows
+    bool repeat = false;       // first runs the same into another output: the counters must be zero again
+    int q_gap = 0;             // additional elements between rows, aligned to 16 bytes or not
+    bool plain = false;        // the kernel that does not round probabilities
   };
-  Options options() const {
-    Options o;
-    o.cache_type = o.q_type = o.out_type = type;
-    return o;
-  }
+  Options options() const { return {type, type}; }
 
-  Matrix run(const std::vector<Chunk>& chunks, const Options& options) const {
+  Matrix run(const Chunks& chunks, const Options& options) const {
     auto device = device_info(0);
     auto used = shape;
     device.sms = used.sms = options.sms;
@@ -166,11 +172,9 @@ struct World {
       flat.push_back(1 << 28);
       last = std::max(last, chunk.end);
     }
-    const auto rows = static_cast<std::int64_t>(positions.size());
+    const auto rows = std::ssize(positions);
     Matrix q(options.q_type, rows + options.padding, qkv.front().cols, 8 + options.q_gap);
-    for (std::int64_t r = 0; r < q.rows; ++r) {
-      for (std::int64_t c = 0; c < q.cols; ++c) q.set(r, c, std::numeric_limits<float>::quiet_NaN());
-    }
+    std::ranges::fill(q.bytes, std::byte{0xff});  // NaN
     std::int64_t r = 0;
     for (const auto& chunk : chunks) {
       for (int i = chunk.begin; i < chunk.end; ++i, ++r) {
@@ -179,10 +183,9 @@ struct World {
         }
       }
     }
+    constexpr float kUntouched = 77;
     Matrix out(options.out_type, q.rows, shape.heads * shape.head_dim, 8);
-    for (std::int64_t row = 0; row < out.rows; ++row) {
-      for (std::int64_t c = 0; c < out.cols; ++c) out.set(row, c, kUntouched);
-    }
+    out.fill(kUntouched);
 
     AttentionPlan plan;
     plan_attention(used, {starts, positions, {}, 0}, begin, plan);
@@ -193,9 +196,8 @@ struct World {
     plan.prefill.resize(static_cast<std::size_t>(bounds.prefill_items), AttentionItem{.table = 1 << 28, .num_rows = 1});
 
     Stream stream;
-    const DeviceArray<std::byte> cache_bytes(
-        stream, quant_bits != 0 ? quantised_cache(chunks) : cache(chunks, options.cache_type).bytes);
-    const MatrixOnDevice q_there(stream, q), out_there(stream, out);
+    const DeviceArray<std::byte> cache_there(stream, cache(chunks));
+    const MatrixOnDevice q_there(stream, q), out_there(stream, out), other(stream, out);
     const DeviceArray<AttentionItem> decode(stream, plan.decode), prefill(stream, plan.prefill);
     const DeviceArray<std::int32_t> counts_there(stream, counts), tables_there(stream, flat);
     const DeviceMemory workspace(attention_workspace_bytes(used, bounds));
@@ -212,106 +214,63 @@ struct World {
                                    .window = window,
                                    .soft_cap = soft_cap,
                                    .alibi = slopes.empty() ? nullptr : slopes_there.data()};
-    const auto in_cache = layer(cache_bytes.data(), options.cache_type);
-    if (options.repeat) {
-      const MatrixOnDevice other(stream, out);
-      attention(stream, device, other.tensor(), q_there.tensor(), in_cache, used, how, work);
-    }
+    const auto in_cache = layer(cache_there.data());
+    if (options.repeat) attention(stream, device, other.tensor(), q_there.tensor(), in_cache, used, how, work);
     attention(stream, device, out_there.tensor(), q_there.tensor(), in_cache, used, how, work);
     auto result = out_there.host();
-    for (std::int64_t row = rows; row < result.rows; ++row) {
-      for (std::int64_t c = 0; c < result.cols; ++c) EXPECT_EQ(result.at(row, c), kUntouched);
-    }
+    for (std::int64_t row = rows; row < result.rows; ++row) EXPECT_TRUE(result.same_bits(row, out, row));
     return result;
   }
 
-  // One head of one row in double, and the sum of the absolute values of its terms.
-  struct Expected {
-    std::vector<double> value, magnitude;
-  };
-  Expected reference(int sequence, int position, int head) const {
+  // One head of one row in double.
+  ops::AttentionReference::Result reference(int sequence, int position, int head) const {
     const auto& rows = qkv[static_cast<std::size_t>(sequence)];
-    const int dim = shape.head_dim, k = (shape.heads + head / shape.group()) * dim, v = k + shape.kv_heads * dim;
-    std::vector<double> p;
-    const int first = window == 0 ? 0 : std::max(0, position - window + 1);
-    for (int i = first; i <= position; ++i) {
-      double score = 0;
-      for (int d = 0; d < dim; ++d) {
-        score += static_cast<double>(rows.at(position, head * dim + d)) * static_cast<double>(rows.at(i, k + d));
-      }
-      score *= static_cast<double>(scale);
-      if (soft_cap != 0) score = static_cast<double>(soft_cap) * std::tanh(score / static_cast<double>(soft_cap));
-      if (!slopes.empty()) score += static_cast<double>(slopes[static_cast<std::size_t>(head)]) * (i - position);
-      p.push_back(score);
+    const auto vector = [&](int row, int of_head) {
+      std::vector<double> out;
+      for (int d = 0; d < shape.head_dim; ++d) out.push_back(rows.at(row, of_head * shape.head_dim + d));
+      return out;
+    };
+    const int k = shape.heads + head / shape.group();
+    std::vector<std::vector<double>> keys, values;
+    for (int p = window == 0 ? 0 : std::max(0, position - window + 1); p <= position; ++p) {
+      keys.push_back(vector(p, k));
+      values.push_back(vector(p, k + shape.kv_heads));
     }
-    const double maximum = *std::max_element(p.begin(), p.end());
-    double sum = 0;
-    for (auto& x : p) sum += x = std::exp(x - maximum);
-    Expected out{std::vector<double>(static_cast<std::size_t>(dim)),
-                 std::vector<double>(static_cast<std::size_t>(dim))};
-    for (int i = first; i <= position; ++i) {
-      for (std::size_t d = 0; d < out.value.size(); ++d) {
-        const double x =
-            p[static_cast<std::size_t>(i - first)] / sum * static_cast<double>(rows.at(i, v + static_cast<int>(d)));
-        out.value[d] += x;
-        out.magnitude[d] += std::abs(x);
-      }
-    }
-    return out;
+    const double slope = slopes.empty() ? 0 : slopes[static_cast<std::size_t>(head)];
+    return ops::AttentionReference{scale, soft_cap, slope}(vector(position, head), keys, values);
   }
 
   // Compares some heads of some rows with the reference, including the first and the last row of each chunk.
-  void check(Random& random, const std::vector<Chunk>& chunks, const Matrix& out, double rounding_of_p,
-             double rounding_of_out) const {
+  void check(Random& random, const Chunks& chunks, const Matrix& out, bool plain) const {
     int row = 0;
     for (const auto& chunk : chunks) {
+      const int rows = chunk.end - chunk.begin;
       for (int probe = 0; probe < 5; ++probe) {
-        const int i = probe == 0   ? 0
-                      : probe == 1 ? chunk.end - chunk.begin - 1
-                                   : uniform(random, 0, chunk.end - chunk.begin - 1);
+        const int i = probe == 0 ? 0 : probe == 1 ? rows - 1 : uniform(random, 0, rows - 1);
         const int head = probe == 0 ? shape.heads - 1 : uniform(random, 0, shape.heads - 1);
         const auto expected = reference(chunk.sequence, chunk.begin + i, head);
         for (int d = 0; d < shape.head_dim; ++d) {
           const auto at = static_cast<std::size_t>(d);
-          const double bound = 4e-6 * expected.magnitude[at] + 2 * rounding_of_p * expected.magnitude[at] +
-                               rounding_of_out * std::abs(expected.value[at]) + 1e-7;
-          ASSERT_NEAR(out.at(row + i, head * shape.head_dim + d), expected.value[at], bound)
+          const double value = expected.out[at], size = std::abs(value) + expected.spread[at];
+          const double bound = (4e-6 + (plain ? 0 : 2 * ops::rounding(type))) * size +
+                               ops::rounding(out.dtype) * std::abs(value) + 1e-7;
+          ASSERT_NEAR(out.at(row + i, head * shape.head_dim + d), value, bound)
               << "heads " << shape.heads << "/" << shape.kv_heads << " head size " << shape.head_dim << " block "
-              << shape.block_len << ' ' << to_string(type) << " row " << i << " at " << chunk.begin + i << " head "
-              << head;
+              << shape.block_len << ' ' << to_string(type) << " bits " << quant_bits << " window " << window << " cap "
+              << soft_cap << " row " << i << " at " << chunk.begin + i << " head " << head;
         }
       }
-      row += chunk.end - chunk.begin;
+      row += rows;
     }
   }
-
-  // Sets a window, a soft cap, slopes: some of them, or all.
-  void weigh(Random& random, int kinds, int max_window) {
-    if ((kinds & 1) != 0) window = uniform(random, 1, max_window);
-    if ((kinds & 2) != 0) soft_cap = 0.5F + static_cast<float>(uniform(random, 0, 100)) / 25;
-    if ((kinds & 4) == 0) return;
-    for (int h = 0; h < shape.heads; ++h) slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / 8));
+  void expect_reference(Random& random, const Chunks& chunks, const Options& options) const {
+    in_both_orders([&] { check(random, chunks, run(chunks, options), options.plain); });
   }
-
-  static constexpr float kUntouched = 77;
 };
 
-inline constexpr std::array kTiledDims = {32, 64, 96, 128, 256};
-inline constexpr std::array kBlockLens = {1, 3, 16, 20, 64, 128, 300};
-inline constexpr std::array kGroups = {1, 2, 3, 4, 5, 6, 7, 8, 16};
-
-template <std::size_t n>
-int one_of(Random& random, const std::array<int, n>& from) {
-  return from[static_cast<std::size_t>(uniform(random, 0, static_cast<int>(n) - 1))];
-}
-
-inline AttentionShape shape_of(int kv_heads, int group, int head_dim, int block_len) {
-  return {.heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = head_dim, .block_len = block_len};
-}
-
 // Prompt chunks, whole prompts and decodes.
-inline std::vector<Chunk> random_chunks(Random& random, const std::vector<int>& lengths) {
-  std::vector<Chunk> chunks;
+inline Chunks random_chunks(Random& random, const std::vector<int>& lengths) {
+  Chunks chunks;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     const int end = lengths[s], kind = uniform(random, 0, 2);
     const int begin = kind == 0 ? end - 1 : kind == 1 ? 0 : uniform(random, 0, end - 1);

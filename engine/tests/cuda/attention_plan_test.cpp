@@ -3,8 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
-#include <numeric>
+#include <limits>
 #include <vector>
 
 #include "ops/cuda/kernels/attention.h"
@@ -58,19 +57,39 @@ Step random_step(Random& random, int max_sequences, int max_rows, int max_positi
   return step;
 }
 
+// Items are sorted, longest first. Reproducible splits are whole chunks from the window on. Plans are within the
+// bounds, and partial results have different places.
 TEST(AttentionPlanTest, every_position_that_a_row_attends_to_is_in_exactly_one_item) {
   Random random(1);
-  for (int trial = 0; trial < 600; ++trial) {
+  int cut = 0;
+  for (int trial = 0; trial < 900; ++trial) {
     const auto shape = random_shape(random);
-    const auto step = random_step(random, 20, 3000, 20000);
+    const int sequences = uniform(random, 1, 40), rows = uniform(random, sequences, 3000);
+    const int positions = std::array{400, 20000, 30000}[static_cast<std::size_t>(trial % 3)];
+    const auto step = random_step(random, sequences, rows, positions);
     const auto plan = step.plan(shape);
+    const auto bounds = attention_bounds(shape, rows, sequences, positions);
+    ASSERT_LE(std::ssize(plan.decode), bounds.decode_items);
+    ASSERT_LE(std::ssize(plan.prefill), bounds.prefill_items);
+    ASSERT_LE(plan.num_partials, bounds.partials);
+    std::vector<int> uses(static_cast<std::size_t>(plan.num_partials), 0);
+    cut += plan.num_partials > 0;
     std::vector<std::vector<AttentionItem>> of_row(step.positions.size());
     const auto take = [&](const std::vector<AttentionItem>& items, int max_rows_seen) {
+      int longest = std::numeric_limits<int>::max();
       for (const auto& item : items) {
         ASSERT_GE(item.num_rows, 1);
         ASSERT_LE(item.num_rows, max_rows_seen);
         ASSERT_LT(item.kv_begin, item.kv_end);
         ASSERT_EQ(item.kv_begin % (shape.reproducible && item.split > 0 ? kAttentionChunk : kAttentionTile), 0);
+        ASSERT_LE(item.kv_end - item.kv_begin, longest);
+        longest = item.kv_end - item.kv_begin;
+        if (shape.reproducible && item.splits > 1) {
+          const int first = shape.first_seen(item.first_position);
+          const int chunk = (first / kAttentionChunk + item.split) * kAttentionChunk;
+          ASSERT_EQ(item.kv_begin, std::max(first, chunk));
+          ASSERT_LE(item.kv_end, chunk + kAttentionChunk);
+        }
         const auto sequence = static_cast<std::size_t>(item.table / 1000);
         ASSERT_GE(item.first_row, step.starts[sequence]);
         ASSERT_LE(item.first_row + item.num_rows, step.starts[sequence + 1]);
@@ -78,11 +97,13 @@ TEST(AttentionPlanTest, every_position_that_a_row_attends_to_is_in_exactly_one_i
           const auto row = static_cast<std::size_t>(item.first_row + r);
           ASSERT_EQ(step.positions[row], item.first_position + r);
           of_row[row].push_back(item);
+          if (item.splits > 1) ++uses.at(static_cast<std::size_t>(item.partial + item.split * item.num_rows + r));
         }
       }
     };
     take(plan.decode, 1);
     take(plan.prefill, prefill_item_rows(shape.head_dim, shape.group()));
+    ASSERT_EQ(uses, std::vector<int>(uses.size(), 1));
     for (std::size_t row = 0; row < of_row.size(); ++row) {
       auto& items = of_row[row];
       std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.split < b.split; });
@@ -101,31 +122,6 @@ TEST(AttentionPlanTest, every_position_that_a_row_attends_to_is_in_exactly_one_i
       // No block of the table beyond the item's last row is looked up.
       ASSERT_EQ(end, items.front().first_position + items.front().num_rows);
     }
-  }
-}
-
-TEST(AttentionPlanTest, every_plan_is_within_the_bounds_and_partial_results_are_distinct) {
-  Random random(2);
-  int cut = 0;
-  for (int trial = 0; trial < 600; ++trial) {
-    const auto shape = random_shape(random);
-    const int sequences = uniform(random, 1, 40), rows = uniform(random, sequences, 2500);
-    const int positions = uniform(random, 1, 2) == 1 ? 400 : 30000;
-    const auto bounds = attention_bounds(shape, rows, sequences, positions);
-    const auto plan = random_step(random, sequences, rows, positions).plan(shape);
-    EXPECT_LE(static_cast<std::int64_t>(plan.decode.size()), bounds.decode_items);
-    EXPECT_LE(static_cast<std::int64_t>(plan.prefill.size()), bounds.prefill_items);
-    EXPECT_LE(plan.num_partials, bounds.partials);
-    std::vector<int> uses(static_cast<std::size_t>(plan.num_partials), 0);
-    for (const auto* items : {&plan.decode, &plan.prefill}) {
-      for (const auto& item : *items) {
-        for (int r = 0; item.splits > 1 && r < item.num_rows; ++r) {
-          ++uses.at(static_cast<std::size_t>(item.partial + item.split * item.num_rows + r));
-        }
-      }
-    }
-    EXPECT_TRUE(std::all_of(uses.begin(), uses.end(), [](int n) { return n == 1; }));
-    cut += plan.num_partials > 0;
   }
   EXPECT_GT(cut, 50) << "too few trials have plans with split rows";
 }
@@ -165,67 +161,28 @@ TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_sms_about_equally_busy) 
   }
 }
 
-TEST(AttentionPlanTest, a_long_sequence_is_split_and_short_ones_are_not) {
-  const AttentionShape shape{.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132};
-  Step one;
-  one.add(99'999, 1);
-  EXPECT_LT(busiest(one.plan(shape).decode, 8, 264), 1.1);
-  Step shorts;
-  for (int s = 0; s < 256; ++s) shorts.add(900 + s, 1);
-  EXPECT_EQ(shorts.plan(shape).num_partials, 0);
-  Step tiny;
-  tiny.add(300, 1);
-  EXPECT_EQ(tiny.plan(shape).num_partials, 0) << "two splits would be too short";
-}
-
-TEST(AttentionPlanTest, one_long_sequence_has_one_split_for_each_thread_block) {
-  const auto splits_of = [](int kv_heads, int positions, bool reproducible) {
+TEST(AttentionPlanTest, a_long_sequence_has_one_split_for_each_thread_block_and_short_ones_have_one) {
+  const auto plan_of = [](int kv_heads, int positions, bool reproducible = false) {
     Step one;
     one.add(positions - 1, 1);
-    const auto plan = one.plan({.heads = 8 * kv_heads,
-                                .kv_heads = kv_heads,
-                                .head_dim = 128,
-                                .block_len = 64,
-                                .sms = 132,
-                                .reproducible = reproducible});
-    return plan.decode.size();
+    return one.plan({.heads = 8 * kv_heads,
+                     .kv_heads = kv_heads,
+                     .head_dim = 128,
+                     .block_len = 64,
+                     .sms = 132,
+                     .reproducible = reproducible});
   };
-  EXPECT_EQ(splits_of(8, 32768, false), 32U);
-  EXPECT_EQ(splits_of(32, 32768, false), 8U);
-  EXPECT_EQ(splits_of(1, 131'072, false), 256U);
-  EXPECT_EQ(splits_of(1, 32768, false), 32768U / 256) << "splits would be too short";
+  const auto splits_of = [&](auto... of) { return plan_of(of...).decode.size(); };
+  EXPECT_LT(busiest(plan_of(8, 100'000).decode, 8, 264), 1.1);
+  EXPECT_EQ(splits_of(8, 32768), 32U);
+  EXPECT_EQ(splits_of(32, 32768), 8U);
+  EXPECT_EQ(splits_of(1, 131'072), 256U);
+  EXPECT_EQ(splits_of(1, 32768), 32768U / 256) << "splits would be too short";
+  EXPECT_EQ(splits_of(8, 301), 1U) << "two splits would be too short";
   EXPECT_EQ(splits_of(8, 32768, true), 32768U / kAttentionChunk) << "rows are split at chunks";
-}
-
-TEST(AttentionPlanTest, items_are_sorted_longest_first) {
-  Random random(4);
-  for (int trial = 0; trial < 100; ++trial) {
-    const auto plan = random_step(random, 30, 3000, 9000).plan(random_shape(random));
-    for (const auto* items : {&plan.decode, &plan.prefill}) {
-      EXPECT_TRUE(std::is_sorted(items->begin(), items->end(), [](const auto& a, const auto& b) {
-        return a.kv_end - a.kv_begin > b.kv_end - b.kv_begin;
-      }));
-    }
-  }
-}
-
-TEST(AttentionPlanTest, reproducible_splits_are_whole_chunks_from_the_window_on) {
-  Random random(5);
-  for (int trial = 0; trial < 200; ++trial) {
-    auto shape = random_shape(random);
-    shape.reproducible = true;
-    const auto plan = random_step(random, 10, 2000, 30000).plan(shape);
-    for (const auto* items : {&plan.decode, &plan.prefill}) {
-      for (const auto& item : *items) {
-        if (item.splits > 1) {
-          const int first = shape.first_seen(item.first_position);
-          const int chunk = (first / kAttentionChunk + item.split) * kAttentionChunk;
-          EXPECT_EQ(item.kv_begin, std::max(first, chunk));
-          EXPECT_LE(item.kv_end, chunk + kAttentionChunk);
-        }
-      }
-    }
-  }
+  Step shorts;
+  for (int s = 0; s < 256; ++s) shorts.add(900 + s, 1);
+  EXPECT_EQ(shorts.plan({.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132}).num_partials, 0);
 }
 
 TEST(AttentionPlanTest, a_window_limits_the_splits_of_a_long_sequence) {

@@ -4,31 +4,29 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <random>
-#include <sstream>
-#include <stdexcept>
 
 #include "charonia/engine.h"
 #include "engine_support.h"
 #include "errors.h"
+#include "model_variants.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/make_cuda_ops.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include "emulator/emulated_device.h"
 #endif
 #include "test_folder.h"
-#include "tiny_workspace.h"
 
 namespace charonia {
 namespace {
 
 using testing::Collector;
+using testing::Completion;
+using testing::completions;
 using testing::error_of;
 using testing::MaskOf;
 using testing::request;
 using testing::TinyModel;
-using testing::write_tiny_workspace;
 
 class CudaEngineTest : public ::testing::Test {
  protected:
@@ -38,13 +36,8 @@ class CudaEngineTest : public ::testing::Test {
   // Writes a model with weights in the given type, and returns its folder.
   std::filesystem::path write(TinyModel model = {}, const std::string& weight_type = "fp32") const {
     const auto folder = dir_ / (weight_type + "_" + std::to_string(model.ranks));
-    write_tiny_workspace(folder, model);
-    std::stringstream config;
-    config << std::ifstream(folder / "config.ini").rdbuf();
-    auto text = config.str();
-    const std::string before = "weight_type = fp32";
-    text.replace(text.find(before), before.size(), "weight_type = " + weight_type);
-    std::ofstream(folder / "config.ini") << text;
+    model.weight_type = weight_type;
+    testing::write_tiny_workspace(folder, model);
     return folder;
   }
 
@@ -59,29 +52,6 @@ Settings with(Settings settings, const std::string& key, const std::string& valu
 const Settings kCpu = {{"device", "cpu"}, {"threads", "1"}};
 const Settings kCuda = {{"device", "cuda"}, {"max_batch_size", "8"}};
 const Settings kReproducible = with(kCuda, "reproducible", "True");
-
-struct Completion {
-  std::vector<TokenId> tokens;
-  std::vector<float> logprobs, prompt_logprobs;
-  bool operator==(const Completion&) const = default;
-};
-
-std::vector<Completion> completions(Engine& engine, const std::vector<Request>& all) {
-  std::vector<Collector> collectors(all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) engine.submit(all[i], collectors[i].callback());
-  std::vector<Completion> out;
-  for (auto& collector : collectors) {
-    out.push_back({collector.tokens(), collector.logprobs(), collector.prompt_logprobs()});
-  }
-  engine.check_integrity();
-  return out;
-}
-
-std::vector<Completion> completions(const std::filesystem::path& folder, const Settings& settings,
-                                    const std::vector<Request>& all) {
-  Engine engine(folder, settings);
-  return completions(engine, all);
-}
 
 // Prompts of several lengths, so that steps mix chunks and decodes.
 std::vector<TokenId> prompt(int length, int salt) {
@@ -120,23 +90,6 @@ std::vector<Request> sampled_requests(int count, int max_tokens) {
   return out;
 }
 
-// One layer without experts and two with experts, with sizes that are not multiples of the kernels' tiles.
-TinyModel mixture() {
-  TinyModel model;
-  model.layers = 3, model.experts = 7, model.experts_per_token = 3, model.expert_inter = 20;
-  model.layer_experts = "dmm";
-  return model;
-}
-
-// The same with another router and a shared expert.
-TinyModel scored_mixture() {
-  auto model = mixture();
-  model.experts = 8, model.router_bias = true, model.shared_inter = 12;
-  model.more =
-      "router_score = sigmoid\nrouter_groups = 4\nrouter_top_groups = 2\nrouter_scale = 1.5\nrouter_fp32 = 1\n";
-  return model;
-}
-
 // Requests whose tokens must alternate between classes, some with bans and penalties, and some with log probabilities
 // of their prompts.
 std::vector<Request> masked_requests(int max_tokens) {
@@ -153,28 +106,40 @@ std::vector<Request> masked_requests(int max_tokens) {
   return out;
 }
 
-void expect_near(const std::vector<float>& got, const std::vector<float>& expected) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4) << i;
+// Sizes that are not multiples of the kernels' tiles: one layer without experts and two with experts.
+TinyModel mixture() {
+  TinyModel model;
+  model.layers = 3, model.experts = 7, model.experts_per_token = 3, model.expert_inter = 20;
+  model.layer_experts = "dmm";
+  return model;
 }
 
-// Models with the attributes for other norms, rotations, residual streams, logits, routers and shared experts.
-std::vector<TinyModel> variants() {
-  TinyModel olmo, granite, hunyuan, cohere, qwen = mixture();
-  olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;
-  olmo.pre_norms = false;
-  olmo.more = "layer_rotary = rn\n";
-  granite.more = "residual_multiplier = 0.22\nlogits_scale = 0.125\nlogit_soft_cap = 9\nrotary_interleaved = 1\n";
-  hunyuan.qk_norm = true;
-  hunyuan.more = "qk_norm_after_rotary = 1\nq_scale_beta = 0.1\nq_scale_length = 4\n";
-  cohere.parallel_block = true;
-  cohere.more = "layer_norm = 1\nrotary_interleaved = 1\nlogits_scale = 0.25\n";
-  qwen.shared_inter = 52, qwen.shared_gate = true;
-  return {olmo, granite, hunyuan, cohere, qwen, scored_mixture()};
+// The same with another router and a shared expert.
+TinyModel scored_mixture() {
+  auto model = mixture();
+  model.experts = 8, model.router_bias = true, model.shared_inter = 12;
+  model.more =
+      "router_score = sigmoid\nrouter_groups = 4\nrouter_top_groups = 2\nrouter_scale = 1.5\nrouter_fp32 = 1\n";
+  return model;
+}
+
+// Tensor cores compute heads of 32 in 16 bits. The layers have different windows.
+TinyModel tiled() {
+  TinyModel model;
+  model.head_dim = 32, model.layers = 3;
+  model.more = "sliding_window = 8\nlayer_windows = sfs\nattention_soft_cap = 20\n";
+  return model;
 }
 
 TEST_F(CudaEngineTest, tokens_of_all_variants_equal_the_cpu) {
-  for (const auto& model : variants()) {
+  TinyModel biased, tied, wide;
+  biased.biases = true;
+  tied.tied = true;
+  tied.vocab = 53;
+  wide.heads = 4, wide.kv_heads = 1, wide.head_dim = 6, wide.inter = 76, wide.layers = 3;
+  auto models = testing::model_variants();
+  models.insert(models.end(), {TinyModel{}, biased, tied, wide, mixture(), scored_mixture(), tiled()});
+  for (const auto& model : models) {
     SCOPED_TRACE(model.more);
     const auto folder = write(model);
     const auto all = greedy_requests(16);
@@ -185,45 +150,21 @@ TEST_F(CudaEngineTest, tokens_of_all_variants_equal_the_cpu) {
   }
 }
 
-TEST_F(CudaEngineTest, tokens_in_fp32_equal_the_cpu) {
-  TinyModel biased, tied, wide;
-  biased.biases = true;
-  tied.tied = true;
-  tied.vocab = 53;
-  wide.heads = 4, wide.kv_heads = 1, wide.head_dim = 6, wide.inter = 76, wide.layers = 3;
-  for (const auto& model : {TinyModel{}, biased, tied, wide, mixture()}) {
-    const auto folder = write(model);
-    const auto all = greedy_requests(16);
-    EXPECT_EQ(completions(folder, kCuda, all), completions(folder, kCpu, all));
-  }
-}
-
+// Also masks, log probabilities of prompts, and several sequences of one prompt, which copy its last block.
 TEST_F(CudaEngineTest, every_kind_of_sampling_equals_the_cpu) {
-  const auto folder = write();
-  const auto all = sampled_requests(12, 12);
-  const auto got = completions(folder, kCuda, all), expected = completions(folder, kCpu, all);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(got[i].tokens, expected[i].tokens) << "request " << i;
-    ASSERT_EQ(got[i].logprobs.size(), expected[i].logprobs.size());
-    for (std::size_t t = 0; t < got[i].logprobs.size(); ++t) {
-      EXPECT_NEAR(got[i].logprobs[t], expected[i].logprobs[t], 1e-4);
-    }
-  }
-}
-
-TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_equal_the_cpu) {
-  const auto all = masked_requests(12);
+  auto all = sampled_requests(12, 12);
+  all[5].sampling.n = 3;
+  const auto masked = masked_requests(12);
+  all.insert(all.end(), masked.begin(), masked.end());
   for (const auto& model : {TinyModel{}, mixture()}) {
     const auto folder = write(model);
     const auto expected = completions(folder, kCpu, all);
     for (const auto* graphs : {"True", "False"}) {
       const auto got = completions(folder, with(with(kCuda, "cuda_graphs", graphs), "token_budget", "24"), all);
+      SCOPED_TRACE(graphs);
+      testing::expect_near(got, expected);
       for (std::size_t i = 0; i < all.size(); ++i) {
-        SCOPED_TRACE("request " + std::to_string(i) + ", graphs " + graphs);
-        EXPECT_EQ(got[i].tokens, expected[i].tokens);
-        expect_near(got[i].logprobs, expected[i].logprobs);
-        expect_near(got[i].prompt_logprobs, expected[i].prompt_logprobs);
-        EXPECT_EQ(got[i].prompt_logprobs.empty(), i % 2 == 1 || all[i].input_ids.size() == 1);
+        EXPECT_EQ(got[i].prompt_logprobs.empty(), i < 12 || i % 2 == 1 || all[i].input_ids.size() == 1);
       }
     }
   }
@@ -232,9 +173,8 @@ TEST_F(CudaEngineTest, masks_and_prompt_log_probabilities_equal_the_cpu) {
 // The sampler counts again after several tokens were accepted together, and steps with several tokens of a sequence are
 // not replayed.
 TEST_F(CudaEngineTest, jump_forward_tokens_equal_tokens_sampled_one_by_one) {
-  auto all = sampled_requests(9, 30);
   std::vector<Request> together, one_by_one;
-  for (auto& one : all) {
+  for (auto& one : sampled_requests(9, 30)) {
     one.sampling.logprobs = -1;
     one.sampling.logit_bias.clear();
     one.sampling.bad_words.clear();
@@ -258,42 +198,11 @@ TEST_F(CudaEngineTest, jump_forward_tokens_equal_tokens_sampled_one_by_one) {
   }
 }
 
-TEST_F(CudaEngineTest, a_mask_that_fails_or_allows_nothing_ends_only_its_request) {
-  const auto folder = write();
-  Engine engine(folder, kCuda);
-  auto failing = request(prompt(5, 1), 30), empty = request(prompt(6, 2), 30);
-  failing.mask = std::make_shared<MaskOf>(40, [](TokenId, std::span<const TokenId> output) -> bool {
-    if (output.size() == 3) throw std::runtime_error("no rule follows");
-    return true;
-  });
-  empty.mask = std::make_shared<MaskOf>(40, [](TokenId, std::span<const TokenId> output) { return output.size() < 2; });
-  Collector failed, emptied, free;
-  engine.submit(request(prompt(9, 3), 20), free.callback());
-  engine.submit(failing, failed.callback());
-  engine.submit(empty, emptied.callback());
-  EXPECT_NE(failed.last().error.find("no rule follows"), std::string::npos) << failed.last().error;
-  EXPECT_NE(emptied.last().error.find("allows no token"), std::string::npos) << emptied.last().error;
-  EXPECT_EQ(free.tokens(), completions(folder, kCpu, {request(prompt(9, 3), 20)})[0].tokens);
-  engine.check_integrity();
-}
-
 // In 16 bits the device may choose another token if two have nearly equal probabilities. For common tokens, the
-// probabilities are close.
-TEST_F(CudaEngineTest, probabilities_in_16_bits_are_close_to_the_cpu) {
-  for (const auto* type : {"bf16", "fp16"}) {
-    const auto folder = write({}, type);
-    auto all = greedy_requests(1);
-    for (auto& one : all) one.sampling.logprobs = 0;
-    const auto got = completions(folder, kCuda, all), expected = completions(folder, kCpu, all);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      EXPECT_NEAR(got[i].logprobs[0], expected[i].logprobs[0], std::string(type) == "bf16" ? 0.15 : 0.02) << type;
-    }
-  }
-}
-
-// An integer that is a tie on one device may be the next integer on the other. So the devices may differ by as much as
-// without quantisation, plus the effect of quantisation on either device.
-TEST_F(CudaEngineTest, probabilities_with_a_quantised_cache_are_close_to_the_cpu) {
+// probabilities are close. An integer of a quantised cache that is a tie on one device may be the next integer on the
+// other. So the devices may differ by as much as without quantisation, plus the effect of quantisation on either
+// device.
+TEST_F(CudaEngineTest, probabilities_in_16_bits_or_with_a_quantised_cache_are_close_to_the_cpu) {
   TinyModel model;
   model.head_dim = 32;
   auto all = greedy_requests(1);
@@ -310,11 +219,11 @@ TEST_F(CudaEngineTest, probabilities_with_a_quantised_cache_are_close_to_the_cpu
     for (std::size_t i = 0; i < a.size(); ++i) maximum = std::max(maximum, std::abs(a[i] - b[i]));
     return maximum;
   };
-  for (const auto* type : {"fp32", "bf16"}) {
+  for (const auto& [type, bound] : {std::pair("fp32", 1e-4F), std::pair("fp16", 0.02F), std::pair("bf16", 0.15F)}) {
     const auto folder = write(model, type);
     const auto exact = first_logprobs(folder, kCpu, "0");
     const float of_devices = max_difference(first_logprobs(folder, kCuda, "0"), exact);
-    EXPECT_LT(of_devices, std::string(type) == "fp32" ? 1e-4F : 0.15F);
+    EXPECT_LT(of_devices, bound) << type;
     float coarser = 0;
     for (const auto* policy : {"8", "4"}) {
       SCOPED_TRACE(std::string(type) + ", quant_policy " + policy);
@@ -327,18 +236,23 @@ TEST_F(CudaEngineTest, probabilities_with_a_quantised_cache_are_close_to_the_cpu
   }
 }
 
+TEST_F(CudaEngineTest, nothing_is_allocated_in_a_step) {
+  Engine engine(write(mixture()), kCuda);
+  const auto before = cuda::allocations();
+  completions(engine, masked_requests(12));
+  EXPECT_EQ(cuda::allocations(), before);
+}
+
 TEST_F(CudaEngineTest, captured_and_issued_decodes_give_equal_tokens) {
-  const auto expect_same = [&](const std::filesystem::path& folder, const Settings& settings, const auto& all) {
-    EXPECT_EQ(completions(folder, settings, all), completions(folder, with(settings, "cuda_graphs", "False"), all));
-  };
-  const auto folder = write({}, "bf16");
-  for (const auto& all : {sampled_requests(6, 12), masked_requests(8)}) expect_same(folder, kReproducible, all);
-  TinyModel tiled;
-  tiled.head_dim = 32;
-  const auto other = write(tiled, "bf16");
-  for (const auto* policy : {"8", "4"}) {
-    SCOPED_TRACE(std::string("quant_policy ") + policy);
-    expect_same(other, with(kReproducible, "quant_policy", policy), sampled_requests(6, 12));
+  for (const auto& model : {TinyModel{}, tiled()}) {
+    const auto folder = write(model, "bf16");
+    for (const auto* policy : {"0", "8", "4"}) {
+      SCOPED_TRACE(model.more + ", quant_policy " + policy);
+      const auto settings = with(kReproducible, "quant_policy", policy);
+      for (const auto& all : {sampled_requests(6, 12), masked_requests(8)}) {
+        EXPECT_EQ(completions(folder, settings, all), completions(folder, with(settings, "cuda_graphs", "False"), all));
+      }
+    }
   }
 }
 
@@ -347,68 +261,57 @@ class CudaReproducibleTest : public CudaEngineTest, public ::testing::WithParamI
 INSTANTIATE_TEST_SUITE_P(Type, CudaReproducibleTest, ::testing::Values("fp32", "bf16", "fp16"),
                          [](const auto& i) { return i.param; });
 
-void expect_completions_of_the_request_alone(const std::filesystem::path& folder, const Settings& settings) {
-  auto all = sampled_requests(8, 10);
-  for (auto& one : all) one.sampling.logprobs = 2;
-  std::vector<Completion> alone;
-  {
-    Engine engine(folder, settings);
-    for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
-  }
-  {
-    Engine engine(folder, settings);
-    EXPECT_EQ(completions(engine, all), alone) << "all requests together";
-    EXPECT_EQ(completions(engine, all), alone) << "with cached prompt blocks";
-    Collector again(engine, all[1]);
-    EXPECT_GT(again.wait().back().num_cached_tokens, 0);
-  }
-  {
-    Engine engine(folder, with(with(settings, "cache_max_entry_count", "14"), "token_budget", "24"));
-    EXPECT_EQ(completions(engine, all), alone) << "in small chunks, with preemptions";
-    EXPECT_GT(engine.stats().num_preemptions, 0);
-  }
-}
-
-TEST_P(CudaReproducibleTest, completions_depend_only_on_the_request) {
-  expect_completions_of_the_request_alone(write({}, GetParam()), kReproducible);
-}
-
-// Heads of 32 use tensor cores in 16 bits, heads of 8 do not.
-TEST_P(CudaReproducibleTest, completions_with_a_quantised_cache_depend_only_on_the_request) {
-  TinyModel tiled;
-  tiled.head_dim = 32;
-  const auto folder = write(tiled, GetParam());
-  for (const auto* policy : {"8", "4"}) {
-    expect_completions_of_the_request_alone(folder, with(kReproducible, "quant_policy", policy));
-  }
-}
-
 // With any other rows in the batch: alone, in batches that are padded to a captured step, and prefilled in chunks of
 // other sizes.
-TEST_P(CudaReproducibleTest, completions_of_experts_depend_only_on_the_request) {
-  for (const auto& model : {mixture(), scored_mixture()}) {
-    SCOPED_TRACE(model.more);
+TEST_P(CudaReproducibleTest, completions_depend_only_on_the_request) {
+  auto sampled = sampled_requests(8, 10), masked = masked_requests(10);
+  for (auto* const requests : {&sampled, &masked}) {
+    for (auto& one : *requests) one.sampling.logprobs = 2;
+  }
+  struct Case {
+    TinyModel model;
+    const char* quant_policy;
+    const std::vector<Request>& all;
+  };
+  const Case cases[] = {{{}, "0", sampled},
+                        {tiled(), "8", sampled},
+                        {tiled(), "4", sampled},
+                        {mixture(), "0", sampled},
+                        {scored_mixture(), "0", masked}};
+  for (const auto& [model, policy, all] : cases) {
+    SCOPED_TRACE(model.more + ", quant_policy " + policy);
     const auto folder = write(model, GetParam());
-    auto all = masked_requests(8);
-    for (auto& one : all) one.sampling.logprobs = 2;
+    const auto settings = with(kReproducible, "quant_policy", policy);
     std::vector<Completion> alone;
     {
-      Engine engine(folder, kReproducible);
+      Engine engine(folder, settings);
       for (const auto& one : all) alone.push_back(completions(engine, {one})[0]);
     }
-    EXPECT_EQ(completions(folder, kReproducible, all), alone) << "all requests together";
-    EXPECT_EQ(completions(folder, with(kReproducible, "token_budget", "16"), all), alone) << "in small chunks";
+    {
+      Engine engine(folder, settings);
+      EXPECT_EQ(completions(engine, all), alone) << "all requests together";
+      EXPECT_EQ(completions(engine, all), alone) << "with cached prompt blocks";
+      Collector again(engine, all[1]);
+      EXPECT_GT(again.wait().back().num_cached_tokens, 0);
+    }
+    {
+      Engine engine(folder, with(with(settings, "cache_max_entry_count", "14"), "token_budget", "24"));
+      EXPECT_EQ(completions(engine, all), alone) << "in small chunks, with preemptions";
+      EXPECT_TRUE(&all == &masked || engine.stats().num_preemptions > 0);
+    }
   }
 }
 
 TEST_F(CudaEngineTest, two_ranks_give_the_tokens_of_one) {
-  TinyModel model;
-  model.biases = true;
-  model.experts = 5;
-  model.layer_experts = "dm";
+  TinyModel experts, norms;
+  experts.biases = true;
+  experts.experts = 5;
+  experts.layer_experts = "dm";
+  // The norms of q and k are over the heads of both ranks.
+  norms.qk_norm = norms.qk_norm_rows = norms.post_norms = true;
+  norms.pre_norms = false;
   const auto all = masked_requests(10);
-  // Also a model whose norms of q and k are over the heads of both ranks.
-  for (auto one : {model, variants().front()}) {
+  for (const auto& one : {experts, norms}) {
     auto split = one;
     split.ranks = 2;
     const auto expected = completions(write(one), kCuda, all);
@@ -426,20 +329,6 @@ TEST_F(CudaEngineTest, ranks_on_one_gpu_share_its_memory) {
   const auto first_of_two = ops::make_cuda_ops({}, ops::make_nccl_group({0, 0}), 0);
   const auto free = static_cast<double>(alone->free_memory());
   EXPECT_NEAR(static_cast<double>(first_of_two->free_memory()), free / 2, 0.05 * free);
-}
-
-TEST_F(CudaEngineTest, a_cancelled_request_does_not_change_the_others) {
-  const auto folder = write();
-  const auto expected = completions(folder, kCpu, {request(prompt(9, 1), 30)})[0];
-  Engine engine(folder, kCuda);
-  Collector kept, cancelled;
-  const auto handle = engine.submit(request(prompt(12, 2), 200), cancelled.callback());
-  engine.submit(request(prompt(9, 1), 30), kept.callback());
-  cancelled.wait_for(3);
-  engine.cancel(handle);
-  EXPECT_EQ(cancelled.wait().back().finish_reason, FinishReason::cancelled);
-  EXPECT_EQ(kept.tokens(), expected.tokens);
-  engine.check_integrity();
 }
 
 // One block at a time: a block of this model is smaller than the unit of memory, so most of them cost nothing.

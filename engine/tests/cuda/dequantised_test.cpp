@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "base/json.h"
+#include "cuda/fake_blas.h"
 #include "cuda/gemm_problem.h"
 #include "cuda/quant_formats.h"
 #include "device_arrays.h"
@@ -17,7 +18,6 @@
 #include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/quant_gemm.h"
-#include "test_folder.h"
 
 namespace charonia::cuda {
 namespace {
@@ -27,8 +27,6 @@ using ops::Code;
 using ops::MemoryQuantSource;
 using ops::Random;
 using HostMatrix = ops::Matrix;
-
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
 TEST(DequantisedTest, parts_have_equal_sizes_and_fit) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -78,10 +76,9 @@ TEST(DequantisedTest, dequantised_numbers_are_the_double_product_rounded_once) {
         in_both_orders([&] {
           for (const std::int64_t first : {0, 32}) {
             const auto rows = kN - first, units = round_up(rows, 16);
-            GemmMatrix out(type, units + 1, gemm.weight_stride, gemm.weight_stride);
-            out.upload(stream);
-            dequantise(stream, gemm, first, rows, out.data());
-            out.download(stream);
+            const MatrixOnDevice on_device(stream, all_nan(type, units + 1, gemm.weight_stride));
+            dequantise(stream, gemm, first, rows, on_device.tensor().data);
+            const auto out = on_device.host();
             for (std::int64_t r = 0; r < rows; ++r) {
               for (std::int64_t c = 0; c < k; ++c) {
                 const auto feature = order.empty() ? c : order[static_cast<std::size_t>(c)];
@@ -101,58 +98,18 @@ TEST(DequantisedTest, dequantised_numbers_are_the_double_product_rounded_once) {
   EXPECT_GT(dequantised, 50);
 }
 
-// Computes with the built-in kernels for 16-bit weights, and records the number of rows of each weight.
-class OwnLibrary final : public Blas {
- public:
-  struct Log {
-    std::vector<std::int64_t> weights;
-    std::int64_t refused = 0;       // rejects weights with this number of rows
-    double microseconds_large = 1;  // time of a weight with more than 48 rows; 1 for others
-    double microseconds = 0;        // total
-  };
-  explicit OwnLibrary(Log& log) : log_(log) {}
-
-  std::string version() const override { return "our own"; }
-  std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t) override {
-    EXPECT_FALSE(gemm.quant);
-    return std::vector<BlasTactic>(8, kTactic);
-  }
-  bool serves(const Gemm& gemm, const BlasTactic& tactic, std::size_t) override {
-    EXPECT_FALSE(gemm.quant);
-    return tactic == kTactic;
-  }
-  bool run(Stream& stream, const Gemm& gemm, const BlasTactic&, void*, std::size_t) override {
-    EXPECT_FALSE(gemm.quant);
-    log_.weights.push_back(gemm.n);
-    if (gemm.n == log_.refused) return false;
-    log_.microseconds += gemm.n > 48 ? log_.microseconds_large : 1;
-    auto without_bias = gemm;
-    without_bias.bias = nullptr;
-    const auto info = device_info(0);
-    auto tactics = gemm_tactics(info, gemm);
-    std::erase_if(tactics, [](const GemmTactic& one) { return one.k_blocks > 1; });  // these need a workspace
-    cuda::gemm(stream, info, without_bias, tactics.at(0), workspace_.data());
-    return true;
-  }
-
- private:
-  static constexpr BlasTactic kTactic{{1, 2}, 3};
-  Log& log_;
-  DeviceMemory workspace_{kGemmCounterBytes};
-};
-
 // A GEMM with a quantised weight, with input and output on the device.
 struct QuantProblem {
   QuantProblem(Random& random, const Format& format, std::int64_t n, std::int64_t k, std::int64_t rows, DType type,
                DType out_type)
       : upload(stream),
         source(random_source(random, n, k, format)),
-        bias(HostMatrix::random(random, DType::f32, n, 1, 3)),
+        bias(HostMatrix::random(random, DType::f32, 1, n, 3)),
         in_host(HostMatrix::random(random, type, rows, k)),
         in(stream, in_host),
         out(stream, HostMatrix(out_type, rows, n)) {
     const ops::QuantSource* const part = &source;
-    const ops::HostMatrix bias_of_part = bias.host();
+    const ops::HostMatrix bias_of_part{bias.bytes.data(), DType::f32, n, 1, 1};
     linear.emplace(std::span(&part, 1), std::span(&bias_of_part, 1), type, upload);
   }
   Gemm gemm() const {
@@ -163,31 +120,9 @@ struct QuantProblem {
     return gemm;
   }
 
-  // Compares with double precision: every weight is rounded once, sums are in float, and an output is rounded again if
-  // a bias is added. numbers_rounded: false for the built-in kernels, which do not round weights.
-  void check(bool numbers_rounded) const {
-    const auto found = out.host();
-    const auto weight = values(source);
-    const auto k = in_host.cols;
-    for (std::int64_t r = 0; r < found.rows; ++r) {
-      for (std::int64_t o = 0; o < found.cols; ++o) {
-        double sum = 0, size = 0, inputs = 0;
-        for (std::int64_t c = 0; c < k; ++c) {
-          const double x = in_host.at(r, c), one = x * weight[static_cast<std::size_t>(o * k + c)];
-          sum += one, size += std::abs(one), inputs += std::abs(x);
-        }
-        const double added = bias.at(o, 0);
-        double error = (8 + std::sqrt(static_cast<double>(k))) * 0x1p-23 * (size + std::abs(added));
-        if (numbers_rounded) {
-          error += ops::rounding(in_host.dtype) * size;
-          if (in_host.dtype == DType::f16) error += 0x1p-25 * inputs;  // for subnormal f16 numbers
-        }
-        const double rounded = 2 * (std::abs(sum) + error) + std::abs(added);
-        ASSERT_NEAR(found.at(r, o), sum + added, error + ops::rounding(found.dtype) * rounded)
-            << to_string(source.format()) << ", " << charonia::to_string(in_host.dtype) << ", row " << r << ", output "
-            << o;
-      }
-    }
+  // dequantised: false for the built-in kernels, which do not round weights.
+  void check(bool dequantised) const {
+    check_product(out.host(), in_host, values(source), source.format(), 0, bias.floats(0), dequantised);
   }
 
   Stream stream;
@@ -198,27 +133,32 @@ struct QuantProblem {
   std::optional<CudaQuantLinear> linear;
 };
 
+using Weights = std::vector<std::int64_t>;
+
 // A weight of 200 rows, with memory for 96 of them: parts of 80, 80 and 40 rows, or of 48 and a last part of 8.
-class DequantisedRunnerTest : public ::testing::Test {
+class DequantisedRunnerTest : public RunnerTest {
  protected:
   static constexpr std::int64_t kN = 200, kK = 128;
   static constexpr Format kFormat{{Code::u4, 32, true, DType::f16}};
 
-  ~DequantisedRunnerTest() override { std::filesystem::remove_all(folder_); }
+  DequantisedRunnerTest() {
+    log_.rejects = [](const Gemm& gemm) {
+      EXPECT_FALSE(gemm.quant);
+      return false;
+    };
+  }
+  QuantProblem problem(std::int64_t rows, DType type = DType::bf16, DType out_type = DType::bf16,
+                       const Format& format = kFormat) {
+    return QuantProblem(random_, format, kN, kK, rows, type, out_type);
+  }
 
   GemmRunner::Options options(std::int64_t k = kK) {
-    GemmRunner::Options options;
-    options.blas = std::make_unique<OwnLibrary>(log_);
-    options.memory = folder_ / "gemms.json";
-    options.seconds = 3600;  // enough for a slow machine or a sanitizer
+    auto options = runner_options([this] {
+      double microseconds = 0;
+      for (const auto& one : log_.runs) microseconds += one.n > 48 ? microseconds_large_ : 1;
+      return microseconds > 0 ? microseconds : own_;
+    });
     options.dequantised_bytes = dequantised_bytes(96, k);
-    options.timer = [this](Stream& stream, double, const std::function<void(int)>& issue) {
-      log_.microseconds = 0;
-      issue(0);
-      stream.wait("test");
-      ++measured_;
-      return log_.microseconds > 0 ? log_.microseconds : own_;
-    };
     return options;
   }
   static DeviceInfo device(std::int64_t k = kK) {
@@ -227,12 +167,17 @@ class DequantisedRunnerTest : public ::testing::Test {
     return info;
   }
 
-  // The weights that the library received.
-  std::vector<std::int64_t> run(GemmRunner& runner, QuantProblem& problem) {
-    log_.weights.clear();
+  // The rows of the weights that the library received.
+  Weights weights() const {
+    Weights out;
+    for (const auto& one : log_.runs) out.push_back(one.n);
+    return out;
+  }
+  Weights run(GemmRunner& runner, QuantProblem& problem) {
+    log_.runs.clear();
     runner.run(problem.stream, problem.gemm());
     problem.stream.wait("test");
-    return log_.weights;
+    return weights();
   }
 
   static void prepare(GemmRunner& runner, QuantProblem& problem) {
@@ -241,17 +186,14 @@ class DequantisedRunnerTest : public ::testing::Test {
     runner.prepare(problem.stream, {&gemm, 1}, static_cast<int>(gemm.rows));
   }
 
-  const std::filesystem::path folder_ = charonia::testing::test_folder();
-  OwnLibrary::Log log_;
+  Random random_{161};
+  double microseconds_large_ = 1;  // of a weight with more than 48 rows; 1 for others
   double own_ = 100;
-  int measured_ = 0;
 };
 
-using Weights = std::vector<std::int64_t>;
 const Weights kLargeParts{80, 80, 40}, kSmallParts{48, 48, 48, 48, 8};
 
 TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) {
-  Random random(161);
   struct One {
     std::int64_t k;
     Format format;
@@ -264,8 +206,8 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) 
   for (const auto& one : all) {
     for (const bool large : {true, false}) {
       std::filesystem::remove_all(folder_);
-      log_.microseconds_large = large ? 1 : 30;
-      QuantProblem problem(random, one.format, kN, one.k, 40, one.type, one.out_type);
+      microseconds_large_ = large ? 1 : 30;
+      QuantProblem problem(random_, one.format, kN, one.k, 40, one.type, one.out_type);
       GemmRunner runner(device(one.k), options(one.k));
       prepare(runner, problem);
       const auto* const said = large ? ": dequantised 80 rows at a time, cuBLASLt, 3.0 us"
@@ -280,59 +222,52 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) 
 }
 
 TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_not_reproducible) {
-  Random random(162);
-  QuantProblem many(random, kFormat, kN, kK, 48, DType::bf16, DType::bf16);
-  QuantProblem few(random, kFormat, kN, kK, 32, DType::bf16, DType::bf16);
-  const auto goes_to_library = [&](GemmRunner& runner, QuantProblem& problem) {
+  auto many = problem(48), few = problem(32), more = problem(129);
+  // Whether the library computes the problem.
+  const auto dequantised = [&](GemmRunner::Options with, QuantProblem& problem) {
+    GemmRunner runner(device(), std::move(with));
+    prepare(runner, problem);
     const bool asked = !run(runner, problem).empty();
     problem.check(asked);
     return asked;
   };
-  const auto prepared = [&](GemmRunner::Options with, QuantProblem& problem) {
-    GemmRunner runner(device(), std::move(with));
-    prepare(runner, problem);
-    return goes_to_library(runner, problem);
-  };
-  EXPECT_TRUE(prepared(options(), many));
-  EXPECT_FALSE(prepared(options(), few));
+  EXPECT_TRUE(dequantised(options(), many));
+  EXPECT_FALSE(dequantised(options(), few));
   auto with = options();
   with.reproducible = true;
-  EXPECT_FALSE(prepared(std::move(with), many));
+  EXPECT_FALSE(dequantised(std::move(with), many));
   with = options();
   with.blas = nullptr;
-  EXPECT_FALSE(prepared(std::move(with), many));
+  EXPECT_FALSE(dequantised(std::move(with), many));
   std::filesystem::remove_all(folder_);
   own_ = 2.5;
-  EXPECT_FALSE(prepared(options(), many)) << "built-in kernels were faster";
+  EXPECT_FALSE(dequantised(options(), many)) << "built-in kernels were faster";
 
   // Without measurements, by rule.
-  QuantProblem more(random, kFormat, kN, kK, 129, DType::bf16, DType::bf16);
-  for (auto* const problem : {&many, &more}) {
+  for (auto* const one : {&many, &more}) {
     with = options();
     with.timer = nullptr;
     with.memory.clear();
-    EXPECT_EQ(prepared(std::move(with), *problem), problem == &more);
+    EXPECT_EQ(dequantised(std::move(with), *one), one == &more);
   }
   // Inputs that become int8 codes use the kernels that give the same sums.
-  QuantProblem integers(random, {{Code::u4, 32, false, DType::f32, Activations::i8_token}}, kN, kK, 129, DType::bf16,
-                        DType::bf16);
+  auto integers =
+      problem(129, DType::bf16, DType::bf16, {{Code::u4, 32, false, DType::f32, Activations::i8_token}});
   GemmRunner runner(device(), options());
   prepare(runner, integers);
   EXPECT_TRUE(run(runner, integers).empty());
 }
 
 TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_kernels) {
-  Random random(163);
-  QuantProblem problem(random, kFormat, kN, kK, 40, DType::f16, DType::f32);
+  auto problem = this->problem(40, DType::f16, DType::f32);
   GemmRunner runner(device(), options());
   prepare(runner, problem);
-  log_.refused = 40;  // the last part
+  log_.rejects = [](const Gemm& gemm) { return gemm.n == 40; };  // the last part
   EXPECT_EQ(run(runner, problem), kLargeParts);
   EXPECT_EQ(runner.rejected(), 1);
   problem.check(false);
 
   // If the output is not aligned, nothing is dequantised.
-  log_.refused = 0;
   auto gemm = problem.gemm();
   gemm.n -= 1;
   const DeviceMemory out(static_cast<std::size_t>(gemm.rows * gemm.n) * sizeof(float));
@@ -341,19 +276,17 @@ TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_ker
 }
 
 TEST_F(DequantisedRunnerTest, measurements_are_stored) {
-  Random random(164);
-  QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
-  const auto file = folder_ / "gemms.json";
+  auto problem = this->problem(40);
   std::vector<std::string> report;
   nlohmann::json good;
   {
     GemmRunner runner(device(), options());
     prepare(runner, problem);
     report = runner.report();
-    std::ifstream(file) >> good;
+    std::ifstream(file()) >> good;
   }
   const auto measured_with = [&](const nlohmann::json& text, GemmRunner::Options with) {
-    std::ofstream(file) << text.dump();
+    std::ofstream(file()) << text.dump();
     measured_ = 0;
     GemmRunner runner(device(), std::move(with));
     prepare(runner, problem);
@@ -368,107 +301,32 @@ TEST_F(DequantisedRunnerTest, measurements_are_stored) {
   auto no_room = options();
   no_room.dequantised_bytes = dequantised_bytes(64, kK);
   EXPECT_TRUE(measured_with(good, std::move(no_room))) << "with room for fewer than the 80 rows";
-  for (const nlohmann::json& rows : {nlohmann::json(81), nlohmann::json(-16), nlohmann::json(std::int64_t{1} << 62),
-                                     nlohmann::json("x")}) {
-    auto altered = good;
-    int changed = 0;
-    for (auto& shapes : altered["measured"]) {
-      for (auto& by_rows : shapes) {
-        for (auto& tactic : by_rows) {
-          if (!tactic.contains("dequantised_rows")) continue;
-          tactic["dequantised_rows"] = rows;
-          ++changed;
-        }
-      }
-    }
-    EXPECT_EQ(changed, 1);
-    EXPECT_TRUE(measured_with(altered, options())) << rows;
+  const auto text = good.dump(), chosen = std::string(R"("dequantised_rows":80)");
+  const auto at = text.find(chosen);
+  ASSERT_NE(at, std::string::npos);
+  for (const auto* rows : {"81", "-16", "4611686018427387904", R"("x")"}) {
+    auto altered = text;
+    altered.replace(at + chosen.size() - 2, 2, rows);
+    EXPECT_TRUE(measured_with(nlohmann::json::parse(altered), options())) << rows;
   }
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)
 TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
-  Random random(165);
-  QuantProblem problem(random, kFormat, kN, kK, 40, DType::bf16, DType::bf16);
+  auto problem = this->problem(40);
   GemmRunner runner(device(), options());
   prepare(runner, problem);
-  log_.weights.clear();
+  log_.runs.clear();
   Graph::begin(problem.stream);
   runner.run(problem.stream, problem.gemm());
   const auto graph = Graph::end(problem.stream);
-  EXPECT_EQ(log_.weights, kLargeParts);
+  EXPECT_EQ(weights(), kLargeParts);
   for (int i = 0; i < 2; ++i) graph.launch(problem.stream, "test");
   problem.stream.wait("test");
   problem.check(true);
-  EXPECT_EQ(log_.weights, kLargeParts) << "a replay does not call the library";
+  EXPECT_EQ(weights(), kLargeParts) << "a replay does not call the library";
 }
 #endif
-
-// If a library is available (on a machine with a GPU): parts of several sizes, partial units of columns, every
-// algorithm; then the runner's choice by measurement.
-TEST(DequantisedBlasTest, the_library_and_own_kernels_give_the_product) {
-  std::string why;
-  const auto blas = load_cublas(why);
-  if (!blas) GTEST_SKIP() << why;
-  const auto info = device_info(0);
-  struct One {
-    Format format;
-    std::int64_t n, k, rows, at_a_time;
-    DType type, out_type;
-  };
-  const One all[] = {
-      {{{Code::u4, 128, true, DType::f16}}, 1000, 1024, 200, 1008, DType::f16, DType::f16},
-      {{{Code::u4, 32, false, DType::bf16}, true}, 1000, 1024, 129, 384, DType::bf16, DType::f32},
-      {{{Code::i8, 200, false, DType::bf16}}, 264, 200, 65, 128, DType::bf16, DType::bf16},
-      {{{Code::f8_e4m3, 128, false, DType::f32}}, 776, 640, 300, 256, DType::bf16, DType::bf16},
-      {{{Code::f8_e4m3, 8, false, DType::f32}}, 264, 200, 65, 272, DType::f16, DType::f32},
-      {{{Code::f4_e2m1, 32, false, DType::f8_e8m0}}, 776, 640, 300, 512, DType::f16, DType::f16},
-  };
-  Random random(166);
-  const DeviceMemory workspace(kWorkspaceBytes);
-  for (const auto& one : all) {
-    QuantProblem problem(random, one.format, one.n, one.k, one.rows, one.type, one.out_type);
-    auto gemm = problem.gemm();
-    const auto& quant = *gemm.quant;
-    const auto stride = round_up(one.k, 64);
-    const DeviceMemory prepared(static_cast<std::size_t>(one.rows * stride) * 2);
-    if (quant.order != nullptr) {
-      prepare_quant_inputs(problem.stream, gemm, prepared.data(), stride, nullptr);
-      gemm.in = prepared.data(), gemm.in_stride = stride;
-      gemm.quant->prepared = true;
-    }
-    const DeviceMemory numbers(dequantised_bytes(one.at_a_time, one.k));
-    const auto part = dequantised_part(gemm, 0, std::min(one.at_a_time, one.n), numbers.data());
-    const auto tactics = blas->tactics(part, kWorkspaceBytes);
-    EXPECT_FALSE(tactics.empty());
-    for (const auto& tactic : tactics) {
-      EXPECT_TRUE(blas->serves(part, tactic, kWorkspaceBytes));
-      ASSERT_TRUE(run_dequantised(problem.stream, *blas, gemm, one.at_a_time, tactic, numbers.data(), workspace.data(),
-                                  kWorkspaceBytes));
-      add_bias(problem.stream, gemm);
-      problem.check(true);
-      if (HasFatalFailure()) return;
-    }
-    for (const auto& tactic : gemm_tactics(info, gemm, SumOrder::any)) {
-      const DeviceMemory own(gemm_workspace_bytes(tactic, gemm));
-      cuda::gemm(problem.stream, info, gemm, tactic, own.data());
-      problem.check(false);
-      if (HasFatalFailure()) return;
-    }
-    GemmRunner::Options options;
-    options.blas = load_cublas(why);
-    options.timer = make_gemm_timer();
-    options.seconds = 1;
-    GemmRunner runner(info, std::move(options));
-    const auto whole = problem.gemm();
-    runner.reserve(whole);
-    runner.prepare(problem.stream, {&whole, 1}, static_cast<int>(whole.rows));
-    runner.run(problem.stream, whole);
-    problem.check(true);
-    if (HasFatalFailure()) return;
-    EXPECT_EQ(runner.rejected(), 0);
-  }
-}
 
 }  // namespace
 }  // namespace charonia::cuda

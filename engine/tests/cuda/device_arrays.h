@@ -39,25 +39,40 @@ class DeviceArray {
   DeviceMemory memory_;
 };
 
-// A Matrix on the device.
+// A Matrix on the device, `offset` elements after an aligned address.
 class MatrixOnDevice {
  public:
-  MatrixOnDevice(Stream& stream, const ops::Matrix& host) : shape_(host), bytes_(stream, host.bytes) {}
-  ops::Tensor tensor() const { return {bytes_.data(), shape_.dtype, shape_.rows, shape_.cols, shape_.stride}; }
+  MatrixOnDevice(Stream& stream, const ops::Matrix& host, std::int64_t offset = 0)
+      : stream_(stream),
+        shape_(host),
+        offset_(static_cast<std::size_t>(offset) * size_of(host.dtype)),
+        memory_(offset_ + host.bytes.size()) {
+    upload(host);
+  }
+  void upload(const ops::Matrix& host) const {
+    stream_.upload(tensor().data, host.bytes.data(), host.bytes.size(), "a test's matrix");
+    stream_.wait("a test's matrix");
+  }
+  ops::Tensor tensor() const {
+    return {memory_.as<std::byte>() + offset_, shape_.dtype, shape_.rows, shape_.cols, shape_.stride};
+  }
   ops::Matrix host() const {
     auto out = shape_;
-    out.bytes = bytes_.host();
+    stream_.download(out.bytes.data(), tensor().data, out.bytes.size(), "a test's matrix");
+    stream_.wait("a test's matrix");
     return out;
   }
 
  private:
+  Stream& stream_;
   ops::Matrix shape_;
-  DeviceArray<std::byte> bytes_;
+  std::size_t offset_;
+  DeviceMemory memory_;
 };
 
 // Writes a head into the host copy of a quantised layer. kv_head: v heads follow k heads.
 inline void write_head(std::vector<std::byte>& memory, const CacheLayer& layer, std::int64_t block, int kv_head,
-                       int slot, const QuantisedHead& head) {
+                       int slot, const ops::QuantisedHead& head) {
   const int row = kv_head * layer.block_len + slot, half = layer.head_dim / 2;
   auto* const to = memory.data() + layer.integers_at(block, row);
   for (int d = 0; d < layer.head_dim; ++d) {

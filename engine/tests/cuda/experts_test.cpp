@@ -7,13 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
-#include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "device_arrays.h"
 #include "ops/cuda/make_cuda_ops.h"
+#include "router_reference.h"
 
 namespace charonia::cuda {
 namespace {
@@ -60,54 +58,24 @@ Routed route(const Matrix& logits, RouteParams params, std::int32_t real_rows, c
 void check(const Matrix& logits, const RouteParams& params, std::int32_t real_rows,
            const std::vector<float>& bias = {}) {
   const auto got = route(logits, params, real_rows, bias);
-  const auto& how = params.how;
-  const auto experts = static_cast<int>(logits.cols), top_k = params.how.top_k;
+  const int top_k = params.how.top_k;
+  const auto experts = static_cast<std::int32_t>(logits.cols);
   std::vector<std::vector<std::int32_t>> rows_of(static_cast<std::size_t>(experts));
   for (std::int32_t r = 0; r < logits.rows; ++r) {
-    const auto at = static_cast<std::size_t>(r * top_k);
-    if (r >= real_rows) {
-      for (int i = 0; i < top_k; ++i) {
-        EXPECT_EQ(got.chosen[at + static_cast<std::size_t>(i)], experts) << "padding has no expert";
-        EXPECT_EQ(got.places[at + static_cast<std::size_t>(i)], -1);
+    std::vector<std::pair<int, double>> expected(static_cast<std::size_t>(top_k), {experts, 0});  // of padding: none
+    if (r < real_rows) {
+      const auto row = logits.floats(r);
+      expected = ops::chosen_experts(std::vector<double>(row.begin(), row.end()), params.how, bias);
+    }
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const auto at = static_cast<std::size_t>(r * top_k) + i;
+      ASSERT_EQ(got.chosen[at], expected[i].first) << "row " << r;
+      if (r >= real_rows) {
+        EXPECT_EQ(got.places[at], -1);
+        continue;
       }
-      continue;
-    }
-    std::vector<double> scores;
-    double all = 0, sum = 0;
-    for (int e = 0; e < experts; ++e) all += std::exp(double{logits.at(r, e)});
-    for (int e = 0; e < experts; ++e) {
-      const double logit = logits.at(r, e);
-      scores.push_back(how.score == ops::RouterScore::sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit) / all);
-    }
-    const auto rank = [&](int e) {
-      const auto i = static_cast<std::size_t>(e);
-      return how.by_logits() && bias.empty() ? double{logits.at(r, e)} : scores[i] + (bias.empty() ? 0 : bias[i]);
-    };
-    std::vector<int> order(static_cast<std::size_t>(experts));
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, [&](int a, int b) { return rank(a) > rank(b); });
-    if (how.groups > 0) {  // the first two of a group in this order are its best
-      const int size = experts / how.groups;
-      std::vector<double> values(static_cast<std::size_t>(how.groups));
-      std::vector<int> seen(values.size()), best(values.size());
-      for (const int e : order) {
-        const auto g = static_cast<std::size_t>(e / size);
-        if (seen[g]++ < 2) values[g] += rank(e);
-      }
-      std::iota(best.begin(), best.end(), 0);
-      std::ranges::stable_sort(best, std::greater(), [&](int g) { return values[static_cast<std::size_t>(g)]; });
-      best.resize(static_cast<std::size_t>(how.top_groups));
-      std::erase_if(order, [&](int e) { return std::ranges::find(best, e / size) == best.end(); });
-    }
-    std::sort(order.begin(), order.begin() + top_k);
-    for (int i = 0; i < top_k; ++i) sum += scores[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])];
-    if (!how.renormalize) sum = 1;
-    for (int i = 0; i < top_k; ++i) {
-      const auto e = order[static_cast<std::size_t>(i)];
-      ASSERT_EQ(got.chosen[at + static_cast<std::size_t>(i)], e) << "row " << r;
-      EXPECT_NEAR(got.weights[at + static_cast<std::size_t>(i)],
-                  scores[static_cast<std::size_t>(e)] / std::max(sum, double{how.norm_min}) * how.scale, 1e-6);
-      rows_of[static_cast<std::size_t>(e)].push_back(r);
+      EXPECT_NEAR(got.weights[at], expected[i].second, 1e-6);
+      rows_of[static_cast<std::size_t>(expected[i].first)].push_back(r);
     }
   }
   // Places are sorted by expert, then by row; tiles cover them.
@@ -134,6 +102,7 @@ void check(const Matrix& logits, const RouteParams& params, std::int32_t real_ro
   for (; tile < got.tiles.size(); ++tile) EXPECT_EQ(got.tiles[tile].rows, 0);
 }
 
+// Routers by logits, then by scores, with a bias, in the best groups.
 TEST(CudaExpertsTest, rows_are_grouped_by_expert_and_padding_gets_no_expert) {
   Random random(80);
   in_both_orders([&] {
@@ -148,23 +117,15 @@ TEST(CudaExpertsTest, rows_are_grouped_by_expert_and_padding_gets_no_expert) {
              .tile_rows = std::array{8, 32, 64, 128}[static_cast<std::size_t>(trial % 4)]},
             trial % 3 == 2 ? uniform(random, 0, rows) : rows);
     }
-  });
-}
-
-TEST(CudaExpertsTest, rows_that_choose_by_scores_in_the_best_groups_are_grouped_by_expert_too) {
-  Random random(82);
-  in_both_orders([&] {
     for (int trial = 0; trial < 12; ++trial) {
       const int groups = trial == 0 ? ops::RouterParams::kMaxGroups : trial % 3 == 0 ? 0 : uniform(random, 1, 6);
-      const int experts = std::max(1, groups) * uniform(random, trial == 1 ? 32 : 2, trial == 1 ? 40 : 9);
+      const int size = uniform(random, trial == 1 ? 32 : 2, trial == 1 ? 40 : 9), experts = std::max(1, groups) * size;
       const int rows = uniform(random, 1, 30), top_k = uniform(random, 1, std::min(experts, 8));
-      const auto logits = Matrix::random(random, DType::f32, rows, experts, 2, uniform(random, 0, 3));
       std::vector<float> bias;
       for (int e = 0; trial % 2 == 0 && e < experts; ++e) {
         bias.push_back(static_cast<float>(uniform(random, -9, 9)) / 16);
       }
-      const int size = experts / std::max(1, groups);
-      check(logits,
+      check(Matrix::random(random, DType::f32, rows, experts, 2, uniform(random, 0, 3)),
             {.how = {.top_k = top_k,
                      .renormalize = trial % 4 < 2,
                      .score = trial % 3 == 2 ? ops::RouterScore::softmax : ops::RouterScore::sigmoid,
@@ -179,35 +140,27 @@ TEST(CudaExpertsTest, rows_that_choose_by_scores_in_the_best_groups_are_grouped_
 
 TEST(CudaExpertsTest, nan_logits_select_existing_experts) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
-  Matrix logits(DType::f32, 4, 5);
-  for (int e = 0; e < 5; ++e) {
+  Matrix logits(DType::f32, 5, 6);
+  for (int e = 0; e < 6; ++e) {
     logits.set(0, e, kNaN), logits.set(1, e, -kInfinity), logits.set(2, e, e == 3 ? kNaN : 1.0F);
-    logits.set(3, e, e == 2 ? kInfinity : -kNaN);
+    logits.set(3, e, e == 2 ? kInfinity : -kNaN), logits.set(4, e, e < 4 ? kNaN : -kInfinity);
   }
-  Matrix more(DType::f32, 2, 6);  // with groups
-  for (int e = 0; e < 6; ++e) more.set(0, e, kNaN), more.set(1, e, e < 4 ? kNaN : -kInfinity);
   // The NaN of a GPU's own operations compares greater than all others.
-  for (auto* const matrix : {&logits, &more}) {
-    const std::uint32_t greatest = 0x7fffffffU;
-    std::memcpy(matrix->bytes.data(), &greatest, sizeof greatest);
-  }
-  const auto expect_each_once = [](const Matrix& of, const ops::RouterParams& how) {
-    const auto got = route(of, {.how = how, .tile_rows = 8}, static_cast<std::int32_t>(of.rows));
-    const auto k = static_cast<std::size_t>(how.top_k);
-    for (std::size_t row = 0; row < static_cast<std::size_t>(of.rows); ++row) {
-      for (std::size_t i = 0; i < k; ++i) {
-        EXPECT_GE(got.chosen[k * row + i], 0);
-        EXPECT_LT(got.chosen[k * row + i], of.cols);
-        EXPECT_TRUE(i == 0 || got.chosen[k * row + i - 1] < got.chosen[k * row + i]) << "an expert was chosen twice";
-      }
-    }
-  };
-  for (const int top_k : {3, 5}) {
-    for (const auto score : {ops::RouterScore::softmax, ops::RouterScore::sigmoid}) {
-      expect_each_once(logits, {.top_k = top_k, .score = score});
+  const std::uint32_t greatest = 0x7fffffffU;
+  std::memcpy(logits.bytes.data(), &greatest, sizeof greatest);
+  const ops::RouterParams choices[] = {{.top_k = 3},
+                                       {.top_k = 6},
+                                       {.top_k = 3, .score = ops::RouterScore::sigmoid},
+                                       {.top_k = 6, .score = ops::RouterScore::sigmoid},
+                                       {.top_k = 4, .groups = 3, .top_groups = 2}};
+  for (const auto& how : choices) {
+    const auto got = route(logits, {.how = how, .tile_rows = 8}, 5);
+    for (int i = 0; i < 5 * how.top_k; ++i) {
+      const auto* const chosen = &got.chosen[static_cast<std::size_t>(i)];
+      EXPECT_TRUE(*chosen >= 0 && *chosen < 6);
+      EXPECT_TRUE(i % how.top_k == 0 || chosen[-1] < *chosen) << "an expert was chosen twice";
     }
   }
-  expect_each_once(more, {.top_k = 4, .groups = 3, .top_groups = 2});
 }
 
 // With one expert the number of rows selects the tactic: 8, 32, 64 or 128 rows per tile. Both GEMMs have several parts

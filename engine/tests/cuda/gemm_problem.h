@@ -4,89 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <optional>
-#include <random>
 #include <vector>
 
+#include "device_arrays.h"
 #include "ops/cuda/kernels/gemm.h"
+#include "ops_support.h"
 
 namespace charonia::cuda {
-
-inline std::uint32_t encode(DType type, float x) {
-  switch (type) {
-    case DType::bf16:
-      return float_to_bf16(x);
-    case DType::f16:
-      return float_to_f16(x);
-    default:
-      return std::bit_cast<std::uint32_t>(x);
-  }
-}
-
-inline float decode(DType type, std::uint32_t bits) {
-  switch (type) {
-    case DType::bf16:
-      return bf16_to_float(static_cast<std::uint16_t>(bits));
-    case DType::f16:
-      return f16_to_float(static_cast<std::uint16_t>(bits));
-    default:
-      return std::bit_cast<float>(bits);
-  }
-}
-
-// A matrix on the device with rows `stride` apart, `offset` elements after an aligned address. The elements between the
-// rows are NaN unless `padding` is given.
-class GemmMatrix {
- public:
-  GemmMatrix(DType type, std::int64_t rows, std::int64_t cols, std::int64_t stride, std::int64_t offset = 0,
-             float padding = std::numeric_limits<float>::quiet_NaN())
-      : type(type),
-        rows(rows),
-        cols(cols),
-        stride(stride),
-        offset(offset),
-        host(static_cast<std::size_t>(offset + rows * stride) * size_of(type)),
-        device(host.size()) {
-    for (std::int64_t i = 0; i < offset + rows * stride; ++i) set(i, padding);
-  }
-
-  void set(std::int64_t at, float x) {
-    const auto bits = encode(type, x);
-    std::memcpy(host.data() + static_cast<std::size_t>(at) * size_of(type), &bits, size_of(type));
-  }
-  std::uint32_t bits(std::int64_t row, std::int64_t col) const {
-    std::uint32_t out = 0;
-    std::memcpy(&out, host.data() + static_cast<std::size_t>(offset + row * stride + col) * size_of(type),
-                std::min(size_of(type), sizeof(out)));
-    return out;
-  }
-  float at(std::int64_t row, std::int64_t col) const { return decode(type, bits(row, col)); }
-  void fill(std::mt19937& random, float scale) {
-    std::normal_distribution<float> normal(0, scale);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < cols; ++c) set(offset + r * stride + c, normal(random));
-    }
-  }
-  void upload(Stream& stream) { stream.upload(device.data(), host.data(), host.size(), "test"); }
-  void download(Stream& stream) {
-    stream.download(host.data(), device.data(), host.size(), "test");
-    stream.wait("test");
-  }
-  void copy(const GemmMatrix& from, Stream& stream) {
-    host = from.host;
-    upload(stream);
-  }
-  void* data() { return device.as<std::byte>() + static_cast<std::size_t>(offset) * size_of(type); }
-
-  DType type;
-  std::int64_t rows, cols, stride, offset;
-  std::vector<std::byte> host;
-  DeviceMemory device;
-};
 
 struct Case {
   DType type = DType::bf16, out_type = DType::bf16;
@@ -96,111 +22,144 @@ struct Case {
   bool packed = false;
 };
 
-// A GEMM with its operands on the device.
-struct GemmProblem {
-  explicit GemmProblem(const Case& c, unsigned seed = 1)
-      : in(c.type, c.rows, c.k, c.k + c.in_gap, c.in_offset),
-        weight(c.type, c.n, c.k, round_up(c.k, 8), 0, 0),
-        bias(DType::f32, 1, c.n, c.n),
-        out(c.out_type, c.rows, c.n, c.n + c.out_gap, c.out_offset),
-        has_bias(c.bias),
-        packed(c.packed) {
-    std::mt19937 random(seed);
-    in.fill(random, 1);
-    weight.fill(random, 0.5F);
-    bias.fill(random, 3);
-    for (auto* one : {&in, &weight, &bias, &out}) one->upload(stream);
+inline ops::Matrix all_nan(DType type, std::int64_t rows, std::int64_t cols, std::int64_t gap = 0) {
+  ops::Matrix out(type, rows, cols, gap);
+  std::ranges::fill(out.bytes, std::byte{0xff});
+  return out;
+}
+
+// A GEMM with its operands on the device. Elements between the rows of in and out are NaN.
+class GemmProblem {
+ public:
+  struct Operands {
+    ops::Matrix in, weight, bias;
+  };
+
+  explicit GemmProblem(const Case& c, unsigned seed = 1) : GemmProblem(c, random_operands(c, seed)) {}
+  GemmProblem(const Case& of, Operands operands)
+      : c(of),
+        host(std::move(operands)),
+        result(all_nan(c.out_type, c.rows, c.n, c.out_gap)),
+        in(stream, host.in, c.in_offset),
+        weight(stream, c.packed ? packed_weight() : host.weight),
+        bias(stream, host.bias),
+        out(stream, result, c.out_offset) {}
+
+  // The same weight and bias, with rows of the input.
+  GemmProblem slice(std::int64_t first, std::int64_t rows, std::int64_t in_offset = 0) const {
+    auto part = c;
+    part.rows = rows;
+    part.in_offset = in_offset;
+    return GemmProblem(part, {host.in.slice(first, first + rows), host.weight, host.bias});
+  }
+  GemmProblem packed() const {
+    auto other = c;
+    other.packed = true;
+    return GemmProblem(other, host);
   }
 
-  // Packs the weight; memory that must not be read is NaN.
-  void pack() {
-    const auto stride = round_up(weight.cols, kPackedK);
-    packed_weight.emplace(weight.type, round_up(weight.rows, kPackedRows), stride, stride);
-    for (std::int64_t r = 0; r < weight.rows; ++r) {
-      for (std::int64_t k = 0; k < weight.stride; ++k) packed_weight->set(packed_at(r, k, stride), weight.at(r, k));
-    }
-    packed_weight->upload(stream);
+  Gemm gemm() const {
+    const auto from = in.tensor(), by = weight.tensor(), to = out.tensor();
+    return {.out = to.data,
+            .out_type = to.dtype,
+            .out_stride = to.stride,
+            .in = from.data,
+            .in_stride = from.stride,
+            .weight = by.data,
+            .type = c.type,
+            .weight_stride = by.stride,
+            .packed = c.packed,
+            .bias = c.bias ? static_cast<const float*>(bias.tensor().data) : nullptr,
+            .rows = c.rows,
+            .n = c.n,
+            .k = c.k};
   }
 
-  Gemm gemm() {
-    if (packed && !packed_weight) pack();
-    return {.out = out.data(),
-            .out_type = out.type,
-            .out_stride = out.stride,
-            .in = in.data(),
-            .in_stride = in.stride,
-            .weight = packed ? packed_weight->data() : weight.data(),
-            .type = in.type,
-            .weight_stride = packed ? packed_weight->stride : weight.stride,
-            .packed = packed,
-            .bias = has_bias ? static_cast<const float*>(bias.data()) : nullptr,
-            .rows = in.rows,
-            .n = weight.rows,
-            .k = weight.cols};
+  // Sets the output to NaN.
+  void clear() {
+    std::ranges::fill(result.bytes, std::byte{0xff});
+    out.upload(result);
   }
+  void download() { result = out.host(); }
 
   void run(const GemmTactic& tactic) {
-    DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm()));
-    clear_out();
+    const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm()));
+    clear();
     cuda::gemm(stream, device_info(0), gemm(), tactic, workspace.data());
     std::vector<int> counters(kGemmCounterBytes / sizeof(int), -1);
     stream.download(counters.data(), workspace.data(), kGemmCounterBytes, "counters");
-    out.download(stream);
+    download();
     for (const int counter : counters) ASSERT_EQ(counter, 0);
   }
 
   // Compares with double precision. The bound allows for rounding of sums in float and of the output, which is rounded
   // twice if the bias is added afterwards.
   void check(bool rounded_twice = false) {
-    const double unit = out.type == DType::bf16 ? 0x1p-8 : out.type == DType::f16 ? 0x1p-11 : 0x1p-24;
-    if (expected.empty()) expect();
-    for (std::int64_t r = 0; r < in.rows; ++r) {
-      for (std::int64_t c = 0; c < weight.rows; ++c) {
-        const auto& [sum, size] = expected[static_cast<std::size_t>(r * weight.rows + c)];
-        const double rounded = std::abs(sum) + (rounded_twice ? std::abs(sum) + 2 * std::abs(bias.at(0, c)) : 0);
-        const double bound = unit * rounded + (8 + std::sqrt(static_cast<double>(in.cols))) * 0x1p-23 * size;
-        ASSERT_NEAR(out.at(r, c), sum, bound) << "row " << r << " column " << c;
+    if (expected_.empty()) expect();
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      for (std::int64_t j = 0; j < c.n; ++j) {
+        const auto& [sum, size] = expected_[static_cast<std::size_t>(r * c.n + j)];
+        const double rounded =
+            std::abs(sum) + (rounded_twice ? std::abs(sum) + 2 * std::abs(host.bias.at(0, j)) : 0);
+        const double bound =
+            ops::rounding(c.out_type) * rounded + (8 + std::sqrt(static_cast<double>(c.k))) * 0x1p-23 * size;
+        ASSERT_NEAR(result.at(r, j), sum, bound) << "row " << r << " column " << j;
       }
-      for (std::int64_t c = weight.rows; c < out.stride; ++c) {
-        ASSERT_TRUE(std::isnan(out.at(r, c))) << "the kernel wrote between the rows";
+      for (std::int64_t j = c.n; j < result.stride; ++j) {
+        ASSERT_TRUE(std::isnan(result.at(r, j))) << "the kernel wrote between the rows";
       }
     }
+  }
+
+  Case c;
+  Stream stream;
+  Operands host;
+  ops::Matrix result;
+  MatrixOnDevice in, weight, bias, out;
+
+ private:
+  static Operands random_operands(const Case& c, unsigned seed) {
+    ops::Random random(seed);
+    Operands out{ops::Matrix::random(random, c.type, c.rows, c.k, 1, c.in_gap),
+                 ops::Matrix::random(random, c.type, c.n, c.k, 0.5F, round_up(c.k, 8) - c.k),
+                 ops::Matrix::random(random, DType::f32, 1, c.n, 3)};
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      for (std::int64_t i = c.k; i < out.in.stride; ++i) out.in.set(r, i, std::nanf(""));
+    }
+    return out;
+  }
+
+  // Memory that must not be read is NaN.
+  ops::Matrix packed_weight() const {
+    const auto stride = round_up(c.k, kPackedK);
+    auto out = all_nan(c.type, round_up(c.n, kPackedRows), stride);
+    for (std::int64_t r = 0; r < c.n; ++r) {
+      for (std::int64_t k = 0; k < host.weight.stride; ++k) {
+        const auto at = packed_at(r, k, stride);
+        out.set(at / stride, at % stride, host.weight.at(r, k));
+      }
+    }
+    return out;
   }
 
   // Computes the expected result once in double precision; the tactics then use the same operands.
   void expect() {
-    for (std::int64_t r = 0; r < in.rows; ++r) {
-      for (std::int64_t c = 0; c < weight.rows; ++c) {
-        double sum = has_bias ? bias.at(0, c) : 0, size = std::abs(sum);
-        for (std::int64_t i = 0; i < in.cols; ++i) {
-          const double one = static_cast<double>(in.at(r, i)) * weight.at(c, i);
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      for (std::int64_t j = 0; j < c.n; ++j) {
+        double sum = c.bias ? host.bias.at(0, j) : 0, size = std::abs(sum);
+        for (std::int64_t i = 0; i < c.k; ++i) {
+          const double one = static_cast<double>(host.in.at(r, i)) * host.weight.at(j, i);
           sum += one, size += std::abs(one);
         }
-        expected.push_back({sum, size});
+        expected_.push_back({sum, size});
       }
     }
   }
 
-  void clear_out() {
-    std::memset(out.host.data(), 0xff, out.host.size());  // NaN in every type
-    out.upload(stream);
-  }
-
-  std::vector<std::uint32_t> row(std::int64_t r) const {
-    std::vector<std::uint32_t> all;
-    for (std::int64_t c = 0; c < out.cols; ++c) all.push_back(out.bits(r, c));
-    return all;
-  }
-
-  Stream stream;
-  GemmMatrix in, weight, bias, out;
-  bool has_bias;
-  bool packed;
-  std::optional<GemmMatrix> packed_weight;
   struct Expected {
     double sum, size;  // size: sum of the absolute values of the terms
   };
-  std::vector<Expected> expected;
+  std::vector<Expected> expected_;
 };
 
 }  // namespace charonia::cuda

@@ -4,10 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <memory>
-#include <thread>
-#include <vector>
+#include <array>
 
 #include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
@@ -17,166 +14,139 @@ namespace charonia::cuda {
 namespace {
 
 using host_stream::Mode;
+using Two = std::array<int, 2>;
 
-// Page-locked ints.
+// Two ints in page-locked memory.
 class Pinned {
  public:
-  explicit Pinned(std::vector<int> values) : memory_(values.size() * sizeof(int)) { set(values); }
-  void set(const std::vector<int>& values) { std::ranges::copy(values, data()); }
-  int* data() const { return reinterpret_cast<int*>(memory_.data()); }
-  std::size_t bytes() const { return memory_.bytes(); }
-  std::vector<int> values() const { return {data(), data() + bytes() / sizeof(int)}; }
+  explicit Pinned(Two values = {}) { *this = values; }
+  Pinned& operator=(Two values) {
+    *data() = values;
+    return *this;
+  }
+  Two* data() const { return reinterpret_cast<Two*>(memory_.data()); }
+  Two values() const { return *data(); }
 
  private:
-  PinnedMemory memory_;
+  PinnedMemory memory_{sizeof(Two)};
+};
+
+// Two ints on the device.
+struct Device {
+  void upload(Stream& stream, const void* from) const { stream.upload(memory.data(), from, sizeof(Two), "test"); }
+  void download(Stream& stream, void* to) const { stream.download(to, memory.data(), sizeof(Two), "test"); }
+  void copy(Stream& stream, const Device& from) const {
+    stream.copy(memory.data(), from.memory.data(), sizeof(Two), "test");
+  }
+  // Sets the first of them to 0.
+  void clear(Stream& stream) const { stream.fill_zero(memory.data(), sizeof(int), "test"); }
+  Two values(Stream& stream) const {
+    Two out;
+    download(stream, &out);
+    return out;
+  }
+  DeviceMemory memory{sizeof(Two)};
 };
 
 class HostStreamTest : public testing::TestWithParam<Mode> {
  protected:
-  HostStreamTest() { host_stream::set_mode(GetParam()); }
   bool deferred() const { return GetParam() == Mode::deferred; }
-
-  static std::vector<int> downloaded(Stream& stream, const DeviceMemory& memory) {
-    std::vector<int> out(memory.bytes() / sizeof(int));
-    stream.download(out.data(), memory.data(), memory.bytes(), "test");
-    return out;
+  static Stream stream_in_mode() {
+    host_stream::set_mode(GetParam());
+    return Stream();
   }
+  Stream stream_ = stream_in_mode();
+  Device device_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Mode, HostStreamTest, testing::Values(Mode::immediate, Mode::deferred),
                          [](const auto& info) { return info.param == Mode::immediate ? "immediate" : "deferred"; });
 
 TEST_P(HostStreamTest, an_upload_reads_page_locked_memory_when_it_runs) {
-  Stream stream;
-  DeviceMemory first(8), second(8), third(8);
+  const Device second, third;
   Pinned host({1, 2});
-  stream.upload(first.data(), host.data(), host.bytes(), "test");
-  host.set({3, 4});  // too early
-  stream.upload(second.data(), host.data(), host.bytes(), "test");
-  stream.wait("test");
-  host.set({5, 6});
-  stream.upload(third.data(), host.data(), host.bytes(), "test");
-  EXPECT_EQ(downloaded(stream, first), (deferred() ? std::vector{3, 4} : std::vector{1, 2}));
-  EXPECT_EQ(downloaded(stream, second), (std::vector{3, 4}));
-  EXPECT_EQ(downloaded(stream, third), (std::vector{5, 6}));
+  device_.upload(stream_, host.data());
+  host = {3, 4};  // too early
+  second.upload(stream_, host.data());
+  stream_.wait("test");
+  host = {5, 6};
+  third.upload(stream_, host.data());
+  EXPECT_EQ(device_.values(stream_), (deferred() ? Two{3, 4} : Two{1, 2}));
+  EXPECT_EQ(second.values(stream_), (Two{3, 4}));
+  EXPECT_EQ(third.values(stream_), (Two{5, 6}));
 }
 
 TEST_P(HostStreamTest, a_download_to_page_locked_memory_is_complete_after_the_wait) {
-  Stream stream;
-  DeviceMemory memory(8);
-  const std::vector<int> values{7, 8};
-  stream.upload(memory.data(), values.data(), 8, "test");
-  Pinned by_wait({0, 0}), by_event({0, 0});
+  const Two values{7, 8};
+  device_.upload(stream_, &values);
+  const Pinned by_wait, by_event;
   Event event;
-  stream.download(by_event.data(), memory.data(), 8, "test");
-  event.record(stream);
-  stream.fill_zero(memory.data(), 4, "test");
-  stream.download(by_wait.data(), memory.data(), 8, "test");
+  device_.download(stream_, by_event.data());
+  event.record(stream_);
+  device_.clear(stream_);
+  device_.download(stream_, by_wait.data());
   if (deferred()) {
-    EXPECT_EQ(by_event.values(), (std::vector{0, 0})) << "the work ran too early";
+    EXPECT_EQ(by_event.values(), (Two{})) << "the work ran too early";
     EXPECT_THROW(Event::milliseconds(event, event), Error);
   }
   event.wait("test");
   EXPECT_EQ(by_event.values(), values);
   EXPECT_EQ(Event::milliseconds(event, event), 1);
   if (deferred()) {
-    EXPECT_EQ(by_wait.values(), (std::vector{0, 0})) << "the work must wait for the event";
+    EXPECT_EQ(by_wait.values(), (Two{})) << "the work must wait for the event";
   }
-  stream.wait("test");
-  EXPECT_EQ(by_wait.values(), (std::vector{0, 8}));
-}
-
-TEST_P(HostStreamTest, copies_of_pageable_memory_have_finished_when_they_return) {
-  Stream stream;
-  DeviceMemory memory(8);
-  std::vector<int> values{1, 2};
-  stream.upload(memory.data(), values.data(), 8, "test");
-  values = {3, 4};
-  std::vector<int> out(2);
-  stream.download(out.data(), memory.data(), 8, "test");
-  EXPECT_EQ(out, (std::vector{1, 2}));
+  stream_.wait("test");
+  EXPECT_EQ(by_wait.values(), (Two{0, 8}));
 }
 
 TEST_P(HostStreamTest, a_stream_that_waits_for_an_event_sees_the_earlier_work) {
   for (const bool waits : {true, false}) {
     Stream first, second;
-    DeviceMemory from(8), to(8);
-    const std::vector<int> values{5, 6};
+    const Device from, to;
+    const Two values{5, 6};
     Event event;
-    first.upload(from.data(), values.data(), 8, "test");
+    from.upload(first, &values);
     event.record(first);
-    first.fill_zero(from.data(), 4, "test");
+    from.clear(first);
     event.record(first);
     if (waits) second.wait_for(event, "test");
-    second.copy(to.data(), from.data(), 8, "test");
-    const auto expected = waits || !deferred() ? std::vector{0, 6} : std::vector{0, 0};
-    EXPECT_EQ(downloaded(second, to), expected) << (waits ? "" : "the wait that is missing shows");
+    to.copy(second, from);
+    EXPECT_EQ(to.values(second), (waits || !deferred() ? Two{0, 6} : Two{})) << "a missing wait must show";
   }
 }
 
-TEST_P(HostStreamTest, threads_may_wait_for_each_other_s_streams) {
-  constexpr int kRounds = 50;
-  Stream streams[2];
-  DeviceMemory memory[2] = {DeviceMemory(sizeof(int)), DeviceMemory(sizeof(int))};
-  const int one = 1;
-  for (int round = 0; round < kRounds; ++round) {
-    Event ready[2];
-    for (int i = 0; i < 2; ++i) {
-      streams[i].upload(memory[i].data(), &one, sizeof one, "test");
-      ready[i].record(streams[i]);
-    }
-    Pinned out[2] = {Pinned({0}), Pinned({0})};
-    std::thread threads[2];
-    for (int i = 0; i < 2; ++i) {
-      threads[i] = std::thread([&, i] {
-        streams[i].wait_for(ready[1 - i], "test");
-        streams[i].download(out[i].data(), memory[1 - i].data(), sizeof(int), "test");
-        streams[i].wait("test");
-      });
-    }
-    for (auto& thread : threads) thread.join();
-    for (const auto& value : out) EXPECT_EQ(value.values(), std::vector{1});
-  }
-}
-
-TEST_P(HostStreamTest, memory_is_freed_after_the_work_that_uses_it) {
-  Stream stream;
-  DeviceMemory to(8);
+// Memory that is freed, and graphs that are destroyed, before the work that uses them has run.
+TEST_P(HostStreamTest, memory_and_graphs_live_until_their_work_has_run) {
   {
-    DeviceMemory from(8);
-    Pinned host({1, 2});
-    stream.upload(from.data(), host.data(), 8, "test");
-    stream.copy(to.data(), from.data(), 8, "test");
+    const Device from;
+    const Pinned host({1, 2});
+    from.upload(stream_, host.data());
+    device_.copy(stream_, from);
   }
-  EXPECT_EQ(downloaded(stream, to), (std::vector{1, 2}));
-}
-
-TEST_P(HostStreamTest, a_launched_graph_runs_after_it_is_destroyed) {
-  Stream stream;
-  DeviceMemory memory(8);
-  Pinned host({1, 2});
+  EXPECT_EQ(device_.values(stream_), (Two{1, 2}));
+  Pinned host({3, 4});
   {
-    Graph::begin(stream);
-    stream.upload(memory.data(), host.data(), 8, "test");
-    const auto graph = Graph::end(stream);
-    host.set({3, 4});
-    graph.launch(stream, "test");
+    Graph::begin(stream_);
+    device_.upload(stream_, host.data());
+    const auto graph = Graph::end(stream_);
+    host = {5, 6};
+    graph.launch(stream_, "test");
   }
-  EXPECT_EQ(downloaded(stream, memory), (std::vector{3, 4}));
+  EXPECT_EQ(device_.values(stream_), (Two{5, 6}));
 }
 
 TEST_P(HostStreamTest, operations_that_cannot_be_captured_are_rejected) {
-  Stream stream, other;
+  Stream other;
   Event event;
   Graph::begin(other);
   const auto graph = Graph::end(other);
-  Graph::begin(stream);
-  EXPECT_THROW(stream.wait("test"), Error);
-  EXPECT_THROW(event.record(stream), Error);
-  EXPECT_THROW(stream.wait_for(event, "test"), Error);
-  EXPECT_THROW(graph.launch(stream, "test"), Error);
-  Graph::abandon(stream);
-  stream.wait("test");
+  Graph::begin(stream_);
+  EXPECT_THROW(stream_.wait("test"), Error);
+  EXPECT_THROW(event.record(stream_), Error);
+  EXPECT_THROW(stream_.wait_for(event, "test"), Error);
+  EXPECT_THROW(graph.launch(stream_, "test"), Error);
+  Graph::abandon(stream_);
+  stream_.wait("test");
 }
 
 struct NoParams {};
@@ -186,24 +156,21 @@ CHARONIA_KERNEL(32, 1) void broken_kernel(const NoParams) {
 }
 
 TEST_P(HostStreamTest, a_kernel_error_is_thrown_by_the_wait_and_later_work_dropped) {
-  Stream stream;
-  DeviceMemory memory(8);
-  const std::vector<int> values{1, 2};
+  const Two values{1, 2};
+  const auto launch_broken = [&] { launch(stream_, "broken", {}, broken_kernel, NoParams{}); };
   if (deferred()) {
-    launch(stream, "broken", {}, broken_kernel, NoParams{});
-    stream.upload(memory.data(), values.data(), 8, "test");
-    EXPECT_THROW(stream.wait("test"), Error);
-    EXPECT_EQ(downloaded(stream, memory), (std::vector{0, 0}));
-    launch(stream, "broken", {}, broken_kernel, NoParams{});
-    {
-      const DeviceMemory freed(8);
-    }
-    EXPECT_THROW(stream.wait("test"), Error) << "another wait for the stream must not hide the error";
+    launch_broken();
+    device_.upload(stream_, &values);
+    EXPECT_THROW(stream_.wait("test"), Error);
+    EXPECT_EQ(device_.values(stream_), (Two{}));
+    launch_broken();
+    { const Device freed; }
+    EXPECT_THROW(stream_.wait("test"), Error) << "another wait for the stream must not hide the error";
   } else {
-    EXPECT_THROW(launch(stream, "broken", {}, broken_kernel, NoParams{}), Error);
+    EXPECT_THROW(launch_broken(), Error);
   }
-  stream.upload(memory.data(), values.data(), 8, "test");
-  EXPECT_EQ(downloaded(stream, memory), values);
+  device_.upload(stream_, &values);
+  EXPECT_EQ(device_.values(stream_), values);
 }
 
 }  // namespace

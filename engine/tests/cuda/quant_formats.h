@@ -1,10 +1,16 @@
-// Formats of quantised weights on the CUDA device, and weights in these formats.
+// Formats of quantised weights on the CUDA device, weights in these formats, and checks of their products.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <span>
 #include <vector>
 
+#include "ops/cuda/device/runtime.h"
+#include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops_support.h"
 #include "quant_support.h"
 
@@ -69,6 +75,41 @@ inline std::vector<double> values(const ops::MemoryQuantSource& source) {
     }
   }
   return out;
+}
+
+// Compares a product with double precision. weight: values(). Products are exact in float, except with float inputs;
+// sums, and products with the scales of groups, are rounded. dequantised: every weight is rounded to the type of the
+// inputs, and an output is rounded again if a bias is added.
+inline void check_product(const ops::Matrix& out, const ops::Matrix& in, std::span<const double> weight,
+                          const ops::QuantFormat& format, float input_scale, std::span<const float> bias = {},
+                          bool dequantised = false) {
+  const auto k = static_cast<std::size_t>(in.cols);
+  const bool fp8 = is_w8a8(format, in.dtype, in.cols, device_info(0));
+  std::vector<float> row(k);
+  for (std::int64_t r = 0; r < out.rows; ++r) {
+    for (std::size_t c = 0; c < k; ++c) row[c] = in.at(r, static_cast<std::int64_t>(c));
+    const auto x = ops::quantised_activations(row, format.activations, input_scale, fp8);
+    for (std::int64_t o = 0; o < out.cols; ++o) {
+      double sum = 0, size = 0, inputs = 0;
+      for (std::size_t c = 0; c < k; ++c) {
+        const double one = x[c] * weight[static_cast<std::size_t>(o) * k + c];
+        sum += one, size += std::abs(one), inputs += std::abs(x[c]);
+      }
+      const double added = bias.empty() ? 0 : bias[static_cast<std::size_t>(o)];
+      // A device that multiplies FP8 keeps 13 bits below the largest of 64 products.
+      const double of_sums = fp8 ? 0x1p-12 : (8 + std::sqrt(static_cast<double>(k))) * 0x1p-23;
+      double error = of_sums * (size + std::abs(added));
+      double rounded = std::abs(sum + added);
+      if (dequantised) {
+        error += ops::rounding(in.dtype) * size;
+        if (in.dtype == DType::f16) error += 0x1p-25 * inputs;  // for subnormal f16 numbers
+        rounded = 2 * (std::abs(sum) + error) + std::abs(added);
+      }
+      ASSERT_NEAR(out.at(r, o), sum + added, error + ops::rounding(out.dtype) * rounded)
+          << to_string(format) << ", " << to_string(in.dtype) << ", k " << k << ", row " << r << " of " << out.rows
+          << ", output " << o;
+    }
+  }
 }
 
 }  // namespace charonia::cuda

@@ -1,16 +1,15 @@
-// Memory, streams, graphs and launches, on a real or emulated device.
+// Memory, streams, graphs, launches and the kernels of collectives, on a real or emulated device.
 #include "ops/cuda/device/runtime.h"
 
 #include <gtest/gtest.h>
 
-#include <bit>
+#include <array>
 #include <cstring>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "device_arrays.h"
 #include "errors.h"
 #include "ops/cuda/device/carveout.h"
 #include "ops/cuda/device/growing_memory.h"
@@ -19,11 +18,18 @@
 namespace charonia::cuda {
 namespace {
 
-std::vector<int> downloaded(Stream& stream, const DeviceMemory& memory, std::size_t count) {
-  std::vector<int> out(count);
-  stream.download(out.data(), memory.data(), count * sizeof(int), "test");
+using ops::Matrix;
+
+template <class T = int>
+T word(Stream& stream, const void* at) {
+  T out{};
+  stream.download(&out, at, sizeof out, "test");
   stream.wait("test");
   return out;
+}
+void set_word(Stream& stream, void* at, int value) {
+  stream.upload(at, &value, sizeof value, "test");
+  stream.wait("test");
 }
 
 TEST(RuntimeTest, the_carveout_is_a_percentage_or_left_to_the_driver) {
@@ -43,18 +49,17 @@ TEST(RuntimeTest, memory_is_zero_at_first_and_freed_with_its_owner) {
   const auto before = allocations();
   DeviceMemory a(100 * sizeof(int));
   EXPECT_EQ(allocations(), before + 1);
-  EXPECT_EQ(downloaded(stream, a, 100), std::vector<int>(100, 0));
+  EXPECT_EQ((word<std::array<int, 100>>(stream, a.data())), (std::array<int, 100>{}));
   const auto* const data = a.data();
   DeviceMemory b(std::move(a));
   EXPECT_EQ(a.data(), nullptr);
-  EXPECT_EQ(b.data(), data);
   a = std::move(b);
   EXPECT_EQ(a.data(), data);
   EXPECT_EQ(a.bytes(), 100 * sizeof(int));
   a = DeviceMemory(8);
   EXPECT_EQ(a.bytes(), 8U);
   PinnedMemory pinned(64);
-  PinnedMemory other(std::move(pinned));
+  const PinnedMemory other(std::move(pinned));
   EXPECT_EQ(other.bytes(), 64U);
   EXPECT_EQ(pinned.data(), nullptr);
 }
@@ -75,17 +80,8 @@ TEST(GrowingMemoryTest, regions_grow_in_place_and_are_zero_at_first) {
   GrowingMemory memory(3, bytes, 8, "the test's memory");
   EXPECT_EQ(memory.distance(), 5 * unit);
   auto* const data = memory.data();
-  const auto word = [&](std::size_t region, std::size_t at) {
-    int out = -1;
-    stream.download(&out, data + region * memory.distance() + at, sizeof(out), "test");
-    stream.wait("test");
-    return out;
-  };
-  const auto fill = [&](std::size_t region, std::size_t at, int value) {
-    stream.upload(data + region * memory.distance() + at, &value, sizeof(value), "test");
-    stream.wait("test");
-  };
-  for (std::size_t region = 0; region < 3; ++region) fill(region, 4, static_cast<int>(region) + 1);
+  const auto at = [&](std::size_t region, std::size_t offset) { return data + region * 5 * unit + offset; };
+  for (std::size_t region = 0; region < 3; ++region) set_word(stream, at(region, 4), static_cast<int>(region) + 1);
   const auto before = allocations();
   memory.commit(unit);
   EXPECT_EQ(allocations(), before) << "the region already has that much memory";
@@ -96,34 +92,31 @@ TEST(GrowingMemoryTest, regions_grow_in_place_and_are_zero_at_first) {
   EXPECT_EQ(allocations(), before + 6);
   EXPECT_EQ(memory.data(), data);
   for (std::size_t region = 0; region < 3; ++region) {
-    EXPECT_EQ(word(region, 4), static_cast<int>(region) + 1);
-    for (const std::size_t at : {std::size_t{0}, unit, 3 * unit - 4, bytes - 4}) EXPECT_EQ(word(region, at), 0) << at;
-    fill(region, bytes - 4, 7);
-    EXPECT_EQ(word(region, bytes - 4), 7);
+    EXPECT_EQ(word(stream, at(region, 4)), static_cast<int>(region) + 1);
+    for (const auto offset : {std::size_t{0}, unit, 3 * unit - 4, bytes - 4}) {
+      EXPECT_EQ(word(stream, at(region, offset)), 0) << offset;
+    }
+    set_word(stream, at(region, bytes - 4), 7);
+    EXPECT_EQ(word(stream, at(region, bytes - 4)), 7);
   }
-  GrowingMemory other(std::move(memory));
+  const GrowingMemory other(std::move(memory));
   EXPECT_EQ(other.data(), data);
-  EXPECT_EQ(word(2, 4), 3);
+  EXPECT_EQ(word(stream, at(2, 4)), 3);
 }
 
 TEST(GrowingMemoryTest, too_much_memory_is_rejected_with_the_numbers) {
   const auto unit = ReservedMemory::granularity();
   if (unit == 0) GTEST_SKIP() << "the device cannot reserve addresses without memory";
   Stream stream;
-  const auto free = free_device_bytes();
-  const auto most = free / unit * unit;
+  const auto most = free_device_bytes() / unit * unit;
   GrowingMemory memory(2, most, unit, "the test's memory");  // addresses for twice the available memory
   const auto left = free_device_bytes();
   expect_error(ErrorCode::resource_exhausted, {"the test's memory"}, [&] { memory.commit(most / 4 * 3); });
   EXPECT_GE(free_device_bytes() + unit, left) << "the memory of the first region was not returned";
   memory.commit(2 * unit);
-  const int value = 5;
-  int back = 0;
-  auto* const last = memory.data() + memory.distance() + 2 * unit - sizeof(value);
-  stream.upload(last, &value, sizeof(value), "test");
-  stream.download(&back, last, sizeof(back), "test");
-  stream.wait("test");
-  EXPECT_EQ(back, value);
+  auto* const last = memory.data() + memory.distance() + 2 * unit - sizeof(int);
+  set_word(stream, last, 5);
+  EXPECT_EQ(word(stream, last), 5);
 }
 
 TEST(GrowingMemoryTest, regions_committed_from_the_start_are_one_allocation) {
@@ -136,45 +129,38 @@ TEST(GrowingMemoryTest, regions_committed_from_the_start_are_one_allocation) {
 }
 
 TEST(RuntimeTest, copies_work_in_all_directions) {
+  using Four = std::array<int, 4>;
   Stream stream;
-  DeviceMemory a(4 * sizeof(int)), b(4 * sizeof(int));
-  PinnedMemory pinned(4 * sizeof(int));
-  auto* const values = reinterpret_cast<int*>(pinned.data());
-  for (int i = 0; i < 4; ++i) values[i] = i * i;
-  stream.upload(a.data(), values, a.bytes(), "test");
+  const DeviceMemory a(sizeof(Four)), b(sizeof(Four));
+  const PinnedMemory pinned(sizeof(Four));
+  const Four values = {0, 1, 4, 9};
+  std::memcpy(pinned.data(), values.data(), sizeof values);
+  stream.upload(a.data(), pinned.data(), a.bytes(), "test");
   stream.copy(b.data(), a.data(), a.bytes(), "test");
   stream.fill_zero(a.data(), 2 * sizeof(int), "test");
-  EXPECT_EQ(downloaded(stream, a, 4), (std::vector<int>{0, 0, 4, 9}));
-  EXPECT_EQ(downloaded(stream, b, 4), (std::vector<int>{0, 1, 4, 9}));
+  EXPECT_EQ(word<Four>(stream, a.data()), (Four{0, 0, 4, 9}));
+  EXPECT_EQ(word<Four>(stream, b.data()), values);
 }
 
 TEST(RuntimeTest, a_graph_runs_once_for_each_launch) {
   Stream stream;
-  constexpr int kRows = 3, kCols = 40;
-  std::vector<float> values(2 * kRows * kCols);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
-  DeviceMemory shards(values.size() * sizeof(float)), sum(kRows * kCols * sizeof(float));
-  const ops::Tensor out{sum.data(), DType::f32, kRows, kCols, kCols};
-  const auto result = [&] {
-    std::vector<float> got(kRows * kCols);
-    stream.download(got.data(), sum.data(), sum.bytes(), "test");
-    stream.wait("test");
-    return got;
-  };
+  ops::Random random(1);
+  const MatrixOnDevice shards(stream, Matrix(DType::f32, 2 * 3, 40)), sum(stream, Matrix(DType::f32, 3, 40));
   Graph::begin(stream);
-  sum_shards(stream, out, shards.data(), 2);
+  sum_shards(stream, sum.tensor(), shards.tensor().data, 2);
   Graph graph = Graph::end(stream);
   EXPECT_TRUE(static_cast<bool>(graph));
-  EXPECT_EQ(result(), std::vector<float>(kRows * kCols, 0));  // it was not run, and the shards are zeros
-  for (const float factor : {1.0F, 2.0F}) {
-    auto scaled = values;
-    for (auto& x : scaled) x *= factor;
-    stream.upload(shards.data(), scaled.data(), shards.bytes(), "test");
+  for (int launch = 0; launch < 2; ++launch) {
+    const auto values = Matrix::random(random, DType::f32, 2 * 3, 40), before = sum.host();
+    shards.upload(values);
+    EXPECT_EQ(sum.host().bytes, before.bytes) << "the graph was not launched";
     graph.launch(stream, "test");
-    const auto got = result();
-    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], scaled[i] + scaled[i + got.size()]);
+    const auto got = sum.host();
+    for (int i = 0; i < 3 * 40; ++i) {
+      EXPECT_EQ(got.at(i / 40, i % 40), values.at(i / 40, i % 40) + values.at(3 + i / 40, i % 40));
+    }
   }
-  Graph moved(std::move(graph));
+  const Graph moved(std::move(graph));
   EXPECT_FALSE(static_cast<bool>(graph));
   moved.launch(stream, "test");
   stream.wait("test");
@@ -202,48 +188,44 @@ TEST(RuntimeTest, events_order_streams_and_threads) {
   done.record(first);
   second.wait_for(done, "test");
   second.copy(b.data(), a.data(), sizeof seven, "test");
-  EXPECT_EQ(downloaded(second, b, 1), std::vector<int>{7});
+  EXPECT_EQ(word(second, b.data()), 7);
   timed_end.record(first);
   timed_end.wait("test");
   EXPECT_GE(Event::milliseconds(timed_begin, timed_end), 0);
 }
 
-TEST(RuntimeTest, the_ranks_shards_are_added_in_their_order) {
+TEST(CollectiveTest, the_ranks_shards_are_added_in_their_order) {
   Stream stream;
-  for (const auto type : {DType::f32, DType::bf16, DType::f16}) {
+  ops::Random random(2);
+  for (const auto type : ops::kWeightTypes) {
     for (const int cols : {1, 7, 8, 24, 1000}) {
-      constexpr int kRows = 2, kRanks = 3;
-      const auto bits = [&](float x) -> std::uint32_t {
-        return type == DType::f32    ? std::bit_cast<std::uint32_t>(x)
-               : type == DType::bf16 ? float_to_bf16(x)
-                                     : float_to_f16(x);
-      };
-      const auto value = [&](std::uint32_t x) {
-        const auto half = static_cast<std::uint16_t>(x);
-        return type == DType::f32    ? std::bit_cast<float>(x)
-               : type == DType::bf16 ? bf16_to_float(half)
-                                     : f16_to_float(half);
-      };
-      const auto size = size_of(type);
-      const std::size_t count = static_cast<std::size_t>(kRows) * static_cast<std::size_t>(cols);
-      std::vector<std::byte> host(kRanks * count * size), got(count * size);
-      const auto read = [&](const std::vector<std::byte>& from, std::size_t i) {
-        std::uint32_t x = 0;
-        std::memcpy(&x, &from[i * size], size);
-        return value(x);
-      };
-      for (std::size_t i = 0; i < kRanks * count; ++i) {
-        const auto x = bits(static_cast<float>(i * 2654435761U % 2000) / 7.0F - 140);
-        std::memcpy(&host[i * size], &x, size);
+      constexpr int kRows = 2;
+      const auto host = Matrix::random(random, type, 3 * kRows, cols, 60);
+      const MatrixOnDevice shards(stream, host), sum(stream, Matrix(type, kRows, cols));
+      sum_shards(stream, sum.tensor(), shards.tensor().data, 3);
+      const auto got = sum.host();
+      for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < cols; ++c) {
+          const float expected = host.at(r, c) + host.at(kRows + r, c) + host.at(2 * kRows + r, c);
+          ASSERT_EQ(got.at(r, c), static_cast<float>(ops::rounded(type, expected))) << to_string(type) << ", " << cols;
+        }
       }
-      DeviceMemory shards(host.size()), sum(got.size());
-      stream.upload(shards.data(), host.data(), host.size(), "test");
-      sum_shards(stream, {sum.data(), type, kRows, cols, cols}, shards.data(), kRanks);
-      stream.download(got.data(), sum.data(), got.size(), "test");
-      stream.wait("test");
-      for (std::size_t i = 0; i < count; ++i) {
-        const float expected = read(host, i) + read(host, i + count) + read(host, i + 2 * count);
-        ASSERT_EQ(read(got, i), value(bits(expected))) << to_string(type) << ", " << cols << " columns, element " << i;
+    }
+  }
+}
+
+TEST(CollectiveTest, all_gather_orders_shards_by_rank) {
+  Stream stream;
+  ops::Random random(6);
+  for (const auto& [cols, gap] : {std::pair(8, 0), std::pair(640, 8), std::pair(7, 0), std::pair(333, 5)}) {
+    for (const int ranks : {1, 2, 4}) {
+      const int rows = ops::uniform(random, 1, 9);
+      const auto shards = Matrix::random(random, DType::f32, ranks * rows, cols);
+      const MatrixOnDevice from(stream, shards), to(stream, Matrix(DType::f32, rows, ranks * cols, gap));
+      side_by_side(stream, to.tensor(), from.tensor().data, ranks);
+      const auto out = to.host();
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < ranks * cols; ++c) ASSERT_EQ(out.at(r, c), shards.at(c / cols * rows + r, c % cols));
       }
     }
   }

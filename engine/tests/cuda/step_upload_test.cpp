@@ -4,26 +4,26 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <random>
+#include <functional>
 #include <set>
 
 #include "charonia/error.h"
 #include "errors.h"
 #include "ops/check_step.h"
 #include "ops/cuda/graph/decode_buckets.h"
+#include "ops_support.h"
 
 namespace charonia::cuda {
 namespace {
 
 using ops::SampleRow;
 using ops::StepInput;
-using Random = std::mt19937;
+using ops::Random;
+using ops::uniform;
 
 constexpr int kBlockLen = 4, kBlocks = 50;
 constexpr int kVocab = 100, kPositions = 64;
 constexpr ops::StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_blocks = kBlocks, .max_positions = kPositions};
-
-int uniform(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
 // A step that owns its arrays.
 struct Step {
@@ -107,39 +107,36 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
                               at.prefill, at.sampling, at.tables, out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
-    EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
-    EXPECT_EQ(out.i32(at.counts, 1), static_cast<std::int32_t>(plan.prefill.size()));
-    EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(step.input().ids.size()));
-    std::int64_t row = 0;
-    for (int s = 0; s < sequences; ++s) {
-      for (; row < step.query_start[static_cast<std::size_t>(s + 1)]; ++row) {
-        const auto i = static_cast<std::size_t>(row);
-        EXPECT_EQ(out.i32(at.ids, row), step.ids[i]);
-        EXPECT_EQ(out.i32(at.positions, row), step.positions[i]);
-        EXPECT_EQ(out.i32(at.rotary_rows, row), step.rotary_rows.empty() ? step.positions[i] : step.rotary_rows[i]);
-        const auto block = step.tables[static_cast<std::size_t>(s * step.stride + step.positions[i] / kBlockLen)];
-        EXPECT_EQ(out.i32(at.kv_slots, row), block * kBlockLen + step.positions[i] % kBlockLen);
-        // The flat table of the sequence has the same block.
-        EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + step.positions[i] / kBlockLen), block);
-      }
-    }
-    for (; row < capacity.rows; ++row) {
-      EXPECT_EQ(out.i32(at.ids, row), 0);
-      EXPECT_EQ(out.i32(at.positions, row), 0);
-      EXPECT_EQ(out.i32(at.rotary_rows, row), 0);
-      EXPECT_EQ(out.i32(at.kv_slots, row), -1);
-    }
-    for (std::int64_t i = 0; i < capacity.logits_rows; ++i) {
-      const auto wanted = out.i32(at.logits_rows, i);
-      if (i < logits) {
-        EXPECT_EQ(wanted, step.logits_rows[static_cast<std::size_t>(i)]);
-      }
-      EXPECT_GE(wanted, 0);
-      EXPECT_LT(wanted, capacity.rows);
-    }
     const auto same = [&](std::size_t offset, const auto& values) {
       return values.empty() || std::memcmp(out.at(offset), values.data(), values.size() * sizeof values[0]) == 0;
     };
+    EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
+    EXPECT_EQ(out.i32(at.counts, 1), static_cast<std::int32_t>(plan.prefill.size()));
+    EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(rows));
+    std::vector<std::int32_t> slots;
+    for (int s = 0; s < sequences; ++s) {
+      for (auto row = slots.size(); row < static_cast<std::size_t>(step.query_start[static_cast<std::size_t>(s + 1)]);
+           ++row) {
+        const auto in_table = step.positions[row] / kBlockLen;
+        const auto block = step.tables[static_cast<std::size_t>(s * step.stride + in_table)];
+        slots.push_back(block * kBlockLen + step.positions[row] % kBlockLen);
+        // The flat table of the sequence has the same block.
+        EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + in_table), block);
+      }
+    }
+    const auto padded = [&](std::vector<std::int32_t> values, std::int32_t padding) {
+      values.resize(static_cast<std::size_t>(capacity.rows), padding);
+      return values;
+    };
+    EXPECT_TRUE(same(at.ids, padded(step.ids, 0)));
+    EXPECT_TRUE(same(at.positions, padded(step.positions, 0)));
+    EXPECT_TRUE(same(at.rotary_rows, padded(step.rotary_rows.empty() ? step.positions : step.rotary_rows, 0)));
+    EXPECT_TRUE(same(at.kv_slots, padded(slots, -1)));
+    EXPECT_TRUE(same(at.logits_rows, step.logits_rows));
+    for (std::int64_t i = 0; i < capacity.logits_rows; ++i) {
+      EXPECT_GE(out.i32(at.logits_rows, i), 0);
+      EXPECT_LT(out.i32(at.logits_rows, i), capacity.rows);
+    }
     EXPECT_TRUE(same(at.decode, plan.decode));
     EXPECT_TRUE(same(at.prefill, plan.prefill));
     EXPECT_TRUE(same(at.sampling, sampling));
@@ -147,42 +144,24 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
   }
 }
 
-TEST(StepUploadTest, a_table_is_uploaded_up_to_the_sequences_last_position) {
-  Step step;
-  step.add(0, 1, true);
-  step.add(kBlockLen - 1, 2, true);
-  step.add(2 * kBlockLen, 1, true);
-  FlatTables tables;
-  flatten_tables(step.input().attention, kBlockLen, tables);
-  EXPECT_EQ(tables.begin, (std::vector<std::int32_t>{0, 1, 3}));
-  EXPECT_EQ(tables.blocks.size(), 1U + 2U + 3U);
-}
-
-TEST(StepUploadTest, the_same_capacity_gives_the_same_layout_for_any_step) {
+TEST(StepUploadTest, only_the_size_of_the_tables_depends_on_the_step) {
   const StepCapacity capacity{.rows = 8, .logits_rows = 8, .decode = 5, .prefill = 2, .sampling_bytes = 100};
-  FlatTables tables;
-  Step one, five;
+  Step one, three;
   one.add(3, 1, true);
-  for (int s = 0; s < 5; ++s) five.add(s, 1, true);
+  three.add(0, 1, true);
+  three.add(kBlockLen - 1, 2, true);
+  three.add(2 * kBlockLen, 1, true);
+  FlatTables tables;
   flatten_tables(one.input().attention, kBlockLen, tables);
   const auto first = write(one, capacity, tables, {}, {});
-  flatten_tables(five.input().attention, kBlockLen, tables);
-  const auto second = write(five, capacity, tables, {}, {});
+  flatten_tables(three.input().attention, kBlockLen, tables);
+  // A table is uploaded up to its sequence's last position.
+  EXPECT_EQ(tables.begin, (std::vector<std::int32_t>{0, 1, 3}));
+  EXPECT_EQ(tables.blocks.size(), 1U + 2U + 3U);
+  const auto second = write(three, capacity, tables, {}, {});
   EXPECT_EQ(first.layout.tables, second.layout.tables);
   EXPECT_EQ(first.layout.sampling, second.layout.sampling);
-  // Only the size of the tables depends on the step.
   EXPECT_GT(second.bytes, first.bytes);
-}
-
-TEST(StepUploadTest, a_step_beyond_its_capacity_is_rejected) {
-  Step step;
-  step.add(0, 3, true);
-  FlatTables tables;
-  flatten_tables(step.input().attention, kBlockLen, tables);
-  EXPECT_THROW(write(step, {.rows = 2, .logits_rows = 1}, tables, {}, {}), Error);
-  EXPECT_THROW(write(step, {.rows = 3, .logits_rows = 0}, tables, {}, {}), Error);
-  const std::vector<std::byte> sampling(8);
-  EXPECT_THROW(write(step, {.rows = 3, .logits_rows = 1, .sampling_bytes = 7}, tables, {}, sampling), Error);
 }
 
 TEST(StepUploadTest, a_decode_step_has_one_sampled_row_for_each_sequence) {
@@ -199,62 +178,46 @@ TEST(StepUploadTest, a_decode_step_has_one_sampled_row_for_each_sequence) {
 }
 
 TEST(StepUploadTest, values_out_of_range_are_rejected_by_name) {
-  const auto refused = [](const Step& step, const char* word, std::int64_t sampled_before = 0) {
-    expect_error(ErrorCode::internal, {word}, [&] { check_step(step.input(), kFacts, sampled_before); });
-  };
   Step good;
   good.add(2, 3, true);
   good.add(7, 1, true);
-  check_step(good.input(), kFacts, 0);
-
-  auto step = good;
-  step.ids[1] = kVocab;
-  refused(step, "token id 100");
-  step = good;
-  step.ids[3] = -2;
-  refused(step, "sample row 1", 1);
-  check_step(step.input(), kFacts, 2);
-  step = good;
-  step.positions[1] = 9;
-  refused(step, "position 9");
-  step = good;
-  step.positions[3] = kPositions;
-  refused(step, "position 64");
-  step = good;
-  step.positions[0] = -1;
-  refused(step, "position -1");
-  step = good;
-  step.rotary_rows = {1, 2, 3};
-  refused(step, "rotary_rows");
-  step.rotary_rows = {1, 2, 3, -1};
-  refused(step, "rotary row -1");
-  step.rotary_rows = {900, 901, 902, 5};
-  check_step(step.input(), kFacts, 0);
-  step = good;
-  step.tables[static_cast<std::size_t>(step.stride)] = kBlocks;
-  refused(step, "block 50");
-  step = good;
-  step.tables[static_cast<std::size_t>(step.stride) - 1] = -5;  // belongs to no position of the step
-  check_step(step.input(), kFacts, 0);
-  step = good;
-  step.stride = 1;  // position 7 is in the second block
-  refused(step, "beyond its table");
-  step = good;
-  step.query_start.back() = 3;
-  refused(step, "query_start");
-  step = good;
-  step.logits_rows = {3, 2};
-  refused(step, "ascend");
-  step = good;
-  step.logits_rows = {2, 4};
-  refused(step, "logits_rows");
-  step = good;
-  step.sample.pop_back();
-  refused(step, "SampleRow");
-  step = good;
-  step.sample[1].pending = 1;
-  refused(step, "sample row 1", 1);
-  check_step(step.input(), kFacts, 2);
+  struct Case {
+    const char* error;  // null: the step is valid
+    std::function<void(Step&)> change;
+    std::int64_t sampled_before = 0;
+  };
+  const auto stride = static_cast<std::size_t>(good.stride);
+  const Case cases[] = {
+      {nullptr, [](Step&) {}},
+      {"token id 100", [](Step& step) { step.ids[1] = kVocab; }},
+      {"sample row 1", [](Step& step) { step.ids[3] = -2; }, 1},
+      {nullptr, [](Step& step) { step.ids[3] = -2; }, 2},
+      {"position 9", [](Step& step) { step.positions[1] = 9; }},
+      {"position 64", [](Step& step) { step.positions[3] = kPositions; }},
+      {"position -1", [](Step& step) { step.positions[0] = -1; }},
+      {"rotary_rows", [](Step& step) { step.rotary_rows = {1, 2, 3}; }},
+      {"rotary row -1", [](Step& step) { step.rotary_rows = {1, 2, 3, -1}; }},
+      {nullptr, [](Step& step) { step.rotary_rows = {900, 901, 902, 5}; }},
+      {"block 50", [=](Step& step) { step.tables[stride] = kBlocks; }},
+      {nullptr, [=](Step& step) { step.tables[stride - 1] = -5; }},        // belongs to no position of the step
+      {"beyond its table", [](Step& step) { step.stride = 1; }},           // position 7 is in the second block
+      {"query_start", [](Step& step) { step.query_start.back() = 3; }},
+      {"ascend", [](Step& step) { step.logits_rows = {3, 2}; }},
+      {"logits_rows", [](Step& step) { step.logits_rows = {2, 4}; }},
+      {"SampleRow", [](Step& step) { step.sample.pop_back(); }},
+      {"sample row 1", [](Step& step) { step.sample[1].pending = 1; }, 1},
+      {nullptr, [](Step& step) { step.sample[1].pending = 1; }, 2},
+  };
+  for (const auto& c : cases) {
+    auto step = good;
+    c.change(step);
+    const auto check = [&] { check_step(step.input(), kFacts, c.sampled_before); };
+    if (c.error != nullptr) {
+      expect_error(ErrorCode::internal, {c.error}, check);
+    } else {
+      check();
+    }
+  }
 }
 
 TEST(DecodeBucketsTest, every_number_of_rows_has_a_bucket_that_is_not_much_larger) {

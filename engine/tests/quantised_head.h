@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 
-namespace charonia::cuda {
+namespace charonia::ops {
 
 struct QuantisedHead {
   std::vector<std::uint8_t> integers;  // [head_dim]
@@ -33,4 +33,13 @@ struct QuantisedHead {
   }
 };
 
-}  // namespace charonia::cuda
+// The values that a cache with this number of bits returns for a head.
+inline std::vector<double> through_integers(const std::vector<double>& row, int bits) {
+  const std::vector<float> x(row.begin(), row.end());
+  const QuantisedHead head(x, bits);
+  std::vector<double> out;
+  for (int d = 0; d < static_cast<int>(x.size()); ++d) out.push_back(head.value(d));
+  return out;
+}
+
+}  // namespace charonia::ops

@@ -1,0 +1,51 @@
+// Very small models with the extensions of model families.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tiny_workspace.h"
+
+namespace charonia::testing {
+
+// Each model has some of the extensions.
+inline std::vector<TinyModel> model_variants() {
+  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere;
+  qwen3.qk_norm = true;
+  gemma.qk_norm = gemma.post_norms = gemma.tied = true;
+  gemma.layers = 3;
+  gemma.more =
+      "norm_unit_offset = 1\nactivation = gelu_tanh\nembedding_scale = 5.65\nsliding_window = 8\nlayer_windows = sfs\n"
+      "rope_local_theta = 100\nattention_soft_cap = 20\nlogit_soft_cap = 15\nattention_scale = 0.3\n"
+      "rope_scaling_type = linear\nrope_factor = 4\n";
+  // So that 1 + weight is about 1.
+  gemma.change = [](const std::string& name, float value) {
+    return name.find("norm.weight") == std::string::npos ? value : value - 1;
+  };
+  mixtral.experts = 6;
+  mixed.experts = 5, mixed.experts_per_token = 3, mixed.layers = 3, mixed.layer_experts = "mdm", mixed.biases = true;
+  mixed.more = "renormalize_experts = 0\n";
+  glm.experts = 8, glm.experts_per_token = 3, glm.shared_inter = 16, glm.router_bias = true, glm.layer_experts = "dm";
+  glm.more =
+      "router_score = sigmoid\nrouter_groups = 4\nrouter_top_groups = 2\nrouter_scale = 1.7\n"
+      "router_norm_min = 1e-20\nrouter_fp32 = 1\n";
+  shared.experts = 5, shared.shared_inter = 36, shared.shared_gate = shared.biases = true;
+  alibi.kv_heads = 4;
+  alibi.more = "alibi = 1\nrotary_embedding = 0\nnormalize_output = 1\n";
+  phi.more =
+      "rotary_embedding = 4\nrope_scaling_type = longrope\nrope_original_max_position_embeddings = 16\n"
+      "rope_short_factors = 1,1.5\nrope_long_factors = 2,8\nlogn_length = 16\n";
+  olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;
+  olmo.pre_norms = false;
+  olmo.layers = 3;
+  olmo.more = "layer_rotary = rnr\n";
+  granite.more = "residual_multiplier = 0.22\nlogits_scale = 0.125\nrotary_interleaved = 1\n";
+  granite.biases = true;  // these are scaled too
+  hunyuan.qk_norm = true;
+  hunyuan.more = "qk_norm_after_rotary = 1\nq_scale_beta = 0.1\nq_scale_length = 16\n";
+  cohere.parallel_block = true;
+  cohere.more = "layer_norm = 1\nrotary_interleaved = 1\nlogits_scale = 0.25\n";
+  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere};
+}
+
+}  // namespace charonia::testing
