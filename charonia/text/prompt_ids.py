@@ -484,6 +484,9 @@ def _check_calls(field: str, calls: Any) -> list[Any]:
         raise PromptError(field, "not a list of objects", "send the tool calls of the model's response")
     checked = []
     for number, call in enumerate(calls):
+        if isinstance(custom := call.get("custom"), Mapping):  # OpenAI's tools without a schema
+            arguments = {"input": custom.get("input")}
+            call = {"id": call.get("id"), "type": "function", "function": {**custom, "arguments": arguments}}
         function = call.get("function", call)  # some templates expect the function's fields in the call itself
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
@@ -518,19 +521,26 @@ def _with_accepted_systems(tokenizer: Any, messages: list[Message], variables: M
     late = [message for message in messages[1:] if message["role"] == "system"]
     if not late and (messages[0]["role"] != "system" or _shows_system(tokenizer, variables)):
         return messages
-    first = messages[:1] if messages[0]["role"] == "system" else []
-    texts = [message["content"].strip() for message in [*first, *late]]
-    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
-    others = [message for message in messages if message["role"] != "system"]
-    later = _as_user(messages[len(first) :])
+    # Marks instead of the texts of the system show which of them the template prints.
+    marks = {at: f"{_ANSWER}{at}x" for at, one in enumerate(messages) if one["role"] == "system" and one["content"]}
+    marked = [{**one, "content": marks.get(at, one["content"])} for at, one in enumerate(messages)]
     accepted = []
-    for candidate in (messages, [*first, *later], [merged, *others], _as_user(messages)):
+    for number, candidate in enumerate(_system_forms(marked)):
         with contextlib.suppress(PromptError):
             shown = render_chat(tokenizer, candidate, variables=variables)
-            if all(text in shown for text in texts):
-                return candidate
-            accepted.append(candidate)
-    return [*accepted, messages][0]
+            if all(mark in shown for mark in marks.values()):
+                return _system_forms(messages)[number]
+            accepted.append(number)
+    return _system_forms(messages)[accepted[0] if accepted else 0]
+
+
+def _system_forms(messages: list[Message]) -> list[list[Message]]:
+    """Return the messages unchanged, and with their system messages as texts of the user or of one system message."""
+    first = messages[:1] if messages[0]["role"] == "system" else []
+    texts = [one["content"].strip() for one in messages if one["role"] == "system"]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    others = [one for one in messages if one["role"] != "system"]
+    return [messages, [*first, *_as_user(messages[len(first) :])], [merged, *others], _as_user(messages)]
 
 
 def _as_user(messages: Sequence[Message]) -> list[Message]:

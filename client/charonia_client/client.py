@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import math
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -83,10 +83,19 @@ _UNARY_TIMEOUT_S = 5.0
 # A text of megabytes may have to wait for other requests.
 _TOKENIZE_TIMEOUT_S = 60.0
 # A cancel request can overtake its request, and then has no effect. So it is repeated after these times until the
-# response ends. While its request waits for preprocessing, it is repeated without end. It is idempotent.
+# response ends, and without end while its request waits for preprocessing. It is idempotent.
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _CANCEL_AGAIN_S = 5.0
 _CANCEL_TIMEOUT_S = 1.0
+
+
+def _cancel_waits(stream: Stream) -> Iterator[float]:
+    """The times to wait after each cancel request."""
+    for wait_s in itertools.chain(_CANCEL_RETRY_S, itertools.repeat(_CANCEL_AGAIN_S)):
+        if not stream.submitting:
+            break
+        yield wait_s
+    yield from _CANCEL_RETRY_S  # from now on, the engine has the request
 
 
 def _sibling(ensemble: str, part: str) -> str:
@@ -324,8 +333,7 @@ class Client:
 
     async def _cancel_until_over(self, request_id: str, stream: Stream, tried: asyncio.Event) -> None:
         try:
-            again = itertools.takewhile(lambda _: stream.submitting, itertools.repeat(_CANCEL_AGAIN_S))
-            for wait_s in itertools.chain(_CANCEL_RETRY_S, again):
+            for wait_s in _cancel_waits(stream):
                 # A failed try is repeated: the server may be slow, or the connection may return.
                 received = False
                 with contextlib.suppress(CharoniaError):

@@ -284,10 +284,15 @@ TEST_F(GuideCompilerTest, SchemasThatCostTooMuchAreRejectedWithTheirPlace) {
   rejected_at(cat(R"({"items": {"allOf": [)", branched, "]}}"), "/items: " + error);
   rejected_at(cat(R"({"patternProperties": {)", patterns(17, ""), "}}"),
               "/patternProperties: the schema has more than 16 patterns");
-  const std::string multiples = "multiples of more than 65536";
+  const std::string multiples = "the numbers of multipleOf are too large together";
   rejected_at(R"({"items": {"multipleOf": 999983}})", "/items/multipleOf: " + multiples);
   rejected_at(R"({"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]})", "/allOf/1/multipleOf: " + multiples);
+  rejected_at(R"({"multipleOf": 65521000})", "/multipleOf: " + multiples);
+  rejected_at(R"({"properties": {"a": {"multipleOf": 65521}, "b": {"multipleOf": 65519}}})",
+              "/properties/b/multipleOf: " + multiples);
+  rejected_at(R"({"anyOf": [{"multipleOf": 997}, {"multipleOf": 991}]})", "/anyOf/1/multipleOf: " + multiples);
   EXPECT_TRUE(valid(R"({"type": "integer", "multipleOf": 86400000})", "172800000"));
+  EXPECT_TRUE(valid(R"({"anyOf": [{"type": "integer", "multipleOf": 7}, {"type": "null"}]})", "21"));
   // Rules for a password, and many patterns that apply to different texts.
   EXPECT_TRUE(valid(
       R"({"type": "string", "minLength": 3, "allOf": [{"pattern": "[a-z]"}, {"pattern": "[0-9]"}, {"pattern": "[A-Z]"}]})",

@@ -59,8 +59,8 @@ async def read_body(request: Request, limit: int) -> bytes:
             f"the content type is {kind[:100]!r}: send JSON with Content-Type: application/json",
             code="content_type",
         )
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
         raise ApiError(
             415,
             f"the body is compressed ({encoding[:100]!r}), which is not supported: send it uncompressed",
@@ -103,10 +103,12 @@ def ignored_fields(body: BaseModel) -> list[str]:
             _warned.add(name)
             log.warning("ignoring the unknown field %r of requests", name)
     extra.clear()
-    for name in getattr(body, "ignored_parts", ()):
-        names.append(name)
-        log.warning("ignoring %s of a request: this server does not support it", name)
-    return names[:20]
+    parts = getattr(body, "ignored_parts", [])
+    for kind in islice({re.sub(r"\[\d+\]", "", part) for part in parts}, _MAX_REMEMBERED):
+        if kind not in _warned and len(_warned) < _MAX_REMEMBERED:
+            _warned.add(kind)
+            log.warning("ignoring parts of requests that this server does not support: %s", kind)
+    return [*names, *parts][:20]
 
 
 def _bad_request(details: list[ErrorDetails]) -> ApiError:

@@ -51,15 +51,17 @@ class BoundedProtocol(HttpToolsProtocol):
     read_timeout_s = 0.0
     max_per_address = 0  # 0 means no limit
     _per_address: ClassVar[Counter[str]]
+    _full: ClassVar[set[str]]  # addresses whose limit was logged
     _address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         self._per_address[self._address] += 1
-        if self.max_per_address and self._per_address[self._address] == self.max_per_address + 1:
-            log.warning("closing connections of %s beyond %d at once", self._address, self.max_per_address)
         if self.max_per_address and self._per_address[self._address] > self.max_per_address:
+            if self._address not in self._full:
+                self._full.add(self._address)
+                log.warning("closing connections of %s beyond %d at once", self._address, self.max_per_address)
             transport.abort()
         self.flow = _Flow(transport, self._resume)
         self._timer: asyncio.TimerHandle | None = None
@@ -70,6 +72,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._per_address[self._address] -= 1
+        if self._per_address[self._address] <= self.max_per_address // 2:
+            self._full.discard(self._address)
         if not self._per_address[self._address]:
             del self._per_address[self._address]
         self._stop_timer()
@@ -164,5 +168,5 @@ def bounded(read_timeout_s: float, max_per_address: int = 0) -> type[asyncio.Pro
     """The class of a server's connections for uvicorn's setting `http`. max_per_address: connections of one client
     address, so that no client can take all descriptors of this process; 0 means no limit."""
     members: dict[str, Any] = {"read_timeout_s": read_timeout_s, "max_per_address": max_per_address}
-    members["_per_address"] = Counter()
+    members |= {"_per_address": Counter(), "_full": set()}
     return type("BoundedProtocol", (BoundedProtocol,), members)

@@ -60,8 +60,10 @@ class Limiter:
                 param="n",
                 code="invalid_value",
             )
-        if sequences > 1:
-            await self._acquire(key, _holders(holder, sequences)[1:])
+        if sequences > 1 and key.max_concurrent is not None:
+            # All at once: otherwise two requests could each hold one sequence and wait for the other's.
+            await self._state.release(key.id, [holder])
+            await self._acquire(key, _holders(holder, sequences))
 
     async def _acquire(self, key: Key, holders: list[str]) -> None:
         limit = key.max_concurrent

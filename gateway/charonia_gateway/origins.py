@@ -25,7 +25,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 def _is_local(host: str) -> bool:
     """Whether the Host header can be that of a gateway on this machine. Names without a dot are not on the internet."""
     with contextlib.suppress(ValueError):
-        name = urlsplit(f"//{host}").hostname or ""
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
         return "." not in name or name.endswith(".localhost") or bool(ipaddress.ip_address(name))
     return False
 
@@ -63,7 +63,12 @@ class OriginMiddleware:
         self._hosts = {urlsplit(origin).hostname for origin in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (problem := self._problem(scope["method"], Headers(scope=scope))):
+        is_probe = scope["type"] == "http" and scope["path"].startswith("/health/")
+        if (
+            scope["type"] == "http"
+            and not is_probe
+            and (problem := self._problem(scope["method"], Headers(scope=scope)))
+        ):
             error = ApiError(
                 403,
                 f"{problem}: add its origin (http://NAME:PORT) to CHARONIA_GATEWAY_ALLOWED_ORIGINS if it may be used",

@@ -63,6 +63,52 @@ def test_tools_that_are_not_functions_are_ignored_and_named() -> None:
     assert ignored_fields(message) == ["tools[0] (web_search_20250305)"]
     with pytest.raises(ApiError, match="tool_choice needs tools"):
         responses(tools=others, tool_choice="required")
+    for wrong in ({"type": "functions", "name": "f"}, {"type": 5}):
+        with pytest.raises(ApiError, match="tool 0"):
+            responses(tools=[wrong])
+    for kind in ("function", "web_search", 5, ""):
+        with pytest.raises(ApiError, match="tool 0 is of type"):
+            parse(MessagesRequest, json.dumps({**claude, "tools": [{"type": kind, "name": "f"}]}).encode())
+
+
+def test_many_ignored_parts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    items = [{"type": "message", "role": "user", "content": "a"}, *({"type": "new_item"} for _ in range(50))]
+    assert len(ignored_fields(responses(input=items))) == 20
+    assert caplog.text.count("new_item") == 1
+
+
+NO_CONTENT: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "get", "input": None}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": None}]},
+    {"role": "assistant", "content": [{"type": "server_tool_use", "id": "2", "name": "web_search", "input": {}}]},
+    {"role": "user", "content": [{"type": "web_search_tool_result", "tool_use_id": "2", "content": []}]},
+]
+
+
+def test_null_and_blocks_of_anthropics_tools_do_not_end_a_conversation() -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [USER, *NO_CONTENT, USER]}
+    request = parse(MessagesRequest, json.dumps(body).encode())
+    assert [one["role"] for one in request.conversation()] == ["user", "assistant", "tool", "user"]
+    assert ignored_fields(request) == [
+        "messages[4].content[0] (server_tool_use)",
+        "messages[5].content[0] (web_search_tool_result)",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [None, "", {"a": 1}, "{"])
+def test_null_in_items_does_not_end_a_conversation(arguments: Any) -> None:
+    items = [
+        {"type": "message", "role": "assistant", "content": None},
+        {"type": "function_call", "call_id": "1", "name": "get", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "1", "output": None},
+    ]
+    assert conversation((), responses(input=items).input)[-1]["content"] == ""
+
+
+def test_a_refusal_in_the_history_is_text() -> None:
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert chat(messages=[USER, refusal, USER]).messages[1].content == "no"
 
 
 def test_calls_of_other_tools_in_the_history_are_shown_as_calls() -> None:
@@ -73,7 +119,7 @@ def test_calls_of_other_tools_in_the_history_are_shown_as_calls() -> None:
         {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
         {"type": "local_shell_call", "call_id": "2", "status": "completed", "action": {"command": ["ls"]}},
-        {"type": "local_shell_call_output", "call_id": "2", "output": {"stdout": "x"}},
+        {"type": "local_shell_call_output", "id": "2", "output": {"stdout": "x"}},
     ]
     request = responses(input=items)
     assert ignored_fields(request) == ["input[0] (item_reference)", "input[2] (web_search_call)"]

@@ -176,6 +176,20 @@ def test_a_text_that_a_tokenizer_without_an_unknown_token_cannot_encode_is_rejec
         encode(PreTrainedTokenizerFast(tokenizer_object=model), "text_input", "b", special=False)
 
 
+def test_a_system_message_is_shown_although_its_text_is_elsewhere(tmp_path: Path) -> None:
+    texts = (("user", "x"), ("assistant", "y"), ("system", "x"))
+    messages = json.dumps([{"role": role, "content": text} for role, text in texts])
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, USERS))
+    assert build(tokenizer, messages=messages).text == "<user>x<assistant>y<user>x"
+
+
+def test_a_call_of_a_custom_tool_is_a_call_of_a_function() -> None:
+    call = {"id": "1", "type": "custom", "custom": {"name": "patch", "input": "x"}}
+    (message,) = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    function = message["tool_calls"][0]["function"]
+    assert (function["name"], function["arguments"]) == ("patch", {"input": "x"})
+
+
 @pytest.mark.parametrize("arguments", ["", " ", "{}"])
 def test_a_call_in_the_history_may_have_no_arguments(tokenizer: Any, arguments: str) -> None:
     assert (

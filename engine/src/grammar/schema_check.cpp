@@ -28,7 +28,7 @@ constexpr std::size_t kMaxOptional = 700;     // properties of an object; each t
 // of each expression.
 constexpr double kMaxBranches = 4096;
 constexpr double kFormatBranches = 8;
-constexpr unsigned long kMaxMultiple = 65'536;   // llguidance has a state for each remainder
+constexpr double kMaxMultiples = 100'000;        // see multiple_of(); takes llguidance half a second
 constexpr int kMaxCombined = 50'000;             // llguidance has the same limit
 constexpr double kMaxNumber = 9007199254740991;  // 2^53 - 1: llguidance computes with doubles
 
@@ -227,6 +227,7 @@ class Check {
     if (merges_) add(schema, groups_[value], at);
     each_schema(schema, at, [&](const std::string& key, const std::string& here, const Json& inner) {
       const bool in_place = key == "allOf" || key == "anyOf" || key == "oneOf";
+      combines_ |= in_place;
       merges_ |= in_place && (constraints > 1 || (key == "allOf" && schema[key].size() > 1));
       find_merged(inner, here, !in_place || (key != "allOf" && !constrains(schema, key)),
                   in_place                                                      ? value
@@ -396,16 +397,21 @@ class Check {
     }
   }
 
-  // Powers of ten cost nothing. A value that has several schemas is a multiple of their least common multiple.
+  // llguidance has a state for each remainder, and computes more of them for each zero at the end of the number. Powers
+  // of ten cost nothing. If values have several schemas, the numbers of states multiply.
   void multiple_of(const Json& value, const std::string& here) {
     auto digits = value.dump();
     digits.resize(std::min(digits.find('e'), digits.size()));
     std::erase_if(digits, [](char c) { return c == '.' || c == '-'; });
     digits.resize(digits.find_last_not_of('0') + 1);
-    const auto number = digits.empty() ? 1 : std::stoul(digits);
-    multiple_ = merges_ && number <= kMaxMultiple ? std::lcm(multiple_, number) : number;
-    if (multiple_ > kMaxMultiple) {
-      refuse(here, "multiples of more than ", kMaxMultiple, ", without zeros at the end, are not supported");
+    if (digits.empty() || std::stod(digits) == 1) return;
+    int zeros = 0;
+    for (auto rest = value.get<double>(); rest >= 10 && std::fmod(rest, 10) == 0; rest /= 10) ++zeros;
+    const auto cost = std::stod(digits) * (1 + 16 * zeros);
+    multiples_ += cost;
+    if (multiple_values_.insert(digits + '0' + std::to_string(zeros)).second) product_ *= cost;
+    if (multiples_ > kMaxMultiples || (combines_ && product_ > kMaxMultiples)) {
+      refuse(here, "the numbers of multipleOf are too large together: the limit is ", kMaxMultiples, " states");
     }
   }
 
@@ -448,7 +454,10 @@ class Check {
   Json& root_;
   bool old_draft_ = false;
   int repetitions_ = 0, combined_ = 0;
-  unsigned long multiple_ = 1;
+  bool combines_ = false;  // the guide has anyOf, oneOf or allOf
+  double multiples_ = 0;   // the cost of all multipleOf
+  double product_ = 1;     // of the costs of their different values
+  std::set<std::string> multiple_values_;
   bool merges_ = false;                     // a value has several schemas
   std::set<const Json*> found_;             // by find_merged()
   std::set<std::string> merged_, visited_;  // pointers

@@ -355,16 +355,21 @@ async def _first_parts(parts: AsyncGenerator[GenerateResponse, None], *, whole: 
     which may have the responses to several prompts."""
     found: list[GenerateResponse] = []
     record = current_record.get() or Record()
-    async for part in parts:
-        found.append(part)
-        record.num_logprobs += count_entries(part)
-        if record.num_logprobs > MAX_ENTRIES:
-            raise BadRequest(
-                f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, of which top_logprobs has its "
-                "share; ask for fewer, send max_tokens, or send stream = true and no echo"
-            )
-        if not whole:
-            break
+    before = record.num_logprobs
+    try:
+        async for part in parts:
+            found.append(part)
+            record.num_logprobs += count_entries(part)
+            if record.num_logprobs > MAX_ENTRIES:
+                raise BadRequest(
+                    f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, top_logprobs included; "
+                    "ask for fewer, send max_tokens, or send stream = true and no echo"
+                )
+            if not whole:
+                break
+    except BaseException:
+        record.num_logprobs = before  # another server may be asked
+        raise
     return found
 
 

@@ -18,9 +18,9 @@ const ALLOWED = {
   ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-// Bidirectional controls, soft hyphens, zero-width characters (except joiners and non-joiners), and tag characters and
-// variation selectors, which can spell hidden text.
-const HIDDEN = /[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\u{e0000}-\u{e007f}\u{e0100}-\u{e01ef}]/gu;
+// Bidirectional controls, soft hyphens, zero-width characters (except joiners and non-joiners), fillers, and tag
+// characters and the later variation selectors, which can spell hidden text.
+const HIDDEN = /[\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\u3164\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}\u{e0100}-\u{e01ef}]/gu;
 const FLAG = /\u{1f3f4}[\u{e0020}-\u{e007f}]+/gu;
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 40 });

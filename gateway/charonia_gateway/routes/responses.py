@@ -260,7 +260,7 @@ class _Answer:
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "metadata": {**(body.metadata or {}), **({"ignored": self._ignored} if self._ignored else {})},
+            "metadata": {**({"ignored": self._ignored} if self._ignored else {}), **(body.metadata or {})},
             "model": body.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,

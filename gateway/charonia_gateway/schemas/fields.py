@@ -139,6 +139,9 @@ def text_of_parts(value: Any, role: str | None = None) -> str | None:
     texts = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "refusal" and role == "assistant" and isinstance(part.get("refusal"), str):
+            texts.append(part["refusal"])
+            continue
         if kind != "text" or not isinstance(part.get("text"), str):
             said = f"is of type {kind!r}" if isinstance(kind, str) else "has no type"
             raise wrong(f'part {number} {said[:60]}: this model takes {{"type": "text", "text": ...}} only')

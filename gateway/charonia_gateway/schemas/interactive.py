@@ -56,7 +56,7 @@ class InteractiveRequest(BaseModel):
     ignore_eos: bool = Field(False, description="the end token does not end the response")
     skip_special_tokens: Literal[True] | None = Field(None, description="special tokens never appear in the text")
     # Fields that LMDeploy does not have.
-    seed: int | None = Field(None, ge=0, le=2**64 - 1, description="makes the response repeatable")
+    seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="makes the response repeatable; -1: random")
     timeout: float | None = Field(
         None, gt=0, le=MAX_TIMEOUT_S, description="seconds after which the request ends with status 504"
     )
@@ -122,7 +122,7 @@ class InteractiveRequest(BaseModel):
             top_k=max(self.top_k, 0),
             repetition_penalty=self.repetition_penalty,
             ignore_eos=self.ignore_eos,
-            seed=self.seed,
+            seed=None if self.seed == -1 else self.seed,
             stop_words=self.stop or (),
             timeout_ms=None if self.timeout is None else math.ceil(self.timeout * 1000),
             priority=self.priority,

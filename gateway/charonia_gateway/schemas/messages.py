@@ -5,10 +5,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest, Guide, TokenizeRequest
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from charonia_gateway.schemas.fields import (
     CACHE_SALT,
@@ -42,6 +52,9 @@ _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking
 _BILLING = "x-anthropic-billing-header:"
 
 
+# Tools that Anthropic's servers run, as web_search_20250305 and mcp_toolset, and their blocks.
+_SERVERS_TOOL = re.compile(r"\w+_\d{8}|mcp_\w+", re.ASCII)
+_SERVERS_BLOCK = re.compile(r"(server|mcp)_tool_use|\w+_tool_result", re.ASCII)
 # The required fields of each supported block.
 _BLOCKS: dict[str, dict[str, type]] = {
     "text": {"text": str},
@@ -68,8 +81,10 @@ def _system(value: Any) -> Any:
     return text_of_parts(value)
 
 
-def _blocks(value: Any) -> list[dict[str, Any]]:
+def _blocks(value: Any, info: ValidationInfo) -> list[dict[str, Any]]:
     """Check a message's content: a text, or content blocks. Keep only the fields of a block that are used."""
+    if value is None and info.data.get("role") == "assistant":
+        return []
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
@@ -82,12 +97,17 @@ def _blocks(value: Any) -> list[dict[str, Any]]:
 def _block(number: int, block: Any) -> dict[str, Any]:
     kind = block.get("type") if isinstance(block, dict) else None
     needs = _BLOCKS.get(kind) if isinstance(kind, str) else None
+    if needs is None and isinstance(kind, str) and _SERVERS_BLOCK.fullmatch(kind):
+        return {"type": "ignored", "ignored": kind}
     if needs is None:
         said = f"is of type {kind!r}" if isinstance(kind, str) else "has no type"
         raise wrong(f"part {number} {said[:60]}: this model takes text, tool_use, tool_result and thinking")
+    if kind == "tool_use" and block.get("input") is None:
+        block = {**block, "input": {}}
     for name, form in needs.items():
         if not isinstance(block.get(name), form):
-            raise wrong(f"part {number}, of type {kind!r}: its {name} is missing, or is not a {form.__name__}")
+            what = "an object" if form is dict else "a text"
+            raise wrong(f"part {number}, of type {kind!r}: its {name} is missing, or is not {what}")
     kept = {"type": kind, **{name: block[name] for name in needs}}
     if kind == "tool_result":
         kept["text"] = text_of_parts(block.get("content")) or ""
@@ -121,8 +141,10 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
 def _function(number: int, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise wrong(f'tool {number} is not an object: send {{"name": ..., "input_schema": ...}}')
-    if tool.get("type") not in (None, "custom"):
-        return {"type": str(tool["type"]) if tool["type"] != "function" else "?"}  # Anthropic's servers run these tools
+    if (kind := tool.get("type")) not in (None, "custom"):
+        if isinstance(kind, str) and _SERVERS_TOOL.fullmatch(kind):
+            return {"type": kind}
+        raise wrong(f'tool {number} is of type {str(kind)[:40]!r}: send {{"name": ..., "input_schema": ...}}')
     name = function_name(f"tool {number}", tool.get("name"), _MAX_NAME)
     schema, description = tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):
@@ -310,7 +332,12 @@ class CountTokensRequest(BaseModel):
 
     @property
     def ignored_parts(self) -> list[str]:
-        return unsupported("tools", (tool["type"] for tool in self.tools or ()))
+        """The tools and content blocks that this server does not support."""
+        found = unsupported("tools", (tool["type"] for tool in self.tools or ()))
+        for at, message in enumerate(self.messages):
+            kinds = (block.get("ignored") for block in message.content)
+            found += unsupported(f"messages[{at}].content", kinds, None)
+        return found
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:

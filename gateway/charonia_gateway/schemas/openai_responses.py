@@ -80,6 +80,8 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str):
             raise wrong(f'tool {number} has no type: send {{"type": "function", "name": ..., "parameters": ...}}')
+        if kind != "function" and kind.startswith("function"):
+            raise wrong(f'tool {number} is of type {kind[:40]!r}: send "function"')
         if kind != "function":
             continue  # OpenAI's own tools
         if "name" not in tool and isinstance(tool.get("function"), dict):

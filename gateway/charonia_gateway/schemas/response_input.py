@@ -38,13 +38,15 @@ def _item(number: int, item: Any) -> dict[str, Any]:
         case "function_call":
             return _call(number, item)
         case "function_call_output":
-            text = _text(number, "output", item.get("output"), "tool")
+            text = _text(number, "output", item.get("output") or "", "tool")
             return {"type": kind, "id": _required(number, item, "call_id"), "text": text}
         case "reasoning":
             return _reasoning(number, item)
     if not isinstance(kind, str):
         raise wrong(f"item {number} is not an object with a type")
-    if isinstance(id := item.get("call_id"), str) and id:
+    # OpenAI's output of the local shell has no call_id: its id is that of the call.
+    id = item.get("call_id") or (item.get("id") if kind == "local_shell_call_output" else None)
+    if isinstance(id, str) and id:
         # A call of another kind of tool, from another model: the text tells this model what happened.
         if kind.endswith("_call_output"):
             output = item.get("output")
@@ -63,7 +65,8 @@ def _message_item(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
         raise wrong(f"item {number}: its role is not one of {', '.join(_ROLES)}")
-    text = _text(number, "content", item.get("content"), role)
+    content = item.get("content")
+    text = _text(number, "content", "" if content is None and role == "assistant" else content, role)
     return {"type": "message", "role": "system" if role == "developer" else role, "text": text}
 
 
@@ -88,9 +91,9 @@ def _required(number: int, item: Mapping[str, Any], field: str) -> str:
 
 
 def _call(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    text = item.get("arguments")
+    text = item.get("arguments") or ""
     if not isinstance(text, str):
-        raise wrong(f"item {number}: its arguments are not JSON text")
+        text = json.dumps(text, ensure_ascii=False)
     # The model may have written invalid JSON. The conversation still continues.
     name, id = _required(number, item, "name"), _required(number, item, "call_id")
     return {"type": "function_call", "id": id, "name": name, "arguments": arguments_object(text)}
