@@ -1,4 +1,4 @@
-"""Requests as agents send them: what has no meaning here is ignored, and the conversation goes on."""
+"""Requests as agents send them. Fields without a meaning here are ignored, and the conversation goes on."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _item(number: int, item: Any) -> dict[str, Any]:
             return _reasoning(number, item)
     if not isinstance(kind, str):
         raise wrong(f"item {number} is not an object with a type")
-    # OpenAI's output of the local shell has no call_id: its id is that of the call.
+    # OpenAI's output of the local shell has no call_id. Its id is the id of the call.
     id = item.get("call_id") or (item.get("id") if kind == "local_shell_call_output" else None)
     if isinstance(id, str) and id:
         # A call of another kind of tool, from another model: the text tells this model what happened.
