@@ -21,7 +21,7 @@ grid_tests=(HostGrid Mode/ Runtime Collective GrowingMemory Gemm QuantBits/Rotar
   'CudaExpertsTest\.nan_logits' 'CudaAttentionTest\.tiles_in' 'CudaAttentionTest\.decodes_of_many' 'CudaAttentionTest\.groups_that_fit'
   'CudaAttentionTest\.decodes_with_one_split' 'CudaAttentionTest\.any_head_size' 'CudaQuantTest\.all_tactics' 'DequantisedTest\.')
 grid_long=(an_unknown_file measurements_are_stored concurrent_writers every_tactic_computes_the_gemm order_ immediate)
-thread_tests=(Device Ranks Isa Kinds ThreadPool ProcessGroup EngineRanks DecoderMemory MaskThreads)
+thread_tests=(Device Ranks Isa ThreadPool ProcessGroup EngineRanks DecoderMemory MaskThreads)
 
 # Tests of other instruction sets than one that this machine supports.
 if grep -qw avx512dq /proc/cpuinfo; then
