@@ -162,7 +162,7 @@ async def test_processes_share_limits_stored_responses_and_metrics(tmp_path: Pat
         held = server.behaviour = Held()
         stream = await begin(first, file.bearer("one"))
         refused = await second.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
-        assert refused.status_code == 429 and "1 requests running" in refused.json()["error"]["message"]
+        assert refused.status_code == 429 and "may have 1 sequences running" in refused.json()["error"]["message"]
         seen = samples((await second.get("/metrics", headers=file.bearer("three"))).text)
         assert seen["charonia_gateway_requests_total route=/v1/chat/completions status=200"] == 3
         assert seen["charonia_gateway_requests_total route=other status=429"] == 2
