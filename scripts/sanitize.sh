@@ -33,7 +33,7 @@ fi
 joined() { local IFS='|'; echo "($*)"; }
 
 # sanitize FOLDER SANITIZERS TARGET [PATTERN...]: the tests whose names begin with a pattern and contain none of `left_out`; without
-# patterns all but those of the CUDA device. Fails if a pattern, or one of `left_out`, is no longer part of a name. Kernels that cannot
+# patterns, all tests but the tests of the CUDA device. Fails if a pattern, or one of `left_out`, is no longer part of a name. Kernels that cannot
 # run here are not compiled. With `address`, each source is compiled separately, which finds missing includes.
 sanitize() {
   local googletest names one unity=OFF folder=build/sanitize-$1 selection=(-E '^(on_host|charonia_cuda)')

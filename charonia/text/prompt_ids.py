@@ -544,7 +544,7 @@ def _system_forms(messages: list[Message]) -> list[list[Message]]:
 
 
 def _as_user(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages as if the user had sent those of the system. Neighbouring messages of the user become one."""
+    """Return the messages with the role user for system messages. Neighbouring messages of the user become one."""
     made: list[Message] = []
     for message in messages:
         message = {**message, "role": "user"} if message["role"] == "system" else message

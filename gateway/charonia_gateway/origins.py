@@ -23,7 +23,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def _is_local(host: str) -> bool:
-    """Whether the Host header can be that of a gateway on this machine. Names without a dot are not on the internet."""
+    """Whether the Host header can name a gateway on this machine. Names without a dot are not on the internet."""
     with contextlib.suppress(ValueError):
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
         return "." not in name or name.endswith(".localhost") or bool(ipaddress.ip_address(name))
