@@ -29,6 +29,7 @@ class Endpoint:
         self.client = client
         self.target = client.target
         self.up = False
+        self.promise: str | None = None
         self.draining = False  # it answers checks, but it is not ready
         self.doubtful = False
         self.reason = "it has not been checked yet"  # why it is not up
