@@ -4,6 +4,7 @@ charonia_gateway.endpoints chooses the server for a request."""
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -13,6 +14,8 @@ from charonia_client import CharoniaError, ConnectionLost, GenerateRequest, Gene
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.record import Record, current_key, current_record
 from charonia_gateway.usage import estimated_tokens
+
+_SEED_BITS = 53  # every JSON reader keeps such a number
 
 
 class Engine:
@@ -84,9 +87,12 @@ class Engine:
     ) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the parts of one request's responses. A cancelled response is an error unless `may_be_cancelled`.
         `first`: the index of its first response in the HTTP request."""
+        # With a seed, another server can continue the response, and the response can be repeated later.
+        request = replace(request, seed=secrets.randbits(_SEED_BITS)) if request.seed is None else request
         record = current_record.get()
         if record:
             record.estimated_tokens += estimated_tokens(request)
+            record.seeds[first] = request.seed
         with _client_session_names(request.session_id):
             async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
                 for part in answer.first:

@@ -25,6 +25,7 @@ from charonia_gateway.endpoints import endpoint as endpoints
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import NotLoaded, Pool, SessionLost
 from charonia_gateway.engine import Engine
+from charonia_gateway.record import Record, current_record
 
 HANG_S = 120
 
@@ -167,6 +168,23 @@ async def test_the_client_gets_the_shortest_wait_if_all_servers_are_full() -> No
     with pytest.raises(Overloaded) as caught:
         await servers.text(ask())
     assert caught.value.retry_after == 2 and [len(fake.requests) for fake in servers.fakes] == [1, 1, 1]
+
+
+async def test_every_request_has_a_seed_of_its_own_and_keeps_it_at_the_next_server() -> None:
+    servers = Servers(2)
+    servers.fakes[0].fail(Unavailable("away"))
+    record = Record()
+    token = current_record.set(record)
+    try:
+        sent = [GenerateRequest(text="hi", stream=False, seed=seed) for seed in (None, None, 0)]
+        await Engine(servers.pool).complete(sent, "id")
+    finally:
+        current_record.reset(token)
+    seeds = [one.seed for one in servers.fakes[1].requests]
+    assert sorted(seeds) == sorted(record.seeds.values())
+    assert len(set(seeds)) == 3
+    assert record.seeds[2] == 0
+    assert {one.seed for one in servers.fakes[0].requests} <= set(seeds)
 
 
 async def test_a_wrong_request_is_not_retried() -> None:
