@@ -52,6 +52,7 @@ from charonia_client.tensors import (
     encode_quality,
     encode_question,
     encode_tokenize,
+    with_arithmetic,
 )
 from charonia_client.tls import Tls
 from charonia_client.types import (
@@ -199,8 +200,6 @@ class Client:
         progress = progress or Progress(request)
         running = progress.num_running
         stream = self._begin(request, request_id, progress)
-        if self._watch is None:
-            self._watch = asyncio.create_task(self._watch_server())
         deadline = None
         if timeout_s is not None:
             late = DeadlineExceeded(
@@ -248,7 +247,9 @@ class Client:
         """Returns the subscription for new requests."""
         if self._subscription is None or self._subscription.over or not self._subscription.known:
             self._left = self._open_subscriptions()
-            self._subscription = Subscription(self._stream_infer, self.engine, self.target, self.answer_formats)
+            self._subscription = Subscription(self._stream_infer, self.engine, self.target, self._describe)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_server())
         return self._subscription
 
     def _open_subscriptions(self) -> list[Subscription]:
@@ -318,14 +319,30 @@ class Client:
 
     async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The model's context_length in tokens, weight_type, data_type, group_size and default_sampling_parameters.
-        Unknown values are None. Its `fingerprint` changes when responses may change. Raises Unavailable,
-        ServerError."""
-        return decode_described(await self._infer(encode_question("model_info", self.tokenizer), timeout_s))
+        Unknown values are None. Its `fingerprint` changes when the tokens of a request may change. `deterministic`:
+        they depend on the request alone. Deterministic servers with the same fingerprint give a request the same
+        tokens. Requested once for each loaded model. Raises Unavailable, ServerError."""
+        if self._closing.is_set():
+            raise Unavailable("the client was closed")
+        subscription = self._open_subscription()
+
+        async def known() -> dict[str, Any]:
+            await subscription.opened()
+            info = await subscription.described("model_info")
+            return with_arithmetic(info, subscription.arithmetic, subscription.deterministic)
+
+        try:
+            return await asyncio.wait_for(known(), timeout_s)
+        except asyncio.TimeoutError:
+            raise Unresponsive(f"Triton at {self.target} did not describe its model in {timeout_s:g} s") from None
 
     async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The formats of the model's `tool_calls` and `reasoning`, None if it has none, and the ids of the `special`
         tokens in their markup. Raises Unavailable, ServerError."""
-        return decode_described(await self._infer(encode_question("answer_formats", self.tokenizer), timeout_s))
+        return await self._describe("answer_formats", timeout_s)
+
+    async def _describe(self, what: str, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
+        return decode_described(await self._infer(encode_question(what, self.tokenizer), timeout_s))
 
     async def _infer(self, message: Any, timeout_s: float = _UNARY_TIMEOUT_S) -> Any:
         """Sends a request that has one response."""

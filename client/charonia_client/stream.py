@@ -203,7 +203,7 @@ class Stream:
         subscription, unknown = self._subscription, None
         await subscription.opened()
         if self._parser:
-            self._parser.formats = await subscription.answer_formats()
+            self._parser.formats = await subscription.described("answer_formats")
         if self._abandoned or self._error:
             self.over = True
             self.end()

@@ -3,6 +3,7 @@ and chunks of subscriptions to typed responses."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Iterable, Sequence
@@ -238,6 +239,12 @@ def decode_described(message: Any) -> dict[str, Any]:
     """Decode the response to encode_question, a JSON object."""
     (text,) = _unpack_texts(message.raw_output_contents[0])
     return dict(json.loads(text))
+
+
+def with_arithmetic(info: dict[str, Any], arithmetic: bytes, deterministic: bool) -> dict[str, Any]:
+    """Client.model_info(): `info` of preprocessing, with the facts about the engine."""
+    text = f"{info.get('fingerprint')} {deterministic} ".encode() + arithmetic
+    return {**info, "fingerprint": hashlib.sha256(text).hexdigest()[:16], "deterministic": deterministic}
 
 
 def encode_tokenize(request: TokenizeRequest, model: str) -> Any:

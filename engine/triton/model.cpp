@@ -228,7 +228,7 @@ void Model::end_requests(Action action, const Request& request) {
 
 void Model::open(const std::string& subscription, Call& call) {
   if (const auto why = why_ended(); !why.empty()) throw Error(ErrorCode::unavailable, why);
-  subscriptions_.open(subscription, call.stream);
+  subscriptions_.open(subscription, call.stream, engine_.info());
 }
 
 void Model::count_subscriptions(int change) {

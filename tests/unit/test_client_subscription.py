@@ -153,6 +153,21 @@ async def in_thought(request: pb.ModelInferRequest) -> Chunks:
         await asyncio.sleep(0)
 
 
+async def test_model_info_joins_the_facts_of_preprocessing_and_engine(double: Double, client: Client) -> None:
+    found = []
+    for change in ({}, {"info": {"fingerprint": "b"}}, {"arithmetic": b"avx2"}, {"deterministic": False}):
+        vars(double).update(change)
+        for number in range(2):
+            if number == 0:
+                double.asked.clear()
+            info = await client.model_info()
+            assert info["deterministic"] is double.deterministic and double.asked == ["model_info"], "once"
+        found.append(info["fingerprint"])
+        assert client._subscription is not None
+        await client._subscription.end(HANG_S)  # as when the model is loaded again
+    assert len(set(found)) == len(found)
+
+
 async def test_responses_are_parsed_by_the_formats_of_the_model(double: Double, client: Client) -> None:
     double.behaviour, double.formats = in_thought, {"tool_calls": None, "reasoning": "think", "special": {}}
 

@@ -431,6 +431,18 @@ async def test_checks_take_a_server_out_and_back_and_go_on_after_an_error(monkey
     assert [at for at, (_, draining) in enumerate(seen) if draining] == [2]
 
 
+async def test_a_deterministic_server_promises_tokens() -> None:
+    fake = Fake("a")
+    for info, promise in (
+        ({"fingerprint": "f", "deterministic": True}, "f"),
+        ({"fingerprint": "f", "deterministic": False}, None),
+        ({}, None),
+        (Unavailable("it ends"), None),
+    ):
+        fake.answers["model_info"] = info
+        assert await Endpoint(fake).promise() == promise
+
+
 async def test_a_removed_server_finishes_its_streams_and_a_new_one_gets_requests() -> None:
     made: dict[str, Fake] = {}
     changes: list[tuple[str, bool | None]] = []

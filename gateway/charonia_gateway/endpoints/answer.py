@@ -92,10 +92,10 @@ class Answer:
                 error = failure
         raise self._failures[0]
 
-    def leave_draining_server(self) -> None:
+    async def leave_draining_server(self) -> None:
         """Moves the request if its server drains and another server can continue."""
         now = self.endpoint
-        if now and now.draining and self._can_move() and any(map(self._may_continue, self._pool.endpoints)):
+        if now and now.draining and self._can_move() and await self._able() and now is self.endpoint:
             now.client.move(self._engine_id)
 
     async def aclose(self) -> None:
@@ -115,8 +115,9 @@ class Answer:
         """Whether another server can continue with what has arrived."""
         return self._promise is not None and self._progress.resumable and not self._request.interactive
 
-    def _may_continue(self, endpoint: Endpoint) -> bool:
-        return endpoint.usable and endpoint.promise == self._promise
+    async def _able(self) -> list[Endpoint]:
+        """The servers that can continue."""
+        return [one for one in self._pool.endpoints if one.usable and await one.promise() == self._promise]
 
     async def _choose(self) -> Endpoint | None:
         """Returns the next server to try. A response that has begun waits for one, because the failed server may be
@@ -125,8 +126,7 @@ class Answer:
             servers = self._pool.endpoints
             if not self._progress.begun:
                 return choose(servers, self._request, self._tried, self._owner)
-            same = [one for one in servers if self._may_continue(one)]
-            endpoint = choose(same, self._request, self._tried, self._owner)
+            endpoint = choose(await self._able(), self._request, self._tried, self._owner)
             if endpoint is None and not self._request.stream:  # the client has nothing yet: any server can begin again
                 endpoint = choose([one for one in servers if one.usable], self._request, self._tried, self._owner)
             if endpoint or time.monotonic() >= self._resume_until:
@@ -140,8 +140,9 @@ class Answer:
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
-        if self._promise is None or endpoint.promise != self._promise or not self._progress.resumable:
-            self._begin_again(endpoint.promise)
+        promise = await endpoint.promise()
+        if self._promise is None or promise != self._promise or not self._progress.resumable:
+            self._begin_again(promise)
         if self._progress.begun:
             self._record.num_resumes += 1
             self._engine_id = f"{self._id}.{self._record.num_resumes}"

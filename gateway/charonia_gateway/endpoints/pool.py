@@ -163,8 +163,14 @@ class Pool:
     def _changed(self, endpoint: Endpoint) -> None:
         """A server is up or down."""
         self._on_change(endpoint.target, endpoint.up)
+        if any(one.draining and one.requests for one in self.endpoints):
+            move = asyncio.create_task(self._leave_draining_servers())
+            self._watches.add(move)
+            move.add_done_callback(self._watches.discard)
+
+    async def _leave_draining_servers(self) -> None:
         for answer in list(self.answers):
-            answer.leave_draining_server()
+            await answer.leave_draining_server()
 
     def summary(self, failures: list[CharoniaError]) -> CharoniaError:
         """The error for the client: the shortest wait if a server was overloaded, else the last failure."""
