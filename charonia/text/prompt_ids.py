@@ -791,17 +791,20 @@ def _with_short_ids(messages: list[Message]) -> list[Message]:
 
 def _joined_turns(messages: list[Message]) -> list[Message]:
     """Mistral's and Gemma's templates expect turns that alternate. A user's text after a result joins the result."""
-    made: list[Message] = []
+    turns: list[list[Message]] = []
     for message in messages:
-        before = made[-1] if made else {"role": ""}
-        roles = before["role"], message["role"]
-        joins = roles in (("user", "user"), ("tool", "user"), ("assistant", "assistant"))
-        if joins and "tool_calls" not in before:
-            content = "\n\n".join(text for text in (before["content"], message["content"]) if text)
-            made[-1] = {**message, **before, "content": content}
+        before = turns[-1][-1] if turns else {"role": ""}
+        same = before["role"] == message["role"] != "tool" or (before["role"], message["role"]) == ("tool", "user")
+        if same and message["role"] != "system" and "tool_calls" not in before:
+            turns[-1].append(message)
         else:
-            made.append(message)
-    return made
+            turns.append([message])
+    return [_joined_messages(turn) for turn in turns]
+
+
+def _joined_messages(turn: list[Message]) -> Message:
+    texts = [message["content"] for message in turn if message["content"]]
+    return {**turn[-1], **turn[0], "content": "\n\n".join(texts)} if len(turn) > 1 else turn[0]
 
 
 _CHANGES = (_with_single_calls, _with_short_ids, _joined_turns)
