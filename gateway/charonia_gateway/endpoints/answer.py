@@ -38,9 +38,9 @@ log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
 _MAX_FAILURES = 3  # of servers that were asked to continue, without a new token
-# How long a response waits until it looks again for a server that can continue it, and until it asks full servers again.
-_LOOK_AGAIN_S = 0.1
-_ASK_AGAIN_S = 0.5
+_MAX_RESUMES = 16  # of a request
+_LOOK_AGAIN_S = 0.1  # for a server that can continue
+_ASK_AGAIN_S = 0.5  # servers that were full
 
 
 class Answer:
@@ -116,7 +116,12 @@ class Answer:
 
     def _can_move(self) -> bool:
         """Whether another server can continue with what has arrived."""
-        return self._promise is not None and self._progress.resumable and not self._request.interactive
+        return (
+            self._promise is not None
+            and self._progress.resumable
+            and not self._request.interactive
+            and self._record.num_resumes < _MAX_RESUMES
+        )
 
     async def _able(self) -> list[Endpoint]:
         """The servers that can continue."""
