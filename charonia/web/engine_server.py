@@ -181,6 +181,7 @@ class EngineServer:
             timeout_ms=request.timeout_ms,
             guide=(made.guide.type, made.guide.text) if made.guide.type else None,
             cache_salt=request.cache_salt or "",
+            owner=request.owner or "",
             stop_until=made.stop_until,
             fit_max_tokens=bool(request.fit_max_tokens),
             callback=deliver,

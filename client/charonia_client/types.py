@@ -108,6 +108,7 @@ class GenerateRequest(ScalarFields):
     end_session: bool = False  # forget the session afterwards
     # The prefix cache finds only blocks of requests with the same salt. At most 256 bytes.
     cache_salt: str | None = None
+    owner: str | None = None  # names the client, so that the clients of a server take turns
 
     def __post_init__(self) -> None:
         _check_prompt(self.text, self.prompt_token_ids, self.messages)
