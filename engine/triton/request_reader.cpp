@@ -393,6 +393,10 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.end_session = inputs.scalar<bool>("end_session").value_or(false);
   auto ids = inputs.tensor<std::int32_t>("input_ids");
   call.action = read_action(inputs, call.request, ids.has_value());
+  if (call.action == Action::cancel) {
+    call.subscription = read_name(inputs, "subscription");
+    call.key = inputs.scalar<std::uint64_t>("subscription_key").value_or(0);
+  }
   if (call.action == Action::generate) call.action = read_subscription(inputs, call, ids.has_value());
   if (call.action != Action::generate) return call;
   if (!ids) {
