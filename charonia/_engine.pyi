@@ -123,6 +123,8 @@ class EngineInfo:
     device_ids: str  # GPUs of the ranks, separated by commas
     device_note: str  # why device = auto is the CPU
     instruction_set: str
+    arithmetic: str
+    deterministic: bool
     weight_bytes: int
     weight_bytes_per_step: int
     kv_cache_bytes: int

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from definitions.settings import engine_settings, model_attributes
+from definitions.engine import default_text
+from definitions.settings import check_tokens, engine_settings, model_attributes
 from definitions.text import comment, head, literal, with_region
 from definitions.toml_files import entries
 
@@ -40,6 +41,7 @@ class ServiceSetting:
     choices: tuple[str, ...] = ()
     compose: tuple[str, ...] = ()
     nonempty: bool = False
+    tokens: str = ""
 
     def __post_init__(self) -> None:
         if self.type not in _TYPES:
@@ -59,6 +61,7 @@ class ServiceSetting:
             object.__setattr__(self, "default", int(value) if whole else value)
         if self.default is None and not self.unset:
             raise ValueError(f"[{self.name}] needs a default, or unset: a text that describes the default")
+        check_tokens(self.name, self.tokens)
 
     def field(self, reader: str) -> str:
         """Return its name in Python."""
@@ -243,10 +246,27 @@ def model_log() -> str:
     return with_region("model_repository/model_log.py", "names of settings", rows)
 
 
+# --- the settings on which the tokens of a request depend
+
+
+def fingerprint_settings() -> str:
+    rows = "".join(
+        f"    {literal(one.name)}: {literal(default_text(one, 'engine')) if one.tokens == 'differ' else None},\n"
+        for one in engine_settings()
+    )
+    text = f"SETTINGS: dict[str, str | None] = {{\n{rows}}}\n"
+    names = "".join(
+        f"    {literal(one.name)}: {literal(one.default)},\n" for one in service_settings() if one.tokens == "differ"
+    )
+    text += f"VARIABLES = {{\n{names}}}\n"
+    return with_region("preprocessing/model_fingerprint.py", "settings that change tokens", text)
+
+
 FILES: dict[str, Callable[[], str]] = {
     "engine/src/base/generated/log_settings.h": log_header,
     "model_repository/model_log.py": model_log,
     "charonia/serve_fields.py": partial(fields, "serve"),
     "gateway/charonia_gateway/setting_fields.py": partial(fields, "gateway"),
     "docker-compose.yml": compose,
+    "preprocessing/model_fingerprint.py": fingerprint_settings,
 }

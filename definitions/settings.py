@@ -9,6 +9,7 @@ from typing import Any
 from definitions.sampling import SamplingParameter, parameters
 from definitions.toml_files import entries
 
+TOKENS = ("same", "differ", "reported")
 _TYPES = ("int", "float", "bool", "string", "ints", "floats")
 
 
@@ -31,6 +32,7 @@ class Setting:
     member: str = ""
     required: bool = False
     ignored: bool = False
+    tokens: str = ""
 
     def __post_init__(self) -> None:
         if self.type not in _TYPES:
@@ -63,9 +65,18 @@ class Setting:
         raise ValueError(f"[{self.name}] does not define the allowed values: min, max, above, choices or values")
 
 
+def check_tokens(name: str, tokens: str) -> None:
+    """Raises ValueError if it is not decided whether a setting changes tokens."""
+    if tokens not in TOKENS:
+        raise ValueError(f"[{name}] has tokens = {tokens!r}; decide whether it changes tokens: {', '.join(TOKENS)}")
+
+
 @cache
 def engine_settings() -> tuple[Setting, ...]:
-    return tuple(entries("engine_settings.toml", Setting))
+    found = tuple(entries("engine_settings.toml", Setting))
+    for one in found:
+        check_tokens(one.name, one.tokens)
+    return found
 
 
 @cache

@@ -32,7 +32,7 @@ _PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"([^"
 def context_length(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int | None:
     """The engine's session_len. If it is 0, the length from the training of the model. None if unknown."""
     given = setting("session_len", weights, engine_config, environment)
-    return _number(given) or _number(_section(weights / "config.ini").get("max_position_embeddings", ""))
+    return _number(given) or _number(config_section(weights / "config.ini").get("max_position_embeddings", ""))
 
 
 def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int:
@@ -43,7 +43,7 @@ def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str
 def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str], limit: int | None) -> dict[str, Any]:
     """The output `model_info`: `limit` from context_length(), the types in config.ini of `weights`, and the engine's
     defaults of sampling parameters."""
-    ini = _section(weights / "config.ini")
+    ini = config_section(weights / "config.ini")
     types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
     off = setting("generation_config", weights, engine_config, environment).strip() == "none"
     sampling = {
@@ -57,12 +57,12 @@ def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str
 def setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:
     """A setting from the environment, else from the parameters in the engine's config.pbtxt, else from config.ini in
     `weights`. "" if none of them has it."""
-    ini = _section(weights / "config.ini")
+    ini = config_section(weights / "config.ini")
     given = (environment.get(f"CHARONIA_{key.upper()}", ""), _parameter(engine_config, key), ini.get(key, ""))
     return next((value for value in given if value.strip()), "")
 
 
-def _section(file: Path) -> Mapping[str, str]:
+def config_section(file: Path) -> Mapping[str, str]:
     parser = ConfigParser(interpolation=None, strict=False)
     try:
         parser.read(file, encoding="utf-8")

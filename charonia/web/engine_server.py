@@ -17,6 +17,7 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     NotReady,
+    Progress,
     ServerError,
     Timings,
     Tokenized,
@@ -27,7 +28,7 @@ from charonia_client import CharoniaError as ClientError
 from charonia_client.contract import SCALARS
 from charonia_client.errors import from_triton
 from charonia_client.stream import ResponseParser
-from charonia_client.tensors import encode, encode_tokenize
+from charonia_client.tensors import encode, encode_tokenize, with_arithmetic
 from charonia_client.types import TopToken
 
 from charonia import _engine, errors, guide_library
@@ -108,8 +109,16 @@ class EngineServer:
             running.results.put_nowait(Unavailable(self._over))
         await asyncio.to_thread(self.shutdown)
 
+    def move(self, request_id: str) -> None:
+        """Does nothing: there is no other server."""
+
     async def generate(
-        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
     ) -> AsyncGenerator[GenerateResponse, None]:
         request_id = request_id or str(uuid.uuid4())
         await self.check()
@@ -259,7 +268,7 @@ class EngineServer:
         return (await asyncio.to_thread(workspace.read_manifest, self._weights)).quality
 
     async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
-        return self._text.model_info
+        return with_arithmetic(self._text.model_info, self.info.arithmetic.encode(), self.info.deterministic)
 
     async def answer_formats(self, timeout_s: float = 0) -> dict[str, Any]:
         return self._text.answer_formats

@@ -41,14 +41,14 @@ class Receiver(Protocol):
 
 class Subscription:
     """A call of `engine` that stays open until it is ended or lost. `call` makes ModelStreamInfer with one request;
-    `request_formats` is Client.answer_formats()."""
+    `describe` requests a description of the model, such as its answer_formats."""
 
     def __init__(
         self,
         call: Callable[..., Any],
         engine: str,
         target: str,
-        request_formats: Callable[[], Awaitable[dict[str, Any]]],
+        describe: Callable[[str], Awaitable[dict[str, Any]]],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.name = str(uuid.uuid4())
@@ -67,8 +67,10 @@ class Subscription:
         self._unacknowledged = (0, 0)  # deliveries and bytes
         self._acknowledger: asyncio.Task[None] | None = None
         self._senders: set[asyncio.Task[None]] = set()
-        self._request_formats = request_formats
-        self._formats: asyncio.Future[dict[str, Any]] | None = None
+        self.arithmetic = b""  # of the first delivery, as the next one
+        self.deterministic = False
+        self._describe = describe
+        self._descriptions: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._call = call(encode_subscription(self.name, engine))
         self.task = loop.create_task(self._read())
 
@@ -97,21 +99,21 @@ class Subscription:
         if self._error:
             raise _copied(self._error)
 
-    async def answer_formats(self) -> dict[str, Any]:
-        """Client.answer_formats(), requested once: a subscription ends when its model is unloaded. Raises the client's
-        errors."""
-        if self._formats is None:
-            self._formats = asyncio.ensure_future(self._request_formats())
-        formats = self._formats
-        await asyncio.wait((formats,))
-        if formats.cancelled():
+    async def described(self, what: str) -> dict[str, Any]:
+        """A description of the model, requested once: a subscription ends when its model is unloaded. Raises the
+        client's errors."""
+        if what not in self._descriptions:
+            self._descriptions[what] = asyncio.ensure_future(self._describe(what))
+        found = self._descriptions[what]
+        await asyncio.wait((found,))
+        if found.cancelled():
             self._raise_error()
             raise Unavailable("the client was closed")
-        if error := formats.exception():
-            if self._formats is formats:
-                self._formats = None  # the next request asks again
-            raise _copied(error) if isinstance(error, CharoniaError) else ServerError(f"no answer formats: {error!r}")
-        return formats.result()
+        if error := found.exception():
+            if self._descriptions.get(what) is found:
+                del self._descriptions[what]  # the next request asks again
+            raise _copied(error) if isinstance(error, CharoniaError) else ServerError(f"no {what}: {error!r}")
+        return found.result()
 
     async def end(self, timeout_s: float) -> None:
         """Requests that the server ends the subscription with all its requests. Returns when it has ended, or after
@@ -130,7 +132,7 @@ class Subscription:
         """Ends the call, whatever the server does. Its streams end with the error."""
         self._lose(error)
         self._call.cancel()
-        for task in (self._acknowledger, self._formats):
+        for task in (self._acknowledger, *self._descriptions.values()):
             if task:
                 task.cancel()
 
@@ -169,6 +171,7 @@ class Subscription:
         self._number = delivery.number
         self.news_at = now = self._clock()
         if not self._opened.done():
+            self.arithmetic, self.deterministic = delivery.arithmetic, delivery.deterministic
             self._opened.set_result(None)
         for chunk in delivery.chunks:
             stream = self._streams.get(chunk.subscription_key)

@@ -3,6 +3,7 @@ and chunks of subscriptions to typed responses."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Iterable, Sequence
@@ -65,9 +66,12 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
         _numbers(message, "continue_final_message", "BOOL", [True])
 
 
-def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
-    """The ModelInferRequest for `request`. Raises ValueError for a number outside of its tensor's type, and TypeError
-    for an invalid guide."""
+def encode(
+    request: GenerateRequest, request_id: str, model: str, resumed: Sequence[Sequence[int] | None] | None = None
+) -> Any:
+    """The ModelInferRequest for `request`. resumed: the tokens that each response has received from another server,
+    None for a response that has ended. Raises ValueError for a number outside of its tensor's type, and TypeError for
+    an invalid guide."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
     if request.parallel_tool_calls is not None:
@@ -107,6 +111,10 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     if request.logprobs is not None:
         _numbers(message, "return_log_probs", "BOOL", [True])
         _numbers(message, "top_logprobs", "INT32", [request.logprobs])
+    if resumed is not None:
+        _numbers(message, "resumed_ids", "INT32", [token for tokens in resumed for token in tokens or ()])
+        lengths = [-1 if tokens is None else len(tokens) for tokens in resumed]
+        _numbers(message, "resumed_lengths", "INT32", lengths)
     # A subscription receives the results. The requested outputs decide which models the ensemble runs.
     message.outputs.add(name="finish_reason")
     return message
@@ -233,6 +241,12 @@ def decode_described(message: Any) -> dict[str, Any]:
     """Decode the response to encode_question, a JSON object."""
     (text,) = _unpack_texts(message.raw_output_contents[0])
     return dict(json.loads(text))
+
+
+def with_arithmetic(info: dict[str, Any], arithmetic: bytes, deterministic: bool) -> dict[str, Any]:
+    """Client.model_info(): `info` of preprocessing, with the facts about the engine."""
+    text = f"{info.get('fingerprint')} {deterministic} ".encode() + arithmetic
+    return {**info, "fingerprint": hashlib.sha256(text).hexdigest()[:16], "deterministic": deterministic}
 
 
 def encode_tokenize(request: TokenizeRequest, model: str) -> Any:

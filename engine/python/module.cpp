@@ -408,6 +408,8 @@ void bind_info(py::module_& m) {
       .def_property_readonly("device_ids", [](const EngineInfo& info) { return info.config.device_ids; })
       .def_readonly("device_note", &EngineInfo::device_note)
       .def_readonly("instruction_set", &EngineInfo::instruction_set)
+      .def_readonly("arithmetic", &EngineInfo::arithmetic)
+      .def_property_readonly("deterministic", &EngineInfo::deterministic)
       .def_readonly("weight_bytes", &EngineInfo::weight_bytes)
       .def_readonly("weight_bytes_per_step", &EngineInfo::weight_bytes_per_step)
       .def_readonly("kv_cache_bytes", &EngineInfo::kv_cache_bytes)

@@ -104,6 +104,11 @@ Result after(int begin, Result result) {
   return result;
 }
 
+TEST(Outbox, ADeliveryCanDescribeTheEngine) {
+  EXPECT_EQ(Outbox().take("cpu", true), std::string("\x08\x01\x1a\x03" "cpu\x20\x01"));
+  EXPECT_EQ(Outbox().take("cpu", false), std::string("\x08\x01\x1a\x03" "cpu"));
+}
+
 TEST(Outbox, DeliveriesAreNumberedAndHaveTheChunksInTheirOrder) {
   Outbox outbox;
   EXPECT_FALSE(outbox.due());

@@ -12,7 +12,7 @@ namespace {
 
 // Field numbers of delivery.proto.
 namespace field {
-enum Delivery { number = 1, chunks };
+enum Delivery { number = 1, chunks, arithmetic, deterministic };
 enum Chunk {
   subscription_key = 1, sequence_index, finish_reason, text_output, output_ids, token_bytes, text_begin, text_end,
   in_reasoning, num_input_tokens, num_output_tokens, num_cached_tokens, num_session_tokens, queue_ms, first_token_ms,
@@ -178,9 +178,11 @@ void Outbox::add_error(std::uint64_t key, std::string_view text) {
                 places_.upper_bound({key, std::numeric_limits<int>::max()}));
 }
 
-std::string Outbox::take() {
+std::string Outbox::take(std::string_view arithmetic, bool deterministic) {
   std::string delivery;
   put(delivery, field::number, ++number_);
+  if (!arithmetic.empty()) put(delivery, field::arithmetic, arithmetic);
+  put(delivery, field::deterministic, static_cast<std::uint64_t>(deterministic));
   std::size_t count = 0;
   for (; count < waiting_.size() && delivery.size() < limits_.bytes; ++count) {
     const auto& chunk = waiting_[count];

@@ -65,8 +65,9 @@ class Outbox {
   // Whether a delivery can be sent: chunks wait, and the reader is not too far behind.
   bool due() const { return !waiting_.empty() && !behind(); }
   // Returns the next delivery with all waiting chunks that fit, in the order in which they were added. It has at most
-  // one chunk of each sequence, and an error is a chunk of its own. A delivery may be empty.
-  std::string take();
+  // one chunk of each sequence, and an error is a chunk of its own. A delivery may be empty. `arithmetic`,
+  // `deterministic`: of EngineInfo, for the first delivery.
+  std::string take(std::string_view arithmetic = {}, bool deterministic = false);
   // The reader has read all deliveries up to this number. A smaller number than before changes nothing. Throws
   // Error(invalid_argument) for a delivery that was not sent.
   void acknowledge(std::uint64_t number);

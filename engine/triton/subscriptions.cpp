@@ -5,7 +5,7 @@
 
 namespace charonia::triton {
 
-void Subscriptions::open(const std::string& name, std::shared_ptr<ResponseStream> stream) {
+void Subscriptions::open(const std::string& name, std::shared_ptr<ResponseStream> stream, const EngineInfo& info) {
   const std::lock_guard lock(mutex_);
   if (open_.size() >= kMost && !open_.contains(name)) {
     throw Error(ErrorCode::resource_exhausted,
@@ -17,7 +17,7 @@ void Subscriptions::open(const std::string& name, std::shared_ptr<ResponseStream
                 cat("subscription '", name, "' is open already: choose a unique name, such as a UUID"));
   }
   opened_();
-  send(*subscription);
+  send(*subscription, &info);
 }
 
 void Subscriptions::close(const std::string& name) {
@@ -143,9 +143,10 @@ void Subscriptions::touch(const std::shared_ptr<Subscription>& subscription) {
   touched_.push_back(subscription);
 }
 
-void Subscriptions::send(Subscription& subscription) {
+void Subscriptions::send(Subscription& subscription, const EngineInfo* info) {
   try {
-    subscription.stream_->send(subscription.outbox_.take());
+    auto& outbox = subscription.outbox_;
+    subscription.stream_->send(info == nullptr ? outbox.take() : outbox.take(info->arithmetic, info->deterministic()));
   } catch (const std::exception& error) {
     log_error(std::string("cannot send a delivery: ") + error.what());
     subscription.over_ = true;  // look() removes it

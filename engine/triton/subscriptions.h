@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "charonia/engine.h"
 #include "charonia/types.h"
 #include "outbox.h"
 #include "responses.h"
@@ -56,9 +57,9 @@ class Subscriptions {
   // If more requests of a subscription are cancelled before they arrive, those with the smallest keys are forgotten.
   static constexpr std::size_t kMostRefused = 4096;
 
-  // Opens a subscription and sends an empty delivery. Throws Error(invalid_argument) if the name is open, and
+  // Opens a subscription and sends a delivery that describes the engine. Throws Error(invalid_argument) if the name is open, and
   // Error(resource_exhausted) if there are kMost.
-  void open(const std::string& name, std::shared_ptr<ResponseStream> stream);
+  void open(const std::string& name, std::shared_ptr<ResponseStream> stream, const EngineInfo& info);
   // Ends the subscription without an error. Does nothing if it does not exist.
   void close(const std::string& name);
   // Calls Outbox::acknowledge(), and sends the deliveries that are due. Does nothing if the subscription does not
@@ -95,7 +96,7 @@ class Subscriptions {
   // can destroy them after it unlocks mutex_.
   std::shared_ptr<Subscription> known(const std::string& name);
   void touch(const std::shared_ptr<Subscription>& subscription);
-  void send(Subscription& subscription);
+  void send(Subscription& subscription, const EngineInfo* info = nullptr);
   void send_due(Subscription& subscription);
   FactoryPtr end(Subscription& subscription, const std::exception* error);
   Entry remove(Entry entry, const std::exception* error, std::vector<FactoryPtr>& left);

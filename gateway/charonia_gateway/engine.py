@@ -4,15 +4,22 @@ charonia_gateway.endpoints chooses the server for a request."""
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-from charonia_client import CharoniaError, ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
+from charonia_client import CharoniaError, GenerateRequest, GenerateResponse, Overloaded, ServerError, Unavailable
 
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.record import Record, current_key, current_owner, current_record
 from charonia_gateway.usage import estimated_tokens
+
+_SEED_BITS = 53  # every JSON reader keeps such a number
+
+
+class Stopped(Unavailable):
+    """A stop request has ended a response, or its server has shut down."""
 
 
 class Engine:
@@ -84,19 +91,25 @@ class Engine:
     ) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the parts of one request's responses. A cancelled response is an error unless `may_be_cancelled`.
         `first`: the index of its first response in the HTTP request."""
+        # With a seed, another server can continue the response, and the response can be repeated later.
+        request = replace(request, seed=secrets.randbits(_SEED_BITS)) if request.seed is None else request
         record = current_record.get()
         if record:
             record.estimated_tokens += estimated_tokens(request)
+            record.seeds[first] = request.seed
         with _client_session_names(request.session_id):
             async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
                 for part in answer.first:
                     yield _checked(part, record, first, may_be_cancelled)
-                try:
-                    async for part in answer.rest:
-                        yield _checked(part, record, first, may_be_cancelled)
-                except ConnectionLost:
-                    answer.failed()
-                    raise
+                while True:
+                    try:
+                        async for part in answer.rest:
+                            yield _checked(part, record, first, may_be_cancelled)
+                        return
+                    except Stopped:
+                        raise
+                    except (Overloaded, Unavailable) as error:
+                        await answer.resume(error)
 
     async def end_session(self, session_id: str) -> None:
         """Ends a session of the request's key."""
@@ -148,7 +161,7 @@ def _checked(part: GenerateResponse, record: Record | None, first: int, may_be_c
     if part.finish_reason in ("cancelled", "error") and record and record.usage:
         record.usage.see(first + part.index, part)  # the routes do not see this part, but its tokens count
     if part.finish_reason == "cancelled" and not may_be_cancelled:
-        raise Unavailable("the engine stopped this request: it is shutting down or received a stop request")
+        raise Stopped("the engine stopped this request: it is shutting down or received a stop request")
     if part.finish_reason == "error":
         raise ServerError("the engine could not finish this request; its log says why")
     return part

@@ -55,6 +55,9 @@ class Record:
         self.hold: Callable[[int], Awaitable[None]] | None = None
         self.address = ""  # of the client
         self.num_logprobs = 0  # log probabilities that the gateway has held for this response
+        # The seeds of the engine's requests, by the index of the first response of each.
+        self.seeds: dict[int, int | None] = {}
+        self.num_resumes = 0  # how often another server continued a response
         self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.system_fingerprint = ""  # set when the body is read
         self.trace_id: str | None = None  # 32 hexadecimal digits

@@ -153,7 +153,7 @@ async def test_triton_clients_select_ensemble(two: Two) -> None:
         assert (answer.num_output_tokens, answer.finish_reason) == (4, "length")
         await client.end_session("s")
         info = await client.model_info()
-        assert info["context_length"] == 4096 and len(info["fingerprint"]) == 16
+        assert info["context_length"] == 4096 and len(info["fingerprint"]) == 16 and info["deterministic"]
 
 
 def test_metrics_have_model_names(two: Two) -> None:

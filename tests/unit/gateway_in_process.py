@@ -18,9 +18,13 @@ HANG_S = 120
 
 
 @asynccontextmanager
-async def gateway(credentials: Any = None, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
-    """Yield a client of the gateway, and its one server, which uses TLS with `credentials` (grpc.ServerCredentials)."""
+async def gateway(
+    credentials: Any = None, info: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Double]]:
+    """Yield a client of the gateway, and its one server, which uses TLS with `credentials` (grpc.ServerCredentials).
+    info: the server's model_info."""
     async with Double(credentials) as server:
+        server.info = info or {}
         app = create_app(Settings(_env_file=None, triton_endpoints=server.target, model_name=MODEL, **settings))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:

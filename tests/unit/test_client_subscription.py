@@ -22,6 +22,7 @@ from charonia_client import (
     stream,
 )
 from charonia_client import client as client_module
+from charonia_client.progress import Progress
 from charonia_client.stream import Stream
 from charonia_client.tensors import encode
 from free_ports import free_ports
@@ -150,6 +151,21 @@ async def in_thought(request: pb.ModelInferRequest) -> Chunks:
             one = with_logprobs(one, 1, input_number(request, "top_logprobs") or 0)
         yield one
         await asyncio.sleep(0)
+
+
+async def test_model_info_joins_the_facts_of_preprocessing_and_engine(double: Double, client: Client) -> None:
+    found = []
+    for change in ({}, {"info": {"fingerprint": "b"}}, {"arithmetic": b"avx2"}, {"deterministic": False}):
+        vars(double).update(change)
+        for number in range(2):
+            if number == 0:
+                double.asked.clear()
+            info = await client.model_info()
+            assert info["deterministic"] is double.deterministic and double.asked == ["model_info"], "once"
+        found.append(info["fingerprint"])
+        assert client._subscription is not None
+        await client._subscription.end(HANG_S)  # as when the model is loaded again
+    assert len(set(found)) == len(found)
 
 
 async def test_responses_are_parsed_by_the_formats_of_the_model(double: Double, client: Client) -> None:
@@ -469,7 +485,7 @@ async def test_complete_response_ignores_later_errors(double: Double, client: Cl
     double.behaviour = letters
     await read(client, "a")
     request = GenerateRequest(text="ab")
-    made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"))
+    made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"), Progress(request))
     await made.task
     made.lose(ConnectionLost("late"))
     made.fail(DeadlineExceeded("late"))

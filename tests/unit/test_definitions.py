@@ -57,6 +57,7 @@ def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
         (Setting, {"type": "integer"}, "of type 'integer'"),
         (Setting, {"type": "int"}, "needs either a default or required"),
         (Setting, {"type": "int", "default": 1}, "does not define the allowed values"),
+        (ServiceSetting, {"of": ("gateway",), "type": "bool", "default": True}, "decide whether it changes tokens"),
         (ServiceSetting, {"of": ("gateway",), "type": "float", "default_from": "drain_time"}, "not an engine setting"),
         (ServiceSetting, {"of": ("gateway",), "type": "float"}, "needs a default, or unset"),
         (SamplingParameter, {"type": "int", "default": 1, "optional": True}, "needs one of default, optional and none"),

@@ -16,6 +16,7 @@ from charonia_client import (
     GenerateResponse,
     NotReady,
     Overloaded,
+    Progress,
     Tokenized,
     TokenizeRequest,
     Unavailable,
@@ -25,6 +26,7 @@ from charonia_gateway.endpoints import endpoint as endpoints
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import NotLoaded, Pool, SessionLost
 from charonia_gateway.engine import Engine
+from charonia_gateway.record import Record, current_record
 
 HANG_S = 120
 
@@ -58,7 +60,12 @@ class Fake:
         self.parts = [error]
 
     async def generate(
-        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
     ) -> AsyncGenerator[GenerateResponse, None]:
         self.requests.append(request)
         self.timeouts.append(timeout_s)
@@ -167,6 +174,23 @@ async def test_the_client_gets_the_shortest_wait_if_all_servers_are_full() -> No
     with pytest.raises(Overloaded) as caught:
         await servers.text(ask())
     assert caught.value.retry_after == 2 and [len(fake.requests) for fake in servers.fakes] == [1, 1, 1]
+
+
+async def test_every_request_has_a_seed_of_its_own_and_keeps_it_at_the_next_server() -> None:
+    servers = Servers(2)
+    servers.fakes[0].fail(Unavailable("away"))
+    record = Record()
+    token = current_record.set(record)
+    try:
+        sent = [GenerateRequest(text="hi", stream=False, seed=seed) for seed in (None, None, 0)]
+        await Engine(servers.pool).complete(sent, "id")
+    finally:
+        current_record.reset(token)
+    seeds = [one.seed for one in servers.fakes[1].requests]
+    assert sorted(seeds) == sorted(record.seeds.values())
+    assert len(set(seeds)) == 3
+    assert record.seeds[2] == 0
+    assert {one.seed for one in servers.fakes[0].requests} <= set(seeds)
 
 
 async def test_a_wrong_request_is_not_retried() -> None:
@@ -342,7 +366,7 @@ async def test_a_session_that_has_ended_begins_where_hashing_says() -> None:
     servers.endpoint(home).failed("it is away")
     assert await servers.text(turn()) != home.target, "nothing is lost"
     assert await servers.text(ask(session_id="t", end_session=True))
-    assert await servers.pool._owner("t") is None
+    assert await servers.pool.owner("t") is None
 
 
 async def test_the_end_of_a_session_whose_server_is_away_is_made_up_for() -> None:
@@ -405,6 +429,18 @@ async def test_checks_take_a_server_out_and_back_and_go_on_after_an_error(monkey
     assert changes == [True, False, True, False, True]
     assert [up for up, _ in seen] == [False, True, False, False, True, True, True, False, False, False, True]
     assert [at for at, (_, draining) in enumerate(seen) if draining] == [2]
+
+
+async def test_a_deterministic_server_promises_tokens() -> None:
+    fake = Fake("a")
+    for info, promise in (
+        ({"fingerprint": "f", "deterministic": True}, "f"),
+        ({"fingerprint": "f", "deterministic": False}, None),
+        ({}, None),
+        (Unavailable("it ends"), None),
+    ):
+        fake.answers["model_info"] = info
+        assert await Endpoint(fake).promise() == promise
 
 
 async def test_a_removed_server_finishes_its_streams_and_a_new_one_gets_requests() -> None:

@@ -43,8 +43,8 @@ async def test_unset_sampling_fields_are_the_models_to_choose() -> None:
         "/v1/messages": {"messages": MESSAGES["messages"], "max_tokens": 5},
         "/v1/responses": {"input": "hi"},
     }
-    async with gateway() as (web, server):
-        server.info = {"default_sampling_parameters": {"temperature": 0.6, "top_k": 20, "top_p": 0.95}}
+    info = {"default_sampling_parameters": {"temperature": 0.6, "top_k": 20, "top_p": 0.95}}
+    async with gateway(info=info) as (web, server):
         for route, body in routes.items():
             assert (await web.post(route, json={"model": MODEL, **body})).status_code == 200
         sent = [{tensor.name for tensor in request.inputs} & chosen for request in server.requests]

@@ -167,11 +167,12 @@ async def test_the_bound_of_log_probabilities_counts_all_prompts_of_a_request(mo
 
 async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:
     settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
-    async with gateway(**settings) as (web, server):
+    sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
+    info = {"context_length": 10, "weight_type": "int4", "data_type": "bf16", "group_size": 128}
+    async with gateway(info={**info, "default_sampling_parameters": sampling}, **settings) as (web, server):
         server.unloaded = {"ensemble.b", "preprocessing.b"}
-        sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
-        server.info = {"context_length": 10, "weight_type": "int4", "data_type": "bf16", "group_size": 128}
-        server.info["default_sampling_parameters"] = sampling
+        for chunks in server.subscriptions.values():
+            chunks.put_nowait(None)  # as the engine ends them
 
         async def ask(model: str, **more: Any) -> dict[str, Any]:
             answer = await web.post("/v1/chat/completions", json={**CHAT, "model": model, **more})
@@ -221,8 +222,7 @@ async def test_two_models_of_a_server_do_not_share_sessions_end_or_fingerprint()
 async def test_the_fingerprint_follows_that_of_the_server() -> None:
     prints = []
     for fingerprint in ("aa", "aa", "bb"):
-        async with gateway() as (web, server):
-            server.info["fingerprint"] = fingerprint
+        async with gateway(info={"fingerprint": fingerprint}) as (web, _):
             prints.append((await web.post("/v1/chat/completions", json=CHAT)).json()["system_fingerprint"])
     assert prints[0] == prints[1] != prints[2]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
 from context_length import DEFAULT_SAMPLING, GUIDE_MAX_BYTES, context_length, guide_max_bytes, model_info  # noqa: E402
-from model_fingerprint import SETTINGS, fingerprint  # noqa: E402
+from model_fingerprint import fingerprint  # noqa: E402
 from prepare import Fields, Preparation  # noqa: E402
 from prompt_ids import PromptError, TokenizerError, check_messages, encode, encode_bad_words, load_tokenizer  # noqa: E402
 
@@ -497,39 +496,44 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
         prompt.build_prompt(tokenizer, "x", None, None, continues=True)
 
 
-def test_the_fingerprint_changes_with_everything_that_may_change_answers(tmp_path: Path) -> None:
+def test_fingerprint_changes_exactly_with_what_changes_tokens(tmp_path: Path) -> None:
     weights, tokenizer, config = tmp_path / "weights", tmp_path / "tokenizer", tmp_path / "config.pbtxt"
     for folder in (weights, tokenizer):
         folder.mkdir()
-    (weights / "config.ini").write_text("[llama]\nweight_type = bf16\n")
+    (weights / "config.ini").write_text("[llama]\nmodel_name = a\nweight_type = bf16\nmax_batch_size = 3\n")
     (weights / "manifest.json").write_text('{"weights": "a", "source": "here"}')
     (tokenizer / "tokenizer.json").write_text("{}")
 
     def now(**environment: str) -> str:
         return fingerprint(weights, config, environment, tokenizer)
 
-    found = [now()]
-    (weights / "manifest.json").write_text('{"weights": "a", "source": "elsewhere"}')
-    assert now() == now(CHARONIA_MAX_BATCH_SIZE="7") == found[0]
-    found += [
-        now(CHARONIA_QUANT_POLICY="8"),
-        now(CHARONIA_REPRODUCIBLE="true"),
-        now(CHARONIA_DEVICE="cpu"),
-        now(CHARONIA_ISA="avx2"),
-        now(CHARONIA_ENGINE_BUILD="b"),
-    ]
-    for file, text in (
-        (weights / "manifest.json", '{"weights": "b"}'),
-        (weights / "config.ini", "[llama]\nweight_type = int4\n"),
-        (tokenizer / "tokenizer_config.json", "{}"),
-        (tokenizer / "chat_template.jinja", "{{ x }}"),
-        (config, 'parameters { key: "quant_policy" value: { string_value: "4" } }'),
-    ):
+    def written(file: Path, text: str) -> str:
         file.write_text(text)
-        found.append(now())
+        return now()
+
+    first = now()
+    (weights / "config.ini").write_text("[llama]\nmodel_name = b\nweight_type = bf16\nquant_policy = 0\n")
+    assert written(weights / "manifest.json", '{"weights": "a", "source": "elsewhere"}') == first
+    for same in (
+        {"CHARONIA_MAX_BATCH_SIZE": "7"},
+        {"CHARONIA_QUANT_POLICY": "0"},
+        {"CHARONIA_JUMP_FORWARD": "FALSE", "CHARONIA_TOOL_CALL_PARSER": "auto"},
+        {"CHARONIA_DEVICE": "cpu", "CHARONIA_REPRODUCIBLE": "true"},  # the engine reports its arithmetic
+    ):
+        assert now(**same) == first, same
+    found = [
+        first,
+        now(CHARONIA_QUANT_POLICY="8"),
+        now(CHARONIA_TENSOR_PARA_SIZE="2"),
+        now(CHARONIA_JUMP_FORWARD="true"),
+        now(CHARONIA_TOOL_CALL_PARSER="hermes"),
+        now(CHARONIA_ENGINE_BUILD="b"),
+        written(weights / "manifest.json", '{"weights": "b"}'),
+        written(weights / "manifest.json", '{"files": {"a": {"sha256": "c"}}}'),
+        written(weights / "config.ini", "[llama]\nweight_type = int4\n"),
+        written(tokenizer / "tokenizer_config.json", "{}"),
+        written(tokenizer / "tokenizer.model", "x"),
+        written(tokenizer / "chat_template.jinja", "{{ x }}"),
+        written(config, 'parameters { key: "quant_policy" value: { string_value: "4" } }'),
+    ]
     assert len(set(found)) == len(found)
-
-
-def test_the_fingerprint_reads_settings_that_the_engine_has() -> None:
-    text = (ROOT / "definitions" / "engine_settings.toml").read_text(encoding="utf-8")
-    assert set(SETTINGS) <= set(re.findall(r"^\[(\w+)\]$", text, re.MULTILINE))

@@ -178,6 +178,19 @@ def test_a_seed_gives_the_same_answers_after_a_restart_whatever_was_sampled_befo
     assert len({tuple(tokens) for tokens, _, _ in answers[0]}) == 4
 
 
+def test_arithmetic_changes_only_with_what_changes_tokens(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def arithmetic(**changes: int) -> str:
+        with case.engine(**changes) as engine:
+            assert engine.info.deterministic
+            return engine.info.arithmetic
+
+    first = arithmetic()
+    assert first == arithmetic(threads=1, cache_block_seq_len=64, token_budget=16)
+    assert first != arithmetic(session_len=128)
+    monkeypatch.setenv("CHARONIA_ISA", "portable")
+    assert first != arithmetic()
+
+
 def test_as_one_of_several_answers(case: Case) -> None:
     with case.engine(enable_prefix_caching=True, token_budget=64) as engine:
         for prompt, sampling, alone in zip(case.prompts, case.sampling, case.alone, strict=True):

@@ -124,6 +124,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.quality: list[Any] = []  # the records of its model
         self.formats: dict[str, Any] = {}  # of its model's responses
         self.info: dict[str, Any] = {}  # about its model
+        self.arithmetic, self.deterministic = b"cpu", True
         self.asked: list[str] = []  # requested outputs of these kinds
         self.describes = asyncio.Event()  # set: it returns them
         self.describes.set()
@@ -284,7 +285,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             return
         self.opened += 1
         chunks = self.subscriptions[name] = asyncio.Queue()
-        delivery = Delivery(number=1)
+        delivery = Delivery(number=1, arithmetic=self.arithmetic, deterministic=self.deterministic)
         try:
             while True:
                 raw = delivery if isinstance(delivery, bytes) else delivery.SerializeToString()

@@ -24,6 +24,9 @@ struct EngineInfo {
   std::string device;           // "cpu" | "cuda" | "null"
   std::string device_note;      // why device = auto chose the CPU; empty otherwise
   std::string instruction_set;  // "amx", "avx512_bf16", "avx512", "avx2", "portable"; "sm_90", ...
+  // The kernels, the GPUs and the C library's mathematics, and session_len. Engines with the same text, build, weights
+  // and settings give a request the same tokens, if deterministic().
+  std::string arithmetic;
   std::int64_t weight_bytes = 0;
   std::int64_t weight_bytes_per_step = 0;  // bytes that a step of one token reads from memory
   std::int64_t kv_cache_bytes = 0;
@@ -32,6 +35,9 @@ struct EngineInfo {
   // The kernels that the device chose at start, one line each; empty on the CPU, which has no choice.
   // Engine::kernel_report() returns the current state.
   std::vector<std::string> kernel_report;
+
+  // Whether the tokens of a request depend on the request alone, and not on its batch.
+  bool deterministic() const { return device != "cuda" || config.reproducible; }
 };
 
 // The memory that a model needs and how much of it fits, computed from config.ini and manifest before anything is

@@ -1,13 +1,17 @@
 #include "runtime/devices.h"
 
+#include <gnu/libc-version.h>
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cpu/dispatch.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops/null/make_null_ops.h"
@@ -160,6 +164,24 @@ int sms_of(const std::vector<int>& gpus) {
     minimum = minimum == 0 ? device.sms : std::min(minimum, device.sms);
   }
   return minimum;
+}
+
+std::string arithmetic_of(const EngineConfig& config, std::string_view instruction_set) {
+  auto out = cat(config.device, " ", instruction_set);
+  if (config.device == "cpu") {
+    if (ops::cpu::has_fixed_kernel(*ops::cpu::instruction_set(instruction_set).kernels)) out += " fixed-point";
+  } else if (config.device == "cuda") {
+    const auto ids = parse_device_ids(config.device_ids);
+    std::set<std::string> names;
+    std::string why;
+    for (const auto& device : ops::cuda_devices(why)) {
+      if (std::ranges::find(ids, device.index) != ids.end()) names.insert(device.name);
+    }
+    for (const auto& name : names) out += cat(", ", name);
+    if (config.reproducible) out += ", reproducible";
+  }
+  // libm chooses its functions by the processor, and its last bits change between versions.
+  return cat(out, ", glibc ", gnu_get_libc_version(), ", session_len ", config.session_len);
 }
 
 Devices make_devices(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "ops/cuda/make_cuda_ops.h"
+#include "runtime/devices.h"
 #include "runtime/engine_impl.h"
 #include "grammar/guide_compiler.h"
 #include "runtime/settings.h"
@@ -20,6 +21,7 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
     : sink_(std::move(sink)) {
   load(weights_dir, overrides);
   make_scheduler();
+  info.arithmetic = runtime::arithmetic_of(info.config, info.instruction_set);
   make_sessions();
   make_guides(weights_dir);
   stats_.blocks_total = stats_.blocks_free = blocks_->num_blocks();

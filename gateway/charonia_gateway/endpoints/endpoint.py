@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from charonia_client import CharoniaError, NotReady, Unresponsive
 from charonia_client.waiting import comes_within
@@ -15,6 +17,7 @@ log = logging.getLogger("charonia_gateway")
 
 MISSED_UNTIL_DOWN = 3
 PASSED_UNTIL_UP = 2
+DESCRIPTION_TIMEOUT_S = 1.0
 
 
 class Endpoint:
@@ -119,3 +122,15 @@ class Endpoint:
             self.failed(str(error), draining=isinstance(error, NotReady))
         else:
             self.passed()
+
+    async def model_info(self) -> dict[str, Any]:
+        """Client.model_info(), which is requested once for each loaded model. {} if it is not known."""
+        with contextlib.suppress(CharoniaError):
+            return await self.client.model_info(DESCRIPTION_TIMEOUT_S)
+        return {}
+
+    async def promise(self) -> str | None:
+        """Servers with the same promise give a request the same tokens. None: the tokens depend on more than the
+        request, or the server does not describe itself."""
+        info = await self.model_info()
+        return info.get("fingerprint") if info.get("deterministic") else None
