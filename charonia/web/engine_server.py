@@ -109,6 +109,9 @@ class EngineServer:
             running.results.put_nowait(Unavailable(self._over))
         await asyncio.to_thread(self.shutdown)
 
+    async def until_over(self, request_id: str) -> None:
+        """Returns immediately: a closed iterator has cancelled its request."""
+
     def move(self, request_id: str) -> None:
         """Does nothing: there is no other server."""
 

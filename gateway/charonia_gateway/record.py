@@ -54,6 +54,8 @@ class Record:
         # Counts the request's sequences as concurrent ones of its key; None: no key is needed.
         self.hold: Callable[[int], Awaitable[None]] | None = None
         self.address = ""  # of the client
+        # Each returns when a server has ended its call for this request.
+        self.calls: list[Callable[[], Awaitable[None]]] = []
         self.num_logprobs = 0  # log probabilities that the gateway has held for this response
         # The seeds of the engine's requests, by the index of the first response of each.
         self.seeds: dict[int, int | None] = {}
