@@ -328,7 +328,8 @@ class Client:
         return decode_quality(await self._infer(encode_quality(_sibling(self.model, "postprocessing")), timeout_s))
 
     async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
-        """The model's context_length in tokens, weight_type, data_type, group_size and default_sampling_parameters.
+        """The model's context_length in tokens, weight_type, data_type, group_size, vocab_size and
+        default_sampling_parameters.
         Unknown values are None. Its `fingerprint` changes when the tokens of a request may change. `deterministic`:
         they depend on the request alone. Deterministic servers with the same fingerprint give a request the same
         tokens. Requested once for each loaded model. Raises Unavailable, ServerError."""
