@@ -183,4 +183,7 @@ class Head:
 
     def timings(self, usage: Usage) -> dict[str, Any]:
         """The response's field `timings`, if requested."""
-        return {"timings": usage.timings()} if self._with_timings else {}
+        timings = usage.timings()
+        if timings and self._record.num_resumes:
+            timings["resumes"] = self._record.num_resumes
+        return {"timings": timings} if self._with_timings else {}

@@ -171,6 +171,7 @@ def _log(scope: Scope, record: Record) -> None:
         "model": record.model,
         "error": record.error,
         "prompt": record.prompt,
+        "resumes": record.num_resumes or None,
         "answers": ["".join(texts) for _, texts in sorted(record.answers.items())] if record.answers else None,
     }
     text = f"{scope['method']} {fields['route'] or 'other'} {status} in {fields['duration_ms']:.0f} ms"

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
-_LOOK_AGAIN_S = 0.1  # for a server that can continue
+_MAX_FAILURES = 3  # of servers that were asked to continue, without a new token
+# How long a response waits until it looks again for a server that can continue it, and until it asks full servers again.
+_LOOK_AGAIN_S = 0.1
+_ASK_AGAIN_S = 0.5
 
 
 class Answer:
@@ -118,14 +121,15 @@ class Answer:
 
     async def _able(self) -> list[Endpoint]:
         """The servers that can continue."""
-        return [one for one in self._pool.endpoints if one.usable and await one.promise() == self._promise]
+        healthy = [one for one in self._pool.endpoints if one.usable and not one.doubtful]
+        return [one for one in healthy if await one.promise() == self._promise]
 
     async def _choose(self) -> Endpoint | None:
         """Returns the next server to try. A response that has begun waits for one, because the failed server may be
         started again."""
         while True:
             servers = self._pool.endpoints
-            if not self._progress.begun:
+            if not self._progress.begun or not self._can_move():
                 return choose(servers, self._request, self._tried, self._owner)
             endpoint = choose(await self._able(), self._request, self._tried, self._owner)
             if endpoint is None and not self._request.stream:  # the client has nothing yet: any server can begin again
@@ -133,7 +137,8 @@ class Answer:
             if endpoint or time.monotonic() >= self._resume_until:
                 return endpoint
             self._tried.clear()
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            full = isinstance(self._failures[-1], Overloaded)
+            await asyncio.sleep(_ASK_AGAIN_S if full else _LOOK_AGAIN_S)
 
     async def _send(self, endpoint: Endpoint) -> None:
         """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
@@ -143,6 +148,8 @@ class Answer:
             await pool.lose(request.session_id, self._owner)
         promise = await endpoint.promise()
         if self._promise is None or promise != self._promise or not self._progress.resumable:
+            if request.stream and self._progress.begun:
+                raise Unavailable(f"the tokens of server {endpoint.target} may differ")
             self._begin_again(promise)
         if self._progress.begun:
             self._record.num_resumes += 1
@@ -210,8 +217,9 @@ class Answer:
             self._resume_until = time.monotonic() + self._pool.resume_timeout_s
         self._failures.append(error)
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
+        failed = sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
         late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
-        return lost >= _MAX_LOST_CONNECTIONS or late
+        return lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES) or late
 
     def _release(self) -> Endpoint | None:
         endpoint, self.endpoint = self.endpoint, None

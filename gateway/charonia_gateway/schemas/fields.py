@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, ValidationInfo, WithJsonSchema
@@ -195,12 +195,12 @@ def check_names(names: Iterable[str]) -> None:
         raise wrong(f"two functions are called {twice!r}: give each function its own name")
 
 
-def unsupported(field: str, kinds: Iterable[Any], supported: str | None = "function") -> list[str]:
+def unsupported(field: str, kinds: Iterable[Any], supported: Container[Any] = ("function",)) -> list[str]:
     """Name the entries of other kinds, for a header and the log."""
     return [
-        f"{field}[{at}] ({re.sub(r'[^A-Za-z0-9_.-]', '?', str(kind))[:64]})"
+        f"{field}[{at}] ({re.sub(r'[^A-Za-z0-9_.+-]', '?', str(kind))[:64]})"
         for at, kind in enumerate(kinds)
-        if kind != supported
+        if kind not in supported
     ]
 
 
