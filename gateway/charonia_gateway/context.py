@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -95,7 +95,9 @@ class Gateway:
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
             record.answers = {}
-        self.engine_of(body.model)
+        engine = self.engine_of(body.model)
+        if isinstance(body, Sampling) and body.logit_bias:
+            _check_biases(body.logit_bias, (await engine.pool.model_info()).get("vocab_size"))
         if isinstance(body, Sampling | InteractiveRequest):
             record.system_fingerprint = await self.system_fingerprint(body.model)
         return body
@@ -130,6 +132,17 @@ class Gateway:
                 param="logprobs",
                 code="invalid_value",
             )
+
+
+def _check_biases(biases: Mapping[int, float], vocab_size: int | None) -> None:
+    """vocab_size: None if it is not known; then the engine checks the biases."""
+    if vocab_size is not None and (token := max(biases)) >= vocab_size:
+        raise ApiError(
+            400,
+            f"logit_bias: the vocabulary has no token {token}: send token ids from 0 to {vocab_size - 1}",
+            param="logit_bias",
+            code="invalid_value",
+        )
 
 
 def gateway_of(request: Request) -> Gateway:

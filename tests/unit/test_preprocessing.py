@@ -545,8 +545,9 @@ def test_model_info_has_the_sampling_defaults_of_the_engine(tmp_path: Path) -> N
 
     own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert own == DEFAULT_SAMPLING
-    ini.write_text("[llama]\ngroup_size = 0\n")
+    ini.write_text("[llama]\ngroup_size = 0\nvocab_size = 12\n")
     assert defaults() == own
+    assert model_info(tmp_path, config, {}, 10)["vocab_size"] == 12
     ini.write_text("[llama]\ngeneration_config = auto\ndefault_temperature = 0.6\ndefault_top_k = 20\n")
     assert defaults() == {**own, "temperature": 0.6, "top_k": 20}
     assert defaults("none") == own

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from charonia_client import (
@@ -174,6 +175,7 @@ class Answer:
             timeout_s=None if self._timeout_s is None else self._timeout_s - gone_s,
             progress=self._progress,
         )
+        self._record.calls.append(partial(endpoint.client.until_over, self._engine_id))
         endpoint.acquire()
         self.endpoint = endpoint
         if moved and request.session_id is not None:  # an outdated history must not be continued
