@@ -17,6 +17,7 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     NotReady,
+    Progress,
     ServerError,
     Timings,
     Tokenized,
@@ -108,8 +109,16 @@ class EngineServer:
             running.results.put_nowait(Unavailable(self._over))
         await asyncio.to_thread(self.shutdown)
 
+    def move(self, request_id: str) -> None:
+        """Does nothing: there is no other server."""
+
     async def generate(
-        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
     ) -> AsyncGenerator[GenerateResponse, None]:
         request_id = request_id or str(uuid.uuid4())
         await self.check()

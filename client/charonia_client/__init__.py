@@ -6,6 +6,7 @@ from charonia_client.errors import (
     CharoniaError,
     ConnectionLost,
     DeadlineExceeded,
+    Moved,
     NotReady,
     Overloaded,
     ServerError,
@@ -13,6 +14,7 @@ from charonia_client.errors import (
     Unavailable,
     Unresponsive,
 )
+from charonia_client.progress import Progress
 from charonia_client.tls import Tls
 from charonia_client.tools import ToolResult, Tools, converse
 from charonia_client.types import (
@@ -37,8 +39,10 @@ __all__ = [
     "GenerateResponse",
     "Guide",
     "ModelMetadata",
+    "Moved",
     "NotReady",
     "Overloaded",
+    "Progress",
     "ServerError",
     "ServerMetadata",
     "Timings",

@@ -19,6 +19,7 @@ import itertools
 import math
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ from charonia_client.errors import (
     BadRequest,
     CharoniaError,
     DeadlineExceeded,
+    Moved,
     NotReady,
     ServerError,
     Unavailable,
@@ -37,6 +39,7 @@ from charonia_client.errors import (
     from_rpc,
     from_triton,
 )
+from charonia_client.progress import Progress
 from charonia_client.stream import Stream
 from charonia_client.subscription import Subscription
 from charonia_client.tensors import (
@@ -177,7 +180,12 @@ class Client:
         await self._channel.close()
 
     async def generate(
-        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
     ) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the parts of the response, the last with a finish_reason; with `stream=False` one part. With `n`
         responses their parts arrive in any order, each with its `index`.
@@ -185,17 +193,19 @@ class Client:
         Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
         server, and a session drops the turn. `request_id` must be unique among the running requests; by default it is a
         new UUID. `timeout_s` is a limit for the whole call, the request's `timeout_ms` for its work on the server.
+        `progress` is what has arrived from other servers; the parts continue after it.
         Raises BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())
-        stream = self._begin(request, request_id)
+        progress = progress or Progress(request)
+        running = progress.num_running
+        stream = self._begin(request, request_id, progress)
         deadline = None
         if timeout_s is not None:
             late = DeadlineExceeded(
                 f"Triton at {self.target} did not answer in time ({max(0, round(timeout_s, 2)):g} s)"
             )
             deadline = asyncio.get_running_loop().call_later(timeout_s, lambda: stream.fail(late))
-        running = request.n or 1  # responses that have not ended
         try:
             while (response := await stream.next()) is not None:
                 running -= response.finish_reason is not None
@@ -216,15 +226,21 @@ class Client:
                 if not stream.task.done():
                     await comes_within(tried, _CANCEL_TIMEOUT_S)
 
-    def _begin(self, request: GenerateRequest, request_id: str) -> Stream:
+    def move(self, request_id: str) -> None:
+        """Ends a running request with Moved, so that its caller continues it at another server."""
+        if stream := self._active.get(request_id):
+            stream.fail(Moved(f"Triton at {self.target} is shutting down"))
+
+    def _begin(self, request: GenerateRequest, request_id: str, progress: Progress) -> Stream:
         try:
-            message = encode(request, request_id, self.model)
+            sent = replace(request, stream=True) if progress.joins else request
+            message = encode(sent, request_id, self.model, progress.begin())
         except ValueError as error:
             raise BadRequest(str(error)) from error
         if self._closing.is_set():
             raise Unavailable("the client was closed")
         metadata = tuple(self._metadata()) if self._metadata else None
-        stream = self._active[request_id] = Stream(self._open_subscription, request, message, metadata)
+        stream = self._active[request_id] = Stream(self._open_subscription, request, message, progress, metadata)
         return stream
 
     def _open_subscription(self) -> Subscription:

@@ -43,6 +43,10 @@ class ConnectionLost(Unavailable):
     """The connection broke during the request, for example because the server's process died."""
 
 
+class Moved(Unavailable):
+    """Client.move() was called: the caller continues the request at another server."""
+
+
 class DeadlineExceeded(CharoniaError):
     """The request did not end within its own limit (`timeout_ms`) or its caller's (`timeout_s`)."""
 

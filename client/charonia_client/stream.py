@@ -21,6 +21,7 @@ from charonia_client.errors import (
     from_triton,
 )
 from charonia_client.offload import offload
+from charonia_client.progress import Progress, join
 from charonia_client.subscription import Subscription
 from charonia_client.tensors import decode, decode_with_logprobs, num_logprobs, set_subscription
 from charonia_client.types import GenerateRequest, GenerateResponse, ToolCallDelta
@@ -38,8 +39,9 @@ _RELOADED = "was loaded again"  # the error of a subscription whose model was re
 class Stream:
     """The chunks of one request, until each of its responses has ended. One task may read.
 
-    `choose` returns the subscription to use. If the server does not know it, because the model was reloaded, the
-    request is sent again once, with the subscription that `choose` then returns.
+    `progress` is what has arrived from other servers. `choose` returns the subscription to use. If the server does not
+    know it, because the model was reloaded, the request is sent again once, with the subscription that `choose` then
+    returns.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Stream:
         choose: Callable[[], Subscription],
         request: GenerateRequest,
         message: Any,
+        progress: Progress,
         metadata: Sequence[tuple[str, str]] | None = None,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
@@ -55,9 +58,12 @@ class Stream:
         self._message = message
         self._metadata = metadata
         self._subscription = choose()
-        self._running = request.n or 1  # responses that have not ended
+        self._progress = progress
+        self._running = progress.num_running  # responses that have not ended
         self._chunks: deque[Any] = deque()
-        self._parser = ResponseParser(request) if request.parsed else None
+        if request.parsed and progress.parser is None:
+            progress.parser = ResponseParser(request)
+        self._parser = progress.parser
         self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         self._error: CharoniaError | None = None
         self._abandoned = False
@@ -120,7 +126,8 @@ class Stream:
         self.begun = True
         if chunk.finish_reason:
             self._running -= 1
-        if not self._abandoned and not self._error:
+        # After an error, another server may continue with what has arrived.
+        if not self._abandoned and not self._error and (chunk := self._progress.take(chunk)) is not None:
             if len(self._chunks) < _READ_AHEAD or not self._join(chunk):
                 # A copy, because a chunk of a delivery keeps the whole delivery in memory.
                 copied = Chunk()
@@ -137,10 +144,7 @@ class Stream:
             if last.sequence_index == chunk.sequence_index:
                 if num_logprobs(last) >= _MAX_JOINED_LOGPROBS:
                     return False
-                begin, end = last.text_begin, last.text_end
-                last.MergeFrom(chunk)
-                last.text_begin = begin if begin != end else end + chunk.text_begin
-                last.text_end = end + chunk.text_end
+                join(last, chunk)
                 return True
         return False
 

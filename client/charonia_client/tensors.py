@@ -66,9 +66,12 @@ def _prompt(message: Any, request: GenerateRequest | TokenizeRequest) -> None:
         _numbers(message, "continue_final_message", "BOOL", [True])
 
 
-def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
-    """The ModelInferRequest for `request`. Raises ValueError for a number outside of its tensor's type, and TypeError
-    for an invalid guide."""
+def encode(
+    request: GenerateRequest, request_id: str, model: str, resumed: Sequence[Sequence[int] | None] | None = None
+) -> Any:
+    """The ModelInferRequest for `request`. resumed: the tokens that each response has received from another server,
+    None for a response that has ended. Raises ValueError for a number outside of its tensor's type, and TypeError for
+    an invalid guide."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
     if request.parallel_tool_calls is not None:
@@ -106,6 +109,10 @@ def encode(request: GenerateRequest, request_id: str, model: str) -> Any:
     if request.logprobs is not None:
         _numbers(message, "return_log_probs", "BOOL", [True])
         _numbers(message, "top_logprobs", "INT32", [request.logprobs])
+    if resumed is not None:
+        _numbers(message, "resumed_ids", "INT32", [token for tokens in resumed for token in tokens or ()])
+        lengths = [-1 if tokens is None else len(tokens) for tokens in resumed]
+        _numbers(message, "resumed_lengths", "INT32", lengths)
     # A subscription receives the results. The requested outputs decide which models the ensemble runs.
     message.outputs.add(name="finish_reason")
     return message

@@ -347,6 +347,7 @@ TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   const auto rejected = admission.admit(10, 5, 1, 5, work);
   ASSERT_TRUE(rejected);
   EXPECT_EQ(rejected->reason, runtime::Rejection::queue_full);
+  EXPECT_FALSE(admission.admit(10, 5, 1, 5, work, true)) << "another engine has admitted this request";
   EXPECT_TRUE(rejected->text.ends_with("; retry after 600 s")) << rejected->text;
 }
 

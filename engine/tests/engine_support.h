@@ -54,6 +54,8 @@ class Collector {
       changed_.notify_all();
     };
   }
+  // Expects no result of a sequence.
+  void leave_out(std::size_t index) { done_[index] = true; }
   void wait_for(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_done() || results_.size() >= count; });

@@ -163,6 +163,11 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     if (asked.request.sampling.prompt_logprobs >= 0) call->prompt_ids = asked.request.input_ids;
     // The engine rejects a number that is out of range.
     call->num_open = static_cast<std::size_t>(std::max(asked.request.sampling.n, 1));
+    if (const auto& resumed = asked.request.resumed; !resumed.empty()) {
+      for (const auto& tokens : resumed) call->begun.push_back(!tokens || !tokens->empty());
+      call->num_open = static_cast<std::size_t>(
+          std::ranges::count_if(resumed, &std::optional<std::vector<TokenId>>::has_value));
+    }
     if (!asked.subscription.empty()) {
       call->subscription = subscriptions_.begin(asked.subscription, asked.key);
       call->key = asked.key;

@@ -289,6 +289,26 @@ std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
   return bias;
 }
 
+// Empty: the request begins.
+std::vector<std::optional<std::vector<TokenId>>> read_resumed(const Inputs& inputs) {
+  const auto ids = inputs.ids("resumed_ids").value_or(std::vector<TokenId>{});
+  const auto lengths = inputs.ids("resumed_lengths").value_or(std::vector<std::int32_t>{});
+  std::vector<std::optional<std::vector<TokenId>>> resumed;
+  auto rest = std::span(ids);
+  for (const auto length : lengths) {
+    if (length > std::ssize(rest)) reject("resumed_lengths is for more tokens than the ", ids.size(), " of resumed_ids");
+    auto& tokens = resumed.emplace_back();
+    if (length < 0) continue;
+    const auto own = rest.first(static_cast<std::size_t>(length));
+    tokens.emplace(own.begin(), own.end());
+    rest = rest.subspan(own.size());
+  }
+  if (!rest.empty()) {
+    reject("resumed_ids has ", ids.size(), " tokens, and resumed_lengths leaves ", rest.size(), " of them to no sequence");
+  }
+  return resumed;
+}
+
 // -1: none.
 int read_prompt_logprobs(const Inputs& inputs) {
   const int top = inputs.scalar<std::int32_t>("prompt_logprobs").value_or(-1);
@@ -413,6 +433,7 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
     }
     call.request.continuation_ids = std::move(more->values);
   }
+  call.request.resumed = read_resumed(inputs);
   call.request.timeout_ms = inputs.scalar<std::int32_t>("timeout_ms");
   call.request.cache_salt = inputs.text("cache_salt");  // the engine checks its length
   call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);

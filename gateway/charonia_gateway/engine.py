@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-from charonia_client import CharoniaError, ConnectionLost, GenerateRequest, GenerateResponse, ServerError, Unavailable
+from charonia_client import CharoniaError, GenerateRequest, GenerateResponse, Overloaded, ServerError, Unavailable
 
 from charonia_gateway import __version__
 from charonia_gateway.endpoints.endpoint import Endpoint
@@ -19,6 +19,10 @@ from charonia_gateway.record import Record, current_key, current_record
 from charonia_gateway.usage import estimated_tokens
 
 _SEED_BITS = 53  # every JSON reader keeps such a number
+
+
+class Stopped(Unavailable):
+    """A stop request has ended a response, or its server has shut down."""
 
 
 class Engine:
@@ -106,12 +110,15 @@ class Engine:
                     record.system_fingerprint = await self._fingerprint(answer.endpoint)
                 for part in answer.first:
                     yield _checked(part, record, first, may_be_cancelled)
-                try:
-                    async for part in answer.rest:
-                        yield _checked(part, record, first, may_be_cancelled)
-                except ConnectionLost:
-                    answer.failed()
-                    raise
+                while True:
+                    try:
+                        async for part in answer.rest:
+                            yield _checked(part, record, first, may_be_cancelled)
+                        return
+                    except Stopped:
+                        raise
+                    except (Overloaded, Unavailable) as error:
+                        await answer.resume(error)
 
     async def _fingerprint(self, endpoint: Endpoint) -> str:
         """`system_fingerprint`, which changes when the tokens of a request may change."""
@@ -170,7 +177,7 @@ def _checked(part: GenerateResponse, record: Record | None, first: int, may_be_c
     if part.finish_reason in ("cancelled", "error") and record and record.usage:
         record.usage.see(first + part.index, part)  # the routes do not see this part, but its tokens count
     if part.finish_reason == "cancelled" and not may_be_cancelled:
-        raise Unavailable("the engine stopped this request: it is shutting down or received a stop request")
+        raise Stopped("the engine stopped this request: it is shutting down or received a stop request")
     if part.finish_reason == "error":
         raise ServerError("the engine could not finish this request; its log says why")
     return part

@@ -61,6 +61,11 @@ class Metrics:
             "requests sent to another endpoint, because an endpoint was overloaded or failed before the response began",
             registry=self.registry,
         )
+        self.resumes = Counter(
+            "charonia_gateway_resumes",
+            "responses that another endpoint continued, because their endpoint failed or shut down",
+            registry=self.registry,
+        )
         self.endpoint_up = Gauge(
             "charonia_gateway_endpoint_up",
             "1: Triton there can take requests",

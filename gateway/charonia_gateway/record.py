@@ -57,6 +57,7 @@ class Record:
         self.num_logprobs = 0  # log probabilities that the gateway has held for this response
         # The seeds of the engine's requests, by the index of the first response of each.
         self.seeds: dict[int, int | None] = {}
+        self.num_resumes = 0  # how often another server continued a response
         self.estimated_tokens = 0  # of the prompts that the engine was sent
         self.system_fingerprint = ""  # of the server that responds, once it does
         self.body: bytes | None = None  # only if it is to be logged

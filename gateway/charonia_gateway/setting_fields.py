@@ -68,6 +68,13 @@ class GatewayFields(BaseSettings):
         description="maximum time in seconds for the response to a check; a server is down after three checks without"
         " a response",
     )
+    resume_timeout_s: float = Field(
+        30,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_resume_timeout_s", "resume_timeout_s"),
+        description="maximum time in seconds for which a response that has begun waits for a server to continue it, "
+        "after its own server failed",
+    )
     workers: int = Field(
         0,
         ge=0,

@@ -22,6 +22,7 @@ from charonia_client import (
     stream,
 )
 from charonia_client import client as client_module
+from charonia_client.progress import Progress
 from charonia_client.stream import Stream
 from charonia_client.tensors import encode
 from free_ports import free_ports
@@ -484,7 +485,7 @@ async def test_complete_response_ignores_later_errors(double: Double, client: Cl
     double.behaviour = letters
     await read(client, "a")
     request = GenerateRequest(text="ab")
-    made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"))
+    made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"), Progress(request))
     await made.task
     made.lose(ConnectionLost("late"))
     made.fail(DeadlineExceeded("late"))

@@ -16,6 +16,7 @@ from charonia_client import (
     GenerateResponse,
     NotReady,
     Overloaded,
+    Progress,
     Tokenized,
     TokenizeRequest,
     Unavailable,
@@ -59,7 +60,12 @@ class Fake:
         self.parts = [error]
 
     async def generate(
-        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
     ) -> AsyncGenerator[GenerateResponse, None]:
         self.requests.append(request)
         self.timeouts.append(timeout_s)
@@ -360,7 +366,7 @@ async def test_a_session_that_has_ended_begins_where_hashing_says() -> None:
     servers.endpoint(home).failed("it is away")
     assert await servers.text(turn()) != home.target, "nothing is lost"
     assert await servers.text(ask(session_id="t", end_session=True))
-    assert await servers.pool._owner("t") is None
+    assert await servers.pool.owner("t") is None
 
 
 async def test_the_end_of_a_session_whose_server_is_away_is_made_up_for() -> None:

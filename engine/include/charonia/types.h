@@ -79,6 +79,12 @@ struct Request {
   std::vector<TokenId> continuation_ids;
   bool end_session = false;  // remove the session when this request has ended
 
+  // To continue responses that another engine began: the tokens that each sequence has received, or nullopt for a
+  // sequence that has ended. Empty: all sequences begin. The results have only the tokens that follow, and these are
+  // the tokens that the other engine would have sampled if both have the same weights, settings and kernels. Needs
+  // stream and a seed. Not allowed with continuation_ids, best_of > n and prompt_logits.
+  std::vector<std::optional<std::vector<TokenId>>> resumed;
+
   // The request finds only blocks in the prefix cache that a request with the same salt computed. So clients that do
   // not know the salt cannot detect, from num_cached_tokens or from response times, that a prompt was used before.
   // Empty: only blocks of requests without a salt. At most kMaxCacheSalt arbitrary bytes. The history of a session is

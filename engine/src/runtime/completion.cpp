@@ -26,6 +26,8 @@ bool Completion::scores() const {
   return sampling.logprobs >= 0 || sampling.best_of > 0;
 }
 
+bool Completion::is_first() const { return state.completions.front().get() == this; }
+
 int Completion::num_input() const { return static_cast<int>(state.request.input_ids.size()); }
 
 ops::SampleRow Completion::sample_row(std::span<const TokenId> tokens) {
@@ -64,6 +66,15 @@ ops::SampleRow Completion::sample_row(std::span<const TokenId> tokens) {
 
 bool Completion::needs_last_token() const {
   return !state.request.sampling.bad_words.empty();
+}
+
+bool Completion::resume(std::span<const TokenId> tokens) {
+  for (const auto token : tokens) {
+    const bool ends = !state.request.sampling.ignore_eos && std::ranges::binary_search(state.end_ids, token);
+    if (ends || text_.push(token, ++num_output >= state.request.sampling.min_tokens)) return false;
+  }
+  text_.skip(num_output);
+  return num_output < max_tokens;
 }
 
 FinishReason Completion::accept(const ops::Sampled& sampled, Clock::time_point now) {

@@ -33,6 +33,10 @@ class Completion {
   // Whether sample_row() needs the last token, so that it cannot be called with a placeholder.
   bool needs_last_token() const;
 
+  // Adds tokens that were sampled and delivered by another engine (Request::resumed). Returns false if the completion
+  // has ended with one of them.
+  bool resume(std::span<const TokenId> tokens);
+
   // Adds a sampled token. Returns the finish reason if the completion ends with it, else none.
   FinishReason accept(const ops::Sampled& sampled, Clock::time_point now);
 
@@ -42,6 +46,8 @@ class Completion {
   Result last(FinishReason reason, Clock::time_point now, std::string error = {}, ErrorCode code = ErrorCode::internal);
 
   int num_input() const;
+  // Whether the prompt counts as computed with this completion.
+  bool is_first() const;
   // Whether log probabilities of the sampled tokens are needed, even if they are not sent.
   bool scores() const;
 

@@ -105,6 +105,7 @@ class Engine::Impl {
   // engine_requests.cpp, the calling thread.
   void check(const Request& request) const;
   void check_guide(const Request& request) const;
+  void check_resumed(const Request& request) const;
   void check_tokens(std::string_view field, const std::vector<TokenId>& ids) const;
   void fit_max_tokens(Request& request) const;
   void check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const;
@@ -119,6 +120,7 @@ class Engine::Impl {
   void begin_compiled();
   void make_providers(RequestState& state);
   void make_completions(RequestState& state);
+  void resume(Completion& completion, const std::vector<TokenId>& tokens);
   void set_prompt(RequestState& state);
   // Prompts of different classes do not share KV blocks: the model computes them differently.
   std::uint64_t prefix_class(int prompt_tokens) const;

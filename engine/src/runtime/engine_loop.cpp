@@ -168,7 +168,7 @@ void Engine::Impl::schedule_first(Completion& completion, Clock::time_point now)
   auto& state = completion.state;
   completion.first_scheduled = now;
   completion.num_cached = scheduler_->num_cached_tokens(completion.id);
-  if (completion.index == 0) load_->computed(state.work, completion.num_cached);
+  if (completion.is_first()) load_->computed(state.work, completion.num_cached);
   if (std::exchange(state.first_scheduled, true)) return;
   load_->begun(state.work);
   if (state.queue_deadline) {
@@ -231,7 +231,7 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
     const auto found = completions_.find(part.id);
     if (found == completions_.end()) continue;  // it ended while the step ran
     auto& completion = *found->second;
-    if (completion.index == 0) load_->computed(completion.state.work, part.num_tokens);
+    if (completion.is_first()) load_->computed(completion.state.work, part.num_tokens);
     if (!take_prompt_rows(part, rows, completion) || !part.samples) continue;
     if (!rows.back().error.empty()) {
       fail_row(part.id, rows.back().error);

@@ -92,6 +92,7 @@ void Engine::Impl::check(const Request& request) const {
     reject("timeout_ms = ", *request.timeout_ms, " is out of range: it must be >= 1");
   }
   if (request.guide) check_guide(request);
+  check_resumed(request);
   if (request.cache_salt.size() > kMaxCacheSalt) {
     reject("cache_salt has ", request.cache_salt.size(), " bytes and must have at most ", kMaxCacheSalt);
   }
@@ -107,6 +108,24 @@ void Engine::Impl::check(const Request& request) const {
   }
   if (continues && !sessions_->enabled()) {
     reject("sessions are off (session_ttl_s = 0): send the whole conversation in input_ids, without continuation_ids");
+  }
+}
+
+void Engine::Impl::check_resumed(const Request& request) const {
+  const auto& resumed = request.resumed;
+  if (resumed.empty()) return;
+  const auto reject = [](const auto&... text) { throw Error(ErrorCode::invalid_argument, cat(text...)); };
+  if (std::ssize(resumed) != request.sampling.n) {
+    reject("resumed is for ", resumed.size(), " sequences, and n = ", request.sampling.n, ": send an entry for each");
+  }
+  if (!request.stream || !request.sampling.seed || !request.continuation_ids.empty() || request.prompt_logits) {
+    reject("resumed needs stream = true and a seed, and allows neither continuation_ids nor prompt_logits");
+  }
+  if (std::ranges::none_of(resumed, &std::optional<std::vector<TokenId>>::has_value)) {
+    reject("resumed says that all sequences have ended: there is nothing to compute");
+  }
+  for (const auto& tokens : resumed) {
+    if (tokens) check_tokens("resumed", *tokens);
   }
 }
 
@@ -183,7 +202,7 @@ std::unique_ptr<Engine::Impl::RequestState> Engine::Impl::make_state(Request req
   if (!sessions_->enabled()) request.session_id.clear();
   const auto& config = info.config;
   state->submitted = Clock::now();
-  if (config.max_queue_time_s > 0) state->queue_deadline = state->submitted + duration_of(config.max_queue_time_s);
+  if (config.max_queue_time_s > 0 && request.resumed.empty()) state->queue_deadline = state->submitted + duration_of(config.max_queue_time_s);
   if (request.timeout_ms) {
     state->deadline = state->submitted + duration_of(*request.timeout_ms / 1000.0);
   } else if (config.request_timeout_s > 0) {
@@ -231,7 +250,8 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
   if (!failure_.empty()) throw Error(ErrorCode::unavailable, failure_);
   if (closing_) throw Error(ErrorCode::unavailable, "the engine is shutting down and takes no new request");
   const auto waiting = static_cast<int>(inbox_.submitted.size()) + stats_.num_waiting;
-  if (auto rejected = load_->admit(waiting, prompt, state->num_completions(), max_tokens, state->work)) {
+  if (auto rejected = load_->admit(waiting, prompt, state->num_completions(), max_tokens, state->work,
+                                    !asked.resumed.empty())) {
     lock.unlock();
     reject(rejected->reason);
     throw Error(ErrorCode::resource_exhausted, rejected->text);
@@ -379,30 +399,52 @@ void Engine::Impl::make_completions(RequestState& state) {
   count(Metric::prompt_tokens, prompt);
   observe(Metric::request_prompt_tokens, prompt);
   state.begun = true;
-  state.num_live = state.num_completions();
-  if (state.num_live > 1) several_.insert(&state);
+  if (state.num_completions() > 1) several_.insert(&state);
   const auto salt = salts_.number(request.cache_salt, prefix_class(prompt));
-  for (int i = 0; i < state.num_live; ++i) {
+  const bool resumes = !request.resumed.empty();
+  for (int i = 0; i < state.num_completions(); ++i) {
+    if (resumes && !request.resumed[static_cast<std::size_t>(i)]) continue;
     auto& completion = *state.completions.emplace_back(
         std::make_unique<Completion>(state, i, next_completion_++, *tokens_, max_tokens));
     completions_.emplace(completion.id, &completion);
+    ++state.num_live;
     if (state.masks.empty()) continue;
     auto& provider = state.masks[static_cast<std::size_t>(i)];
     completion.mask = std::make_shared<runtime::SequenceMask>(
         std::move(provider), info.model.vocab_size, state.grammar != nullptr && !executor_->asynchronous(),
         [this](double seconds) { observe(Metric::token_mask_seconds, seconds); });
-    masks_.begin(completion.mask);
+    if (resumes) {
+      masks_.next(completion.mask, *request.resumed[static_cast<std::size_t>(i)]);
+    } else {
+      masks_.begin(completion.mask);
+    }
   }
   auto& first = *state.completions.front();
-  const bool wants_rows = sampling.prompt_logprobs >= 0 && prompt > 1;
+  // The first result of sequence 0 has the log probabilities of the prompt.
+  const bool wants_rows = sampling.prompt_logprobs >= 0 && prompt > 1 && first.index == 0 &&
+                          (!resumes || request.resumed.front()->empty());
   if (wants_rows) first.prompt_logprobs.emplace(prompt, sampling.prompt_logprobs);
   for (const auto& completion : state.completions) {
-    const bool is_first = completion->index == 0;
+    const bool is_first = completion.get() == &first;
+    // A sequence that has tokens of its own begins like a preempted one, without a parent.
     scheduler_->add(completion->id, request.input_ids, prompt + max_tokens,
                     {.priority = request.priority,
                      .salt = salt,
                      .all_rows = is_first && wants_rows,
-                     .parent = is_first ? 0 : first.id});
+                     .parent = is_first || resumes ? 0 : first.id});
+    if (resumes) resume(*completion, *request.resumed[static_cast<std::size_t>(completion->index)]);
+  }
+}
+
+void Engine::Impl::resume(Completion& completion, const std::vector<TokenId>& tokens) {
+  if (!completion.resume(tokens)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("resumed: sequence ", completion.index, " has ended within its ", tokens.size(),
+                    " tokens. Send only sequences that have not ended"));
+  }
+  for (const auto token : tokens) {
+    scheduler_->append(completion.id, token);
+    load_->sampled(completion.state.work);
   }
 }
 
@@ -476,10 +518,12 @@ void Engine::Impl::end_request(RequestState& state, FinishReason reason, const s
     return;
   }
   state.reason = reason;
-  std::vector<Result> last(static_cast<std::size_t>(state.request.sampling.n));
-  for (std::size_t i = 0; i < last.size(); ++i) {
-    auto& result = last[i];
-    result.index = static_cast<int>(i);
+  std::vector<Result> last;
+  for (int i = 0; i < state.request.sampling.n; ++i) {
+    const auto& resumed = state.request.resumed;
+    if (!resumed.empty() && !resumed[static_cast<std::size_t>(i)]) continue;
+    auto& result = last.emplace_back();
+    result.index = i;
     result.finish_reason = reason;
     result.error = error;
     result.error_code = code;

@@ -16,14 +16,14 @@ void average(double& mean, double value) {
 }  // namespace
 
 std::optional<LoadTracker::Rejected> LoadTracker::admit(int waiting, std::int64_t prompt_tokens, int sequences,
-                                                    std::int64_t max_tokens, Work& work) {
+                                                    std::int64_t max_tokens, Work& work, bool resumed) {
   const std::lock_guard lock(mutex_);
-  if (waiting >= max_queue_size_) {
+  if (!resumed && waiting >= max_queue_size_) {
     return Rejected{Rejection::queue_full, cat("the queue is full: ", waiting, " requests wait and max_queue_size is ",
                                                max_queue_size_, "; retry after ", retry_after_locked(), " s")};
   }
   // A prompt longer than the limit is admitted if no prompt waits; otherwise it would never be admitted.
-  if (max_queue_tokens_ > 0 && total_.waiting_tokens > 0 && total_.waiting_tokens + prompt_tokens > max_queue_tokens_) {
+  if (!resumed && max_queue_tokens_ > 0 && total_.waiting_tokens > 0 && total_.waiting_tokens + prompt_tokens > max_queue_tokens_) {
     return Rejected{
         Rejection::queue_tokens,
         cat("the queue is full: prompts of ", total_.waiting_tokens, " tokens wait, this one has ", prompt_tokens,

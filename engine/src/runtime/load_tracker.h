@@ -32,9 +32,9 @@ class LoadTracker {
       : max_queue_size_(config.max_queue_size), max_queue_tokens_(config.max_queue_tokens) {}
 
   // Counts a request with `sequences` completions of at most max_tokens each, or returns why it is rejected. waiting:
-  // the number of waiting requests.
+  // the number of waiting requests. resumed: another engine has admitted the request, so it is not rejected.
   std::optional<Rejected> admit(int waiting, std::int64_t prompt_tokens, int sequences, std::int64_t max_tokens,
-                                Work& work);
+                                Work& work, bool resumed = false);
   // Called when a request begins.
   void begun(Work& work);
   void computed(Work& work, std::int64_t prompt_tokens);

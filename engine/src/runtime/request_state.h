@@ -46,6 +46,7 @@ struct RequestState {
   int num_session_tokens = 0;              // tokens of the prompt that come from the session
   bool keep_turn = false;                  // its tokens so far are added to the session's history
 
+  // Also counts the completions that had ended in another engine.
   int num_completions() const { return std::max(request.sampling.n, request.sampling.best_of); }
   bool chooses() const { return num_completions() > request.sampling.n; }
   // Whether single tokens are banned or preferred. Then every token is sampled, because a forced token may be banned.

@@ -34,9 +34,9 @@ void TextStream::follow_marks(char byte, std::size_t length, std::size_t end) {
   if (waiting_ && waiting_->length > longest) {  // the stop word does not lie within a mark
     end_ = waiting_->begin;
   } else if (length > longest) {  // the stop word begins before the mark
-    end_ = end - length;
+    end_ = end - std::min(end, length);
   } else if (length > 0 && !waiting_) {
-    waiting_ = {end - length, length};
+    waiting_ = {end - std::min(end, length), length};
   }
   if (end_ || whole) waiting_.reset();
   if (!end_ && whole) {
@@ -72,6 +72,7 @@ bool TextStream::push(std::int32_t token, bool match_stop) {
   // The beginning of a possible stop word never moves back, so each token is examined once.
   std::size_t may_stop = 0;
   for (const auto matched : matched_) may_stop = std::max<std::size_t>(may_stop, matched);
+  may_stop = std::min(may_stop, pending_.size());  // it may begin in tokens of skip()
   const auto limit = end_.value_or(std::min(waiting_ ? waiting_->begin : pending_.size(), pending_.size() - may_stop));
   while (examined_ < held_.size() && held_[examined_].end <= limit) {
     if (held_[examined_++].between_characters) settled_ = examined_;

@@ -47,6 +47,8 @@ class TextStream {
   // Takes the text that can be sent now: up to the last end of a token that later tokens cannot change. May contain no
   // token if everything is held back.
   TextChunk take();
+  // Drops the first tokens. Another stream that was given the same tokens has already returned them.
+  void skip(int num_tokens) { if (num_tokens > 0) cut(static_cast<std::size_t>(num_tokens), 0); }
   // Takes the rest when the sequence ended for another reason, or when push() returned true.
   TextChunk finish();
 

@@ -1,7 +1,7 @@
 """The servers of one model: chooses one for each request, and retries with another one until the response begins.
 
-A request is retried when its server fails, rejects it as overloaded, or lacks something that it needs. After the first
-part of the response it stays where it is.
+A request is retried when its server fails, rejects it as overloaded, or lacks something that it needs. A response that
+has begun is continued by another server (answer.py).
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from charonia_client import (
-    BadRequest,
     CharoniaError,
     Client,
-    ConnectionLost,
     GenerateRequest,
-    GenerateResponse,
     NotReady,
     Overloaded,
     Tls,
@@ -30,11 +26,9 @@ from charonia_client import (
 )
 from charonia_client.waiting import end
 
-from charonia_gateway.endpoints.choice import choose
+from charonia_gateway.endpoints.answer import Answer
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.server import Server
-from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
-from charonia_gateway.record import Record, current_record
 from charonia_gateway.state import MemoryState, State
 
 log = logging.getLogger("charonia_gateway")
@@ -56,23 +50,6 @@ class NotLoaded(Unavailable):
     """The servers answer, but this model is not loaded."""
 
 
-@dataclass
-class Answer:
-    """A response that has begun: its first parts, and the rest. Close it."""
-
-    endpoint: Endpoint
-    first: list[GenerateResponse]
-    rest: AsyncGenerator[GenerateResponse, None]
-
-    def failed(self) -> None:
-        """The connection broke."""
-        self.endpoint.doubt()
-
-    async def aclose(self) -> None:
-        self.endpoint.release()
-        await self.rest.aclose()
-
-
 class Pool:
     """Use it as `async with`."""
 
@@ -82,7 +59,9 @@ class Pool:
         *,
         check_interval_s: float = 1.0,
         check_timeout_s: float = 2.0,
+        resume_timeout_s: float = 0,
         on_retry: Callable[[], None] = lambda: None,
+        on_resume: Callable[[], None] = lambda: None,
         on_change: Callable[[str, bool | None], None] = lambda target, up: None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         tls: Tls | None = None,
@@ -91,10 +70,11 @@ class Pool:
         connect: Callable[[str], Server] | None = None,
         state: State | None = None,
     ) -> None:
-        """on_retry: called before each retry. on_change: called with a server's target and whether it is up; None: it
-        is gone. metadata, tls: as Client has them. model: its name, if the servers have several.
-        label: of its Triton models, `ensemble.LABEL` and so on. connect: makes the client of a target. state: has the
-        owners of sessions."""
+        """resume_timeout_s: how long a response that has begun waits for a server that can continue it. on_retry:
+        called before each retry. on_resume: called before another server continues. on_change: called with a server's
+        target and whether it is up; None: it is gone. metadata, tls: as Client has them. model: its name, if the
+        servers have several. label: of its Triton models, `ensemble.LABEL` and so on. connect: makes the client of a
+        target. state: has the owners of sessions."""
         self._connect = connect or self._client
         self._tls = tls
         self._model = model
@@ -102,7 +82,9 @@ class Pool:
         self._targets = list(targets)
         self._check_interval_s = check_interval_s
         self._check_timeout_s = check_timeout_s
-        self._on_retry = on_retry
+        self.resume_timeout_s = resume_timeout_s
+        self.on_retry = on_retry
+        self.on_resume = on_resume
         self._on_change = on_change
         self._metadata = metadata
         self._state = state or MemoryState()
@@ -111,6 +93,7 @@ class Pool:
         self._descriptions: dict[str, tuple[float, Any]] = {}  # time of the last request for each, and its result
         self._asking: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
+        self.answers: set[Answer] = set()
 
     async def __aenter__(self) -> Pool:
         self.set_targets(self._targets)
@@ -136,7 +119,7 @@ class Pool:
         known = {endpoint.target for endpoint in self.endpoints}
         for target in wanted:
             if target not in known:
-                endpoint = Endpoint(self._connect(target), lambda one: self._on_change(one.target, one.up))
+                endpoint = Endpoint(self._connect(target), self._changed)
                 self.endpoints.append(endpoint)
                 self._on_change(target, False)
                 watch = asyncio.create_task(self._watch(endpoint))
@@ -162,51 +145,34 @@ class Pool:
     # --- requests
 
     async def begin(self, request: GenerateRequest, id: str, timeout_s: float | None = None) -> Answer:
-        """Send the request, and return when its response has begun: with the first part, or with all parts if nothing
+        """Sends the request, and returns when its response has begun: with the first part, or with all parts if nothing
         is sent to the client before the end (`stream=False`). Raises the client's errors, and SessionLost."""
-        began = time.monotonic()
-        owner = await self._owner(request.session_id)
-        tried: list[Endpoint] = []
-        failures: list[CharoniaError] = []
-        while endpoint := choose(self.endpoints, request, tried, owner):
-            moved = owner is not None and endpoint.target != owner
-            if moved and owner != _NOBODY and request.interactive:
-                await self._lose(request.session_id, owner)
-            if tried:
-                self._on_retry()
-            tried.append(endpoint)
-            self._turn += 1
-            endpoint.turn = self._turn
-            gone_s = time.monotonic() - began
-            parts = endpoint.client.generate(
-                _with_less_time(request, gone_s) if failures else request,
-                request_id=id,
-                timeout_s=None if timeout_s is None else timeout_s - gone_s,
-            )
-            endpoint.acquire()
-            try:
-                if moved and request.session_id is not None:  # an outdated history must not be continued
-                    await endpoint.client.end_session(request.session_id)
-                first = await _first_parts(parts, whole=not request.stream)
-                if request.session_id is not None:
-                    await self._set_owner(request.session_id, None if request.end_session else endpoint.target)
-                return Answer(endpoint, first, parts)
-            except (Overloaded, Unavailable) as error:
-                endpoint.release()
-                failures.append(error)
-                if isinstance(error, Unavailable):
-                    endpoint.doubt()
-                lost = sum(isinstance(one, ConnectionLost) for one in failures)
-                late = timeout_s is not None and time.monotonic() - began >= timeout_s
-                if lost >= _MAX_LOST_CONNECTIONS or late:
-                    break
-            except BaseException:
-                endpoint.release()
-                await parts.aclose()
-                raise
-        raise await self._explained(self._summary(failures))
+        answer = Answer(self, request, id, timeout_s)
+        self.answers.add(answer)
+        try:
+            await answer.begin()
+        except BaseException:
+            self.answers.discard(answer)
+            raise
+        return answer
 
-    def _summary(self, failures: list[CharoniaError]) -> CharoniaError:
+    def next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _changed(self, endpoint: Endpoint) -> None:
+        """A server is up or down."""
+        self._on_change(endpoint.target, endpoint.up)
+        if any(one.draining and one.requests for one in self.endpoints):
+            move = asyncio.create_task(self._leave_draining_servers())
+            self._watches.add(move)
+            move.add_done_callback(self._watches.discard)
+
+    async def _leave_draining_servers(self) -> None:
+        for answer in list(self.answers):
+            await answer.leave_draining_server()
+
+    def summary(self, failures: list[CharoniaError]) -> CharoniaError:
         """The error for the client: the shortest wait if a server was overloaded, else the last failure."""
         if overloaded := [failure for failure in failures if isinstance(failure, Overloaded)]:
             return min(overloaded, key=lambda failure: failure.retry_after)
@@ -215,7 +181,7 @@ class Pool:
     def _reasons(self) -> str:
         return "; ".join(f"{endpoint.target}: {endpoint.reason}" for endpoint in self.endpoints) or "none is known"
 
-    async def _explained(self, error: CharoniaError) -> CharoniaError:
+    async def explained(self, error: CharoniaError) -> CharoniaError:
         """The same error, or NotLoaded if the servers have other models but not this one."""
         if self._model is None or not isinstance(error, Unavailable) or not self.endpoints:
             return error
@@ -230,16 +196,16 @@ class Pool:
 
     # --- sessions
 
-    async def _owner(self, session_id: str | None) -> str | None:
+    async def owner(self, session_id: str | None) -> str | None:
         return None if session_id is None else await self._state.owner(f"{self._ensemble} {session_id}")
 
-    async def _set_owner(self, session_id: str, target: str | None) -> None:
+    async def set_owner(self, session_id: str, target: str | None) -> None:
         await self._state.set_owner(f"{self._ensemble} {session_id}", target)
 
-    async def _lose(self, session_id: str | None, owner: str | None) -> None:
+    async def lose(self, session_id: str | None, owner: str | None) -> None:
         """Raises SessionLost, and lets the session's next turn begin a new history."""
         assert session_id is not None
-        await self._set_owner(session_id, _NOBODY)
+        await self.set_owner(session_id, _NOBODY)
         log.warning("the history of a session is lost: its server %s takes no requests now", owner)
         raise SessionLost(
             f"the history of session {session_id!r} is lost: it was on a server that takes no requests now; send this "
@@ -258,18 +224,18 @@ class Pool:
         try:
             forgotten = await self._notify(session_id, lambda client: client.end_session(session_id))
         finally:
-            await self._set_owner(session_id, None if forgotten else _NOBODY)
+            await self.set_owner(session_id, None if forgotten else _NOBODY)
 
     async def _notify(self, session_id: str, action: Callable[[Server], Awaitable[None]]) -> bool:
         """Call `action` for every server that can be reached: servers ignore unknown sessions. Returns whether the
         session's owner is among them. Raises an error if it failed at the owner, or at all servers."""
-        owner = await self._owner(session_id)
+        owner = await self.owner(session_id)
         notified = [one for one in self.endpoints if one.reachable] or self.endpoints
         outcomes = await asyncio.gather(*(action(one.client) for one in notified), return_exceptions=True)
         errors = {one.target: outcome for one, outcome in zip(notified, outcomes, strict=True) if outcome is not None}
         if owner in errors or len(errors) == len(notified):
-            error = errors.get(owner or "") or next(iter(errors.values()), self._summary([]))
-            raise await self._explained(error) if isinstance(error, CharoniaError) else error
+            error = errors.get(owner or "") or next(iter(errors.values()), self.summary([]))
+            raise await self.explained(error) if isinstance(error, CharoniaError) else error
         return not owner or any(one.target == owner for one in notified)
 
     # --- questions about the model
@@ -291,7 +257,7 @@ class Pool:
                 return await question(endpoint.client)
             except (Overloaded, Unavailable) as error:
                 failures.append(error)
-        raise await self._explained(self._summary(failures))
+        raise await self.explained(self.summary(failures))
 
     async def reasons(self) -> bool:
         """Whether the model's answers may contain reasoning."""
@@ -348,34 +314,3 @@ class Pool:
                 return str(error)
             return None
         return None if self.usable else f"no server can take requests: {self._reasons()}"
-
-
-async def _first_parts(parts: AsyncGenerator[GenerateResponse, None], *, whole: bool) -> list[GenerateResponse]:
-    """The first part, or all of them. Raises BadRequest for more log probabilities than one HTTP response may have,
-    which may have the responses to several prompts."""
-    found: list[GenerateResponse] = []
-    record = current_record.get() or Record()
-    before = record.num_logprobs
-    try:
-        async for part in parts:
-            found.append(part)
-            record.num_logprobs += count_entries(part)
-            if record.num_logprobs > MAX_ENTRIES:
-                raise BadRequest(
-                    f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, top_logprobs included; "
-                    "ask for fewer, send max_tokens, or send stream = true and no echo"
-                )
-            if not whole:
-                break
-    except BaseException:
-        record.num_logprobs = before  # another server may be asked
-        raise
-    return found
-
-
-def _with_less_time(request: GenerateRequest, gone_s: float) -> GenerateRequest:
-    """The request with the rest of its own time limit."""
-    if request.timeout_ms is None:
-        return request
-    changes: dict[str, Any] = {"timeout_ms": max(1, request.timeout_ms - int(gone_s * 1000))}
-    return replace(request, **changes)

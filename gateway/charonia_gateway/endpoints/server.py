@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from charonia_client import GenerateRequest, GenerateResponse, Tokenized, TokenizeRequest
+from charonia_client import GenerateRequest, GenerateResponse, Progress, Tokenized, TokenizeRequest
 
 
 class Server(Protocol):
@@ -14,8 +14,15 @@ class Server(Protocol):
     target: str
 
     def generate(
-        self, request: GenerateRequest, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        progress: Progress | None = None,
     ) -> AsyncGenerator[GenerateResponse, None]: ...
+
+    def move(self, request_id: str) -> None: ...
 
     async def stop(self, request_id: str = "", *, session_id: str = "") -> None: ...
 

@@ -1,0 +1,225 @@
+"""The responses to one request: which server computes them, and what happens when that server fails.
+
+Until something has arrived, any other server can take the request. After that, only a server with the same fingerprint
+can: it receives the tokens that have arrived and computes the next ones, which are the same at both
+(docs/determinism.md). The client sees a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from charonia_client import (
+    BadRequest,
+    CharoniaError,
+    ConnectionLost,
+    GenerateRequest,
+    GenerateResponse,
+    Moved,
+    Overloaded,
+    Progress,
+    Unavailable,
+)
+
+from charonia_gateway.endpoints.choice import choose
+from charonia_gateway.endpoints.endpoint import Endpoint
+from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
+from charonia_gateway.record import Record, current_record
+
+if TYPE_CHECKING:
+    from charonia_gateway.endpoints.pool import Pool
+
+log = logging.getLogger("charonia_gateway")
+
+_MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
+_LOOK_AGAIN_S = 0.1  # for a server that can continue
+
+
+class Answer:
+    """`first` has the first part, or all parts of responses with `stream=False`. `rest` yields the others. Close it."""
+
+    def __init__(self, pool: Pool, request: GenerateRequest, id: str, timeout_s: float | None) -> None:
+        self.endpoint: Endpoint | None = None  # the server that has the request
+        self.first: list[GenerateResponse] = []
+        self._rest: AsyncGenerator[GenerateResponse, None] | None = None
+        self._pool = pool
+        self._request = request
+        self._id = id
+        self._engine_id = id  # the request's id at the current server
+        self._began = time.monotonic()
+        self._timeout_s = timeout_s
+        self._owner: str | None = None
+        self._progress = Progress(request)
+        self._promise: str | None = None  # of the servers that have computed `_progress`; None: none
+        self._num_tokens = 0  # the most tokens that had arrived when a server failed
+        # Since the last new token.
+        self._tried: list[Endpoint] = []
+        self._failures: list[CharoniaError] = []
+        self._resume_until = 0.0
+        self._record = current_record.get() or Record()
+        self._num_logprobs = 0  # of `first`
+
+    async def begin(self) -> None:
+        """Sends the request. Returns when a response has begun. Raises the client's errors, and SessionLost."""
+        pool = self._pool
+        self._owner = await pool.owner(self._request.session_id)
+        while endpoint := await self._choose():
+            try:
+                await self._send(endpoint)
+                await self._read_first()
+                return await self._keep_session(endpoint)
+            except (Overloaded, Unavailable) as error:
+                if self._failed(error):
+                    break
+            except BaseException:
+                await self.aclose()
+                raise
+        raise await pool.explained(pool.summary(self._failures))
+
+    async def resume(self, error: CharoniaError) -> None:
+        """Lets another server continue after an error of the current one: `rest` then has the next parts. If no server
+        can, raises the first error since the last new token."""
+        while not self._failed(error) and self._can_move() and (endpoint := await self._choose()):
+            try:
+                await self._send(endpoint)
+                return await self._keep_session(endpoint)
+            except (Overloaded, Unavailable) as failure:
+                error = failure
+        raise self._failures[0]
+
+    async def leave_draining_server(self) -> None:
+        """Moves the request if its server drains and another server can continue."""
+        now = self.endpoint
+        if now and now.draining and self._can_move() and await self._able() and now is self.endpoint:
+            now.client.move(self._engine_id)
+
+    async def aclose(self) -> None:
+        self._release()
+        self._pool.answers.discard(self)
+        if self._rest:
+            await self._rest.aclose()
+
+    @property
+    def rest(self) -> AsyncGenerator[GenerateResponse, None]:
+        assert self._rest
+        return self._rest
+
+    # --- one server after the other
+
+    def _can_move(self) -> bool:
+        """Whether another server can continue with what has arrived."""
+        return self._promise is not None and self._progress.resumable and not self._request.interactive
+
+    async def _able(self) -> list[Endpoint]:
+        """The servers that can continue."""
+        return [one for one in self._pool.endpoints if one.usable and await one.promise() == self._promise]
+
+    async def _choose(self) -> Endpoint | None:
+        """Returns the next server to try. A response that has begun waits for one, because the failed server may be
+        started again."""
+        while True:
+            servers = self._pool.endpoints
+            if not self._progress.begun:
+                return choose(servers, self._request, self._tried, self._owner)
+            endpoint = choose(await self._able(), self._request, self._tried, self._owner)
+            if endpoint is None and not self._request.stream:  # the client has nothing yet: any server can begin again
+                endpoint = choose([one for one in servers if one.usable], self._request, self._tried, self._owner)
+            if endpoint or time.monotonic() >= self._resume_until:
+                return endpoint
+            self._tried.clear()
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _send(self, endpoint: Endpoint) -> None:
+        """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
+        pool, request = self._pool, self._request
+        moved = self._owner is not None and endpoint.target != self._owner
+        if moved and self._owner and request.interactive:
+            await pool.lose(request.session_id, self._owner)
+        promise = await endpoint.promise()
+        if self._promise is None or promise != self._promise or not self._progress.resumable:
+            self._begin_again(promise)
+        if self._progress.begun:
+            self._record.num_resumes += 1
+            self._engine_id = f"{self._id}.{self._record.num_resumes}"
+            pool.on_resume()
+            log.warning(
+                "the response %s continues at server %s after %d tokens: %s",
+                self._id, endpoint.target, self._progress.num_tokens, self._failures[0],
+            )  # fmt: skip
+        elif self._failures:
+            pool.on_retry()
+        self._tried.append(endpoint)
+        endpoint.turn = pool.next_turn()
+        gone_s = time.monotonic() - self._began
+        self._rest = endpoint.client.generate(
+            _with_less_time(request, gone_s) if self._failures else request,
+            request_id=self._engine_id,
+            timeout_s=None if self._timeout_s is None else self._timeout_s - gone_s,
+            progress=self._progress,
+        )
+        endpoint.acquire()
+        self.endpoint = endpoint
+        if moved and request.session_id is not None:  # an outdated history must not be continued
+            await endpoint.client.end_session(request.session_id)
+
+    def _begin_again(self, promise: str | None) -> None:
+        joins = promise is not None and len(self._pool.endpoints) > 1 and not self._request.interactive
+        self._progress = Progress(self._request, joins=joins)
+        self._promise = promise
+        self.first.clear()
+        self._record.num_logprobs -= self._num_logprobs
+        self._num_logprobs = 0
+
+    async def _read_first(self) -> None:
+        """Reads the first part, or all of them. Raises BadRequest for more log probabilities than one HTTP response may
+        have, which may have the responses to several prompts."""
+        async for part in self.rest:
+            self.first.append(part)
+            entries = count_entries(part)
+            self._num_logprobs += entries
+            self._record.num_logprobs += entries
+            if self._record.num_logprobs > MAX_ENTRIES:
+                raise BadRequest(
+                    f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, top_logprobs included; "
+                    "ask for fewer, send max_tokens, or send stream = true and no echo"
+                )
+            if self._request.stream:
+                break
+
+    async def _keep_session(self, endpoint: Endpoint) -> None:
+        if self._request.session_id is not None:
+            self._owner = None if self._request.end_session else endpoint.target
+            await self._pool.set_owner(self._request.session_id, self._owner)
+
+    def _failed(self, error: CharoniaError) -> bool:
+        """Notes that the current server failed. Returns whether no other server should be tried."""
+        endpoint = self._release()
+        if endpoint and isinstance(error, Unavailable) and not isinstance(error, Moved):
+            endpoint.doubt()
+        if self._progress.num_tokens > self._num_tokens:
+            self._num_tokens = self._progress.num_tokens
+            self._failures.clear()
+            self._tried = [endpoint] if endpoint else []
+            self._resume_until = time.monotonic() + self._pool.resume_timeout_s
+        self._failures.append(error)
+        lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
+        late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
+        return lost >= _MAX_LOST_CONNECTIONS or late
+
+    def _release(self) -> Endpoint | None:
+        endpoint, self.endpoint = self.endpoint, None
+        if endpoint:
+            endpoint.release()
+        return endpoint
+
+
+def _with_less_time(request: GenerateRequest, gone_s: float) -> GenerateRequest:
+    """The request with the rest of its own time limit."""
+    if request.timeout_ms is None:
+        return request
+    return replace(request, timeout_ms=max(1, request.timeout_ms - int(gone_s * 1000)))

@@ -1,0 +1,203 @@
+"""Responses continue at another server when theirs is killed or shuts down. The client sees a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_process import gateway
+from stack import DEMO_MODEL, HANG_S, Stack, running
+from streams import gateway_metric
+from waiting import until
+
+pytestmark = pytest.mark.slow
+
+# The proof of a release runs 50.
+ROUNDS = int(os.environ.get("CHARONIA_FAILOVER_ROUNDS", "2"))
+STREAMS = 64
+TOKENS = 300
+USER = [{"role": "user", "content": "Tell me about Triton and his conch shell."}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "parameters": {
+                "type": "object",
+                "properties": {"words": {"type": "array", "items": {"type": "string"}, "minItems": 8, "maxItems": 12}},
+                "required": ["words"],
+            },
+        },
+    }
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 40, "maxLength": 80}, "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 30}},
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}  # fmt: skip
+CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+LONG: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+# Each kind of response: its route, and the fields of its request besides model and seed.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": USER, **LONG, **STREAM}),
+    "greedy": (CHAT, {"messages": USER, **LONG, **STREAM, "temperature": 0}),
+    "several": (CHAT, {"messages": USER, "max_tokens": TOKENS, "n": 3, **STREAM}),
+    "logprobs": (CHAT, {"messages": USER, **LONG, **STREAM, "logprobs": True, "top_logprobs": 3}),
+    "penalties": (CHAT, {"messages": USER, **LONG, **STREAM, "frequency_penalty": 0.7, "repetition_penalty": 1.2}),
+    "stop": (CHAT, {"messages": USER, **LONG, **STREAM, "stop": ["and the", "of a", "xyz"], "min_tokens": 60}),
+    "tools": (CHAT, {"messages": USER, "max_tokens": TOKENS, **STREAM, "tools": TOOLS, "tool_choice": "required"}),
+    "schema": (CHAT, {
+        "messages": USER, "max_tokens": TOKENS, **STREAM,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    }),
+    "whole": (CHAT, {"messages": USER, **LONG}),
+    "whole with several": (CHAT, {"messages": USER, "max_tokens": TOKENS, "n": 3, "logprobs": True}),
+    "whole with tools": (CHAT, {"messages": USER, "max_tokens": TOKENS, "tools": TOOLS, "tool_choice": "required"}),
+    "best of": (TEXT, {"prompt": "The sea", **LONG, "best_of": 3}),
+    "text": (TEXT, {"prompt": ["The sea is", "A shell is"], **LONG, **STREAM, "echo": True, "logprobs": 2}),
+    "whole text": (TEXT, {"prompt": "The sea is", **LONG, "logprobs": 1, "echo": True}),
+    "responses": (RESPONSES, {"input": USER, "max_output_tokens": TOKENS, "stream": True}),
+    "messages": (MESSAGES, {"messages": USER, "max_tokens": TOKENS, "stream": True}),
+}  # fmt: skip
+
+
+def request_of(number: int) -> tuple[str, dict[str, Any]]:
+    path, fields = list(KINDS.values())[number % len(KINDS)]
+    return path, {"model": "model", "seed": number, **fields}
+
+
+# What differs between two equal responses.
+VOLATILE = {"id", "created", "created_at", "completed_at", "item_id", "call_id", "timings", "sequence_number", "obfuscation", "metadata"}  # fmt: skip
+
+
+def stable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: stable(one) for key, one in value.items() if key not in VOLATILE}
+    return [stable(one) for one in value] if isinstance(value, list) else value
+
+
+def joined(events: list[Any]) -> Any:
+    """A stream's events without their boundaries: texts and lists of the same place are joined, and the last other
+    value counts."""
+    found: dict[str, Any] = {}
+
+    def see(place: str, value: Any) -> None:
+        if isinstance(value, dict):
+            kind = f"{place}/{value.get('type', '')}/{value.get('index', value.get('output_index', ''))}"
+            for key, one in value.items():
+                see(f"{kind}/{key}", one)
+        elif isinstance(value, list) and value and all(isinstance(one, dict) and "index" in one for one in value):
+            for one in value:
+                see(place, one)
+        elif isinstance(value, (str, list)) and value and not place.endswith(("/role", "/type", "_reason", "/name")):
+            found[place] = found[place] + value if place in found else value
+        elif value is not None:
+            found[place] = value
+
+    for event in events:
+        if event.get("type") in ("response.completed", "response.incomplete", "message_start"):
+            found[event["type"]] = event
+        elif not event.get("type", "").startswith("response.") or event["type"].endswith(".delta"):
+            see("", event)
+    return found
+
+
+class Count:
+    """Counts the events of all streams. `reached` is set at a number."""
+
+    def __init__(self, wanted: int) -> None:
+        self.left = wanted
+        self.reached = asyncio.Event()
+
+    def one(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self.reached.set()
+
+
+async def response_to(http: httpx.AsyncClient, path: str, body: dict[str, Any], count: Count) -> Any:
+    """The response without what differs between two equal responses."""
+    if not body.get("stream"):
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return stable(answer.json())
+    events = []
+    async with http.stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200, (await answer.aread()).decode()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                count.one()
+                events.append(stable(json.loads(line.removeprefix("data: "))))
+                assert "error" not in events[-1] or events[-1].get("error") is None, line
+    return joined(events)
+
+
+async def all_responses(http: httpx.AsyncClient, count: Count) -> list[Any]:
+    return await asyncio.gather(*(response_to(http, *request_of(number), count) for number in range(STREAMS)))
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stack]]:
+    folder = tmp_path_factory.mktemp("failover")
+    env = {
+        "CHARONIA_STREAM_INTERVAL_MS": "0",
+        "CHARONIA_MAX_RESTARTS": "1000",
+        "CHARONIA_MAX_BATCH_SIZE": "256",
+        "CHARONIA_CACHE_MAX_ENTRY_COUNT": "2048",
+    }
+    with running(Stack(DEMO_MODEL, folder / "a", env)) as a, running(Stack(DEMO_MODEL, folder / "b", env)) as b:
+        yield [a, b]
+
+
+@asynccontextmanager
+async def in_front_of(servers: list[Stack], log: Path, **env: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway in front of the servers, which are all up."""
+    settings = {
+        "CHARONIA_TRITON_ENDPOINTS": ",".join(one.grpc for one in servers),
+        "CHARONIA_ENDPOINT_CHECK_INTERVAL_S": "0.1",
+        "CHARONIA_ENDPOINT_CHECK_TIMEOUT_S": str(HANG_S),
+        "CHARONIA_GATEWAY_MAX_LOGPROBS": "0",
+        **env,
+    }
+    with gateway("127.0.0.1:1", log, **settings) as own:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S, limits=limits) as http:
+            await all_up(http, servers)
+            yield http
+
+
+async def all_up(http: httpx.AsyncClient, servers: list[Stack]) -> None:
+    async def up() -> bool:
+        return all([await gateway_metric(http, "endpoint_up", endpoint=one.grpc) for one in servers])
+
+    await until(up)
+
+
+async def test_killed_servers_change_no_byte_of_any_response(servers: list[Stack], tmp_path: Path) -> None:
+    chance = random.Random(1)
+    async with in_front_of(servers, tmp_path / "gateway.log") as http:
+        count = Count(10**9)
+        expected = await all_responses(http, count)
+        num_events = 10**9 - count.left
+        assert await gateway_metric(http, "resumes_total") == 0
+        for number in range(ROUNDS):
+            count = Count(chance.randrange(1, num_events // 2))
+            running_now = asyncio.create_task(all_responses(http, count))
+            await asyncio.wait_for(count.reached.wait(), HANG_S)
+            victim = chance.choice(servers)
+            os.kill(victim.pid_of("tritonserver"), signal.SIGKILL)
+            for at, (got, wanted) in enumerate(zip(await running_now, expected, strict=True)):
+                assert got == wanted, f"round {number}, {list(KINDS)[at % len(KINDS)]}, {request_of(at)}"
+            await all_up(http, servers)
+        assert await gateway_metric(http, "resumes_total") > 0
