@@ -106,7 +106,7 @@ class Engine:
             record.seeds[first] = request.seed
         with _client_session_names(request.session_id):
             async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
-                if record:
+                if record and answer.endpoint:
                     record.system_fingerprint = await self._fingerprint(answer.endpoint)
                 for part in answer.first:
                     yield _checked(part, record, first, may_be_cancelled)
