@@ -152,7 +152,7 @@ class Head:
 
     @property
     def system_fingerprint(self) -> str:
-        """Of the server that responds, once it does."""
+        """The fingerprint of the server that responds. Empty until its first part arrives."""
         return self._record.system_fingerprint
 
     def of(self, kind: str, **more: Any) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class Record:
         return f"{self._given}#{own}" if self._given else own
 
     def result(self) -> dict[str, Any] | None:
-        """What identifies the result of a request. None if it is not complete, or its tokens were not collected."""
+        """The tokens of a complete response, and what they depend on. None if it is not complete, or if its tokens were
+        not collected."""
         usage = self.usage
         if self.tokens is None or not usage or not usage.ended or self.failed_status:
             return None

@@ -42,18 +42,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-async def requests(served: Stack) -> Path:
+def requests(served: Stack) -> Path:
     """The log of REQUESTS, which were sent at the same time, and of one that continues a stored response."""
+    asyncio.run(send_all(served))
+    return served.run_dir / "requests.jsonl"
+
+
+async def send_all(served: Stack) -> None:
     async with httpx.AsyncClient(base_url=f"{served.gateway}/v1/", timeout=HANG_S, trust_env=False) as web:
 
         async def post(path: str, body: dict[str, Any]) -> httpx.Response:
             return (await web.post(path, json={"model": "demo", **body})).raise_for_status()
 
         answers = await asyncio.gather(*(post(path, body) for path, body in REQUESTS))
-        stored = next(one.json()["id"] for one in answers if one.headers["content-type"] == "application/json"
-                      and one.json().get("store"))  # fmt: skip
+        (stored,) = (one.json()["id"] for (_, body), one in zip(REQUESTS, answers, strict=True) if "store" in body)
         await post("responses", {"input": "And then?", "previous_response_id": stored, "max_output_tokens": 8})
-    return served.run_dir / "requests.jsonl"
 
 
 def replayed(file: Path, stack: Stack, *options: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ router = APIRouter()
 
 
 class ReplayRequest(BaseModel):
-    """POST /v1/replay. The fields are those of a line of the request log; others are ignored."""
+    """POST /v1/replay. A line of the request log has these fields. Its other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     operation: ClassVar[str] = "replay"
