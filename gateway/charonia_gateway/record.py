@@ -83,7 +83,7 @@ class Record:
         return f"{self._given}#{own}" if self._given else own
 
     def result(self) -> dict[str, Any] | None:
-        """The tokens of a complete response, and what they depend on. None if it is not complete, or if its tokens were
+        """The tokens of a complete response with their seeds. None if it is not complete, or if its tokens were
         not collected."""
         usage = self.usage
         if self.tokens is None or not usage or not usage.ended or self.failed_status:
