@@ -25,7 +25,8 @@ async def gateway(
     info: the server's model_info."""
     async with Double(credentials) as server:
         server.info = info or {}
-        app = create_app(Settings(_env_file=None, triton_endpoints=server.target, model_name=MODEL, **settings))
+        given = {"model_name": MODEL, "resume_timeout_s": 0, **settings}
+        app = create_app(Settings(_env_file=None, triton_endpoints=server.target, **given))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:
             yield web, server

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from charonia_client.offload import offload
-from charonia_gateway.endpoints import pool
+from charonia_gateway.endpoints import answer as answer_module
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, ask, gateway
 from triton_double import error, part, says, with_logprobs
@@ -144,9 +144,9 @@ async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
     async with gateway() as (web, server):
         server.behaviour = answer
         body = {**CHAT, "logprobs": True, "top_logprobs": 4, "n": answers}
-        monkeypatch.setattr(pool, "MAX_ENTRIES", 60)
+        monkeypatch.setattr(answer_module, "MAX_ENTRIES", 60)
         assert (await web.post("/v1/chat/completions", json=body)).status_code == 200
-        monkeypatch.setattr(pool, "MAX_ENTRIES", 59)
+        monkeypatch.setattr(answer_module, "MAX_ENTRIES", 59)
         refused = await web.post("/v1/chat/completions", json=body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
 
@@ -160,7 +160,7 @@ async def test_the_bound_of_log_probabilities_counts_all_prompts_of_a_request(mo
         body = {"model": MODEL, "prompt": ["a", "b"], "logprobs": 4}
         statuses = []
         for limit in (120, 119):
-            monkeypatch.setattr(pool, "MAX_ENTRIES", limit)
+            monkeypatch.setattr(answer_module, "MAX_ENTRIES", limit)
             statuses.append((await web.post("/v1/completions", json=body)).status_code)
     assert statuses == [200, 400]
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
+_MAX_FAILED_SERVERS = 3  # that were asked to continue, and sent no token
 _LOOK_AGAIN_S = 0.1  # for a server that can continue
 
 
@@ -84,7 +85,12 @@ class Answer:
     async def resume(self, error: CharoniaError) -> None:
         """Lets another server continue after an error of the current one: `rest` then has the next parts. If no server
         can, raises the first error since the last new token."""
-        while not self._failed(error) and self._can_move() and (endpoint := await self._choose()):
+        while (
+            not self._failed(error)
+            and self._num_failed() < _MAX_FAILED_SERVERS
+            and self._can_move()
+            and (endpoint := await self._choose())
+        ):
             try:
                 await self._send(endpoint)
                 return await self._keep_session(endpoint)
@@ -117,7 +123,8 @@ class Answer:
 
     async def _able(self) -> list[Endpoint]:
         """The servers that can continue."""
-        return [one for one in self._pool.endpoints if one.usable and await one.promise() == self._promise]
+        healthy = [one for one in self._pool.endpoints if one.usable and not one.doubtful]
+        return [one for one in healthy if await one.promise() == self._promise]
 
     async def _choose(self) -> Endpoint | None:
         """Returns the next server to try. A response that has begun waits for one, because the failed server may be
@@ -210,6 +217,10 @@ class Answer:
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
         late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
         return lost >= _MAX_LOST_CONNECTIONS or late
+
+    def _num_failed(self) -> int:
+        """The number of failures since the last new token, without servers that were full or shut down."""
+        return sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
 
     def _release(self) -> Endpoint | None:
         endpoint, self.endpoint = self.endpoint, None

@@ -162,7 +162,8 @@ async def _stream(
                     chunk["timings"] = usage.timings_so_far(part)
                 elif choice["finish_reason"] and usage.ended:
                     chunk |= head.timings(usage)
-                if choice["text"] or choice["finish_reason"]:
+                # A special token has no text, but it has a log probability.
+                if choice["text"] or choice["finish_reason"] or (choice["logprobs"] or {}).get("tokens"):
                     yield event(chunk)
                 if only_text and not choice["finish_reason"]:
                     choice["text"] = TEXT
