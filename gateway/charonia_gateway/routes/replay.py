@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
@@ -45,24 +47,26 @@ class ReplayRequest(BaseModel):
         Replayed,
         {"a completion": {"path": "/v1/completions", "body": '{"model": "MODEL", "prompt": "Hi"}', "seeds": {"0": 7}}},
         stream=None,
+        errors={410: "the server of the session's history takes no requests"},
     ),
 )
-async def replay(request: Request, gateway: GatewayState) -> Response:
+async def replay(request: Request, gateway: GatewayState) -> JSONResponse:
     """The request runs as on its own path, streams included. Only its tokens are returned."""
     asked = parse(ReplayRequest, await read_body(request, gateway.settings.max_body_bytes))
     record = record_of(request.scope)
     record.given_seeds = asked.seeds
     record.tokens = {}
     unread: list[Message] = [{"type": "http.request", "body": asked.body.encode(), "more_body": False}]
-    status, body = 0, b""
+    start: Message = {}
+    body = b""
 
     async def receive() -> Message:
         return unread.pop() if unread else await request.receive()
 
     async def send(message: Message) -> None:
-        nonlocal status, body
-        status = message.get("status", status)
-        if status != 200:
+        nonlocal body
+        start.update(message if message["type"] == "http.response.start" else {})
+        if start["status"] != 200:
             body += message.get("body", b"")
 
     # `route` stays /v1/replay, for metrics and the access log.
@@ -71,8 +75,12 @@ async def replay(request: Request, gateway: GatewayState) -> Response:
     await request.app.router(inner, receive, send)
     if inner["state"].get("disconnected"):
         raise ClientDisconnect
-    if status != 200:
-        return Response(body, status, media_type="application/json")
+    if start["status"] != 200:
+        error, retry = json.loads(body)["error"], Headers(raw=start["headers"]).get("retry-after")
+        raise ApiError(
+            start["status"], error["message"], type=error["type"], code=error.get("code"),
+            headers={"Retry-After": retry} if retry else None,
+        )  # fmt: skip
     result = record.result()
     if result is None:
         raise ApiError(
