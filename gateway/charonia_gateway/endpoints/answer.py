@@ -65,6 +65,7 @@ class Answer:
         self._tried: list[Endpoint] = []
         self._failures: list[CharoniaError] = []
         self._resume_until = 0.0
+        self._num_resumes = 0
         self._record = current_record.get() or Record()
         self._num_logprobs = 0  # of `first`
 
@@ -121,7 +122,7 @@ class Answer:
             self._promise is not None
             and self._progress.resumable
             and not self._request.interactive
-            and self._record.num_resumes < _MAX_RESUMES
+            and self._num_resumes < _MAX_RESUMES
         )
 
     async def _able(self) -> list[Endpoint]:
@@ -157,8 +158,9 @@ class Answer:
                 raise Unavailable(f"the tokens of server {endpoint.target} may differ")
             self._begin_again(promise)
         if self._progress.begun:
+            self._num_resumes += 1
             self._record.num_resumes += 1
-            self._engine_id = f"{self._id}.{self._record.num_resumes}"
+            self._engine_id = f"{self._id}.{self._num_resumes}"
             pool.on_resume()
             log.warning(
                 "the response %s continues at server %s after %d tokens: %s",
