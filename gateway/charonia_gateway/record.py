@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from charonia_gateway.request_log import RequestLog
 from charonia_gateway.usage import Usage
 
 if TYPE_CHECKING:
@@ -52,12 +55,18 @@ class Record:
         self.key: Key | None = None  # the key of the request; None: no key is needed
         # Counts the request's sequences as concurrent ones of its key; None: no key is needed.
         self.hold: Callable[[int], Awaitable[None]] | None = None
+        self.address = ""  # of the client
+        # Each returns when a server has ended its call for this request.
+        self.calls: list[Callable[[], Awaitable[None]]] = []
         self.num_logprobs = 0  # log probabilities that the gateway has held for this response
         # The seeds of the engine's requests, by the index of the first response of each.
         self.seeds: dict[int, int | None] = {}
         self.num_resumes = 0  # how often another server continued a response
         self.estimated_tokens = 0  # of the prompts that the engine was sent
-        self.system_fingerprint = ""  # set when the body is read
+        self.system_fingerprint = ""  # of the server that responds, once it does
+        self.body: bytes | None = None  # only if it is to be logged
+        self.tokens: dict[int, list[int]] | None = None  # by index; only if they are logged or returned
+        self.given_seeds: Mapping[int, int] = {}  # as `seeds`, for a replay
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:
@@ -76,6 +85,18 @@ class Record:
         the '#' is the request id."""
         own = self._name or self.name("request-")
         return f"{self._given}#{own}" if self._given else own
+
+    def result(self) -> dict[str, Any] | None:
+        """The tokens of a complete response with their seeds. None if it is not complete, or if its tokens were
+        not collected."""
+        usage = self.usage
+        if self.tokens is None or not usage or not usage.ended or self.failed_status:
+            return None
+        choices = [
+            {"token_ids": self.tokens.get(index, []), "finish_reason": reason}
+            for index, reason in enumerate(usage.finish_reasons)
+        ]
+        return {"system_fingerprint": self.system_fingerprint, "seeds": self.seeds, "choices": choices}
 
     @property
     def duration_s(self) -> float:
@@ -100,6 +121,15 @@ def current_key() -> Key | None:
     return record.key if record else None
 
 
+def current_owner() -> str | None:
+    """A name for the client of the current request: the id of its key, or without keys a hash of its address. Clients
+    take turns by this name."""
+    record = current_record.get()
+    if record is None:
+        return None
+    return record.key.id if record.key else hashlib.sha256(record.address.encode()).hexdigest()[:16]
+
+
 def begins_text(message: Message) -> bool:
     """Whether a message is a part of the response, and not a heartbeat."""
     return message["type"] == "http.response.body" and message.get("body") not in _HEARTBEATS
@@ -112,17 +142,19 @@ def final_status(scope: Scope) -> int:
 
 class RecordMiddleware:
     """Adds a record to each request and the request id to each response. With `access_log` it logs a line per
-    request."""
+    request. `request_log` gets the requests whose responses are complete."""
 
-    def __init__(self, app: ASGIApp, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, access_log: bool, request_log: RequestLog | None = None) -> None:
         self._app = app
         self._access_log = access_log
+        self._request_log = request_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         record = Record(next((value for name, value in scope["headers"] if name == b"x-request-id"), None))
+        record.address = scope["client"][0] if scope.get("client") else ""
         state = scope.setdefault("state", {})
         state |= {"record": record, "send": send}
 
@@ -142,6 +174,16 @@ class RecordMiddleware:
             del state["send"]  # avoids a reference cycle of scope, record and the server's request
             if self._access_log:
                 _log(scope, record)
+            if self._request_log and record.body is not None and record.status == 200 and (result := record.result()):
+                self._request_log.write(
+                    {
+                        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                        "request_id": record.request_id,
+                        "path": scope["path"],
+                        "body": record.body.decode(),
+                        **result,
+                    }
+                )
 
 
 def _log(scope: Scope, record: Record) -> None:
@@ -152,7 +194,7 @@ def _log(scope: Scope, record: Record) -> None:
         "status": status,
         "duration_ms": round(record.duration_s * 1000, 3),
         "first_byte_ms": None if record.first_byte_s is None else round(record.first_byte_s * 1000, 3),
-        "client": scope["client"][0] if scope.get("client") else None,
+        "client": record.address or None,
         "key": record.key.name if record.key else None,
         "model": record.model,
         "error": record.error,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,16 @@ def test_a_system_message_is_shown_although_its_text_is_elsewhere(tmp_path: Path
     messages = json.dumps([{"role": role, "content": text} for role, text in texts])
     tokenizer = load_tokenizer(write_tokenizer(tmp_path, USERS))
     assert build(tokenizer, messages=messages).text == "<user>x<assistant>y<user>x"
+
+
+def test_the_cost_of_system_messages_grows_with_the_size_of_the_chat(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, USERS))
+    texts = [("user", "x" * 4_000_000), ("system", "x")] + 5_000 * [("user", "x" * 400), ("system", "x" * 400)]
+    messages = [{"role": role, "content": text} for role, text in texts]
+    begun = time.process_time()
+    with pytest.raises(PromptError):
+        encode_chat(tokenizer, messages, limit=100)
+    assert time.process_time() - begun < 5
 
 
 def test_a_call_of_a_custom_tool_is_a_call_of_a_function() -> None:
@@ -534,8 +545,9 @@ def test_model_info_has_the_sampling_defaults_of_the_engine(tmp_path: Path) -> N
 
     own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert own == DEFAULT_SAMPLING
-    ini.write_text("[llama]\ngroup_size = 0\n")
+    ini.write_text("[llama]\ngroup_size = 0\nvocab_size = 12\n")
     assert defaults() == own
+    assert model_info(tmp_path, config, {}, 10)["vocab_size"] == 12
     ini.write_text("[llama]\ngeneration_config = auto\ndefault_temperature = 0.6\ndefault_top_k = 20\n")
     assert defaults() == {**own, "temperature": 0.6, "top_k": 20}
     assert defaults("none") == own
