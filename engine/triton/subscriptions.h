@@ -54,8 +54,8 @@ class Subscriptions {
 
   static constexpr std::size_t kMost = 1024;  // maximum number of open subscriptions
 
-  // Opens a subscription and sends a delivery that describes the engine. Throws Error(invalid_argument) if the name is open, and
-  // Error(resource_exhausted) if there are kMost.
+  // Opens a subscription and sends a delivery that describes the engine. Throws Error(invalid_argument) if the name is
+  // open, and Error(resource_exhausted) if there are kMost.
   void open(const std::string& name, std::shared_ptr<ResponseStream> stream, const EngineInfo& info);
   // Ends the subscription without an error. Does nothing if it does not exist.
   void close(const std::string& name);
