@@ -175,6 +175,7 @@ class Engine:
         prompt_logits: bool = False,
         guide: tuple[str, str] | None = None,  # type and text
         cache_salt: str = "",
+        owner: str = "",
         stop_until: Sequence[str] = (),
         fit_max_tokens: bool = False,
         callback: Callable[[Result], None],

@@ -41,8 +41,8 @@ def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str
 
 
 def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str], limit: int | None) -> dict[str, Any]:
-    """The output `model_info`: `limit` from context_length(), the types in config.ini of `weights`, and the engine's
-    defaults of sampling parameters."""
+    """The output `model_info`: `limit` from context_length(), the types and the size of the vocabulary in config.ini of
+    `weights`, and the engine's defaults of sampling parameters."""
     ini = config_section(weights / "config.ini")
     types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
     off = setting("generation_config", weights, engine_config, environment).strip() == "none"
@@ -50,8 +50,8 @@ def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str
         name: default if off else type(default)(ini.get(f"default_{name}", default))
         for name, default in DEFAULT_SAMPLING.items()
     }
-    group_size = _number(ini.get("group_size", ""))
-    return {"context_length": limit, **types, "group_size": group_size, "default_sampling_parameters": sampling}
+    sizes = {key: _number(ini.get(key, "")) for key in ("group_size", "vocab_size")}
+    return {"context_length": limit, **types, **sizes, "default_sampling_parameters": sampling}
 
 
 def setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:

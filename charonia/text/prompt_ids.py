@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import itertools
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -394,7 +396,7 @@ def encode_chat(
         checked = checked[:-1]
     variables = check_variables(variables or {})
     new = list(itertools.dropwhile(lambda message: message["role"] == "system", checked))
-    checked = _with_accepted_systems(tokenizer, checked, variables)
+    checked = _with_accepted_systems(tokenizer, _with_shown_calls(tokenizer, checked), variables)
     shown = None if tools is None else check_tools(tools)
     if shown:
         place = _tool_place(tokenizer, checked, variables)
@@ -522,13 +524,16 @@ def _with_accepted_systems(tokenizer: Any, messages: list[Message], variables: M
     if not late and (messages[0]["role"] != "system" or _shows_system(tokenizer, variables)):
         return messages
     # Marks instead of the texts of the system show which of them the template prints.
-    marks = {at: f"{_ANSWER}{at}x" for at, one in enumerate(messages) if one["role"] == "system" and one["content"]}
-    marked = [{**one, "content": marks.get(at, one["content"])} for at, one in enumerate(messages)]
+    marks = {f"{at}x" for at, one in enumerate(messages) if one["role"] == "system" and one["content"]}
+    marked = [
+        {**one, "content": f"{_ANSWER}{at}x" if f"{at}x" in marks else one["content"]}
+        for at, one in enumerate(messages)
+    ]
     accepted = []
     for number, candidate in enumerate(_system_forms(marked)):
         with contextlib.suppress(PromptError):
             shown = render_chat(tokenizer, candidate, variables=variables)
-            if all(mark in shown for mark in marks.values()):
+            if marks.issubset(re.findall(rf"{_ANSWER}(\d+x)", shown)):
                 return _system_forms(messages)[number]
             accepted.append(number)
     return _system_forms(messages)[accepted[0] if accepted else 0]
@@ -546,12 +551,13 @@ def _system_forms(messages: list[Message]) -> list[list[Message]]:
 def _as_user(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the role user for system messages. Neighbouring messages of the user become one."""
     made: list[Message] = []
-    for message in messages:
-        message = {**message, "role": "user"} if message["role"] == "system" else message
-        if made and made[-1]["role"] == message["role"] == "user":
-            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n\n{message['content']}"}
+    for is_user, group in itertools.groupby(messages, lambda message: message["role"] in ("system", "user")):
+        if is_user:
+            first, *others = group
+            texts = [first["content"], *(message["content"] for message in others)]
+            made.append({**first, "role": "user", "content": "\n\n".join(texts)})
         else:
-            made.append(message)
+            made += group
     return made
 
 
@@ -569,6 +575,35 @@ def _shows_system(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
         except PromptError:
             known[key] = False
     return known[key]
+
+
+_call_changes: WeakKeyDictionary[Any, dict[str, Callable[[list[Message]], list[Message]]]] = WeakKeyDictionary()
+
+
+def _with_shown_calls(tokenizer: Any, messages: list[Message]) -> list[Message]:
+    """Return the messages with their calls in a form that the template shows. gpt-oss' template drops all but the first
+    call of a message, and some templates drop results. Cached per template."""
+    if not any("tool_calls" in message or message["role"] == "tool" for message in messages):
+        return messages
+    known = _call_changes.setdefault(tokenizer, {})
+    key = str(tokenizer.chat_template)
+    if key not in known:
+        known[key] = _probe_calls(tokenizer)
+    return known[key](messages)
+
+
+def _probe_calls(tokenizer: Any) -> Callable[[list[Message]], list[Message]]:
+    ids = ("charonia1", "charonia2")  # Mistral's templates accept ids of nine letters and digits
+    calls = [{"id": id, "type": "function", "function": {"name": "f", "arguments": {"a": f"{id}a"}}} for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "name": "f", "content": f"{id}r"} for id in ids]
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    try:
+        text = render_chat(tokenizer, [{"role": "user", "content": "x"}, answer, *results])
+    except PromptError:  # the caller's messages will show the error
+        return list
+    if not all(f"{id}r" in text for id in ids):
+        return _with_all_calls_as_text
+    return _with_single_calls if f"{ids[0]}a" in text and f"{ids[1]}a" not in text else list
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
@@ -663,43 +698,155 @@ def render_chat(
         raise PromptError(
             "messages", "this model's tokenizer has no chat template", "send a text (text_input), or use a chat model"
         )
+    given = list(messages), list(tools) if tools else None, dict(variables or {})
     try:
-        return _render(tokenizer, messages, tools, variables)
+        return _render(tokenizer, *given)
     except PromptError:
-        if not any("tool_calls" in message for message in messages):
-            raise
-        with contextlib.suppress(PromptError):  # DeepSeek's templates expect arguments as JSON text
-            return _render(tokenizer, [_with_json_arguments(message) for message in messages], tools, variables)
+        for form in _other_forms(*given):
+            with contextlib.suppress(PromptError):
+                return _render(tokenizer, *form)
         raise
 
 
-def _with_json_arguments(message: Message) -> Message:
+# The messages, tools and variables that a template gets.
+_Form = tuple[list[Message], list[Any] | None, dict[str, Any]]
+
+
+def _other_forms(messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> Iterator[_Form]:
+    """Yield forms of a conversation for a template that rejects it: with each change alone, with most changes, and with
+    the calls as text."""
+    for change in (_with_json_arguments, _with_text_as_reasoning, *_CHANGES):
+        if (changed := change(messages)) != messages:
+            yield changed, tools, variables
+    # Some templates need a description and parameters, some a list, and some accept only certain efforts.
+    complete = [_complete_tool(tool) for tool in tools or ()]
+    yield messages, complete, variables
+    others = {name: value for name, value in variables.items() if name != "reasoning_effort"}
+    if others != variables:
+        yield messages, tools, others
+    changed = messages
+    for change in _CHANGES:
+        changed = change(changed)
+    yield changed, complete, others
+    if (as_text := _with_all_calls_as_text(messages)) != messages:
+        yield as_text, complete, others
+
+
+def _with_json_arguments(messages: list[Message]) -> list[Message]:
+    """DeepSeek's templates expect arguments as JSON text."""
+
     def as_text(call: dict[str, Any]) -> dict[str, Any]:
         function = call.get("function", call)
         function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
         return {**call, "function": function} if "function" in call else function
 
-    if "tool_calls" not in message:
-        return message
-    return {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]}
+    return [
+        {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
 
 
-def _render(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    tools: Sequence[Any] | None,
-    variables: Mapping[str, Any] | None,
-) -> str:
+def _with_text_as_reasoning(messages: list[Message]) -> list[Message]:
+    """gpt-oss' templates accept either a text or reasoning with a call."""
+    made = []
+    for message in messages:
+        field = next((name for name in ("thinking", "reasoning_content") if message.get(name)), None)
+        if field and message["content"] and "tool_calls" in message:
+            message = {**message, field: f"{message[field]}\n\n{message['content']}", "content": ""}
+        made.append(message)
+    return made
+
+
+def _with_single_calls(messages: list[Message]) -> list[Message]:
+    """Llama 3's templates accept one call in a message. Each call is followed by its result."""
+    made: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message, results = messages[at], []
+        calls = message.get("tool_calls", ())
+        at += 1
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        for number, call in enumerate(calls):
+            made.append({**(message if number == 0 else {"role": "assistant", "content": ""}), "tool_calls": [call]})
+            made += [result for result in results if result.get("tool_call_id") == call.get("id")]
+        ids = {call.get("id") for call in calls}
+        made += [result for result in results if result.get("tool_call_id") not in ids]
+    return made
+
+
+def _with_short_ids(messages: list[Message]) -> list[Message]:
+    """Mistral's templates accept ids of nine letters and digits."""
+
+    def short(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        return {name: hashlib.sha256(str(fields[name]).encode()).hexdigest()[:9]} if name in fields else {}
+
+    made = []
+    for message in messages:
+        calls = [{**call, **short(call, "id")} for call in message.get("tool_calls", ())]
+        made.append({**message, **short(message, "tool_call_id"), **({"tool_calls": calls} if calls else {})})
+    return made
+
+
+def _joined_turns(messages: list[Message]) -> list[Message]:
+    """Mistral's and Gemma's templates expect turns that alternate. A user's text after a result joins the result."""
+    turns: list[list[Message]] = []
+    for message in messages:
+        before = turns[-1][-1] if turns else {"role": ""}
+        same = before["role"] == message["role"] != "tool" or (before["role"], message["role"]) == ("tool", "user")
+        if same and message["role"] != "system" and "tool_calls" not in before:
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return [_joined_messages(turn) for turn in turns]
+
+
+def _joined_messages(turn: list[Message]) -> Message:
+    texts = [message["content"] for message in turn if message["content"]]
+    return {**turn[-1], **turn[0], "content": "\n\n".join(texts)} if len(turn) > 1 else turn[0]
+
+
+_CHANGES = (_with_single_calls, _with_short_ids, _joined_turns)
+
+
+def _with_all_calls_as_text(messages: list[Message]) -> list[Message]:
+    """Some templates have no form for calls."""
+    return _joined_turns([_with_calls_as_text(message) for message in messages])
+
+
+def _with_calls_as_text(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = [call.get("function", call) for call in message.get("tool_calls", ())]
+    written = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in written]
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**kept, "content": "\n".join(text for text in (message["content"], *texts) if text)}
+
+
+def _complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool.get("function", tool)
+    function = {"description": "", "parameters": {"type": "object", "properties": {}}, **function}
+    return {**tool, "function": function} if "function" in tool else function
+
+
+def _render(tokenizer: Any, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> str:
     import jinja2
 
     try:
         return str(
             tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
+                messages,
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=True,
-                **(variables or {}),
+                **variables,
             )
         )
     # A template may raise any of these for unexpected values, such as a number instead of a list of calls.

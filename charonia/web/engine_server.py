@@ -109,6 +109,9 @@ class EngineServer:
             running.results.put_nowait(Unavailable(self._over))
         await asyncio.to_thread(self.shutdown)
 
+    async def until_over(self, request_id: str) -> None:
+        """Returns immediately: a closed iterator has cancelled its request."""
+
     def move(self, request_id: str) -> None:
         """Does nothing: there is no other server."""
 
@@ -190,6 +193,7 @@ class EngineServer:
             timeout_ms=request.timeout_ms,
             guide=(made.guide.type, made.guide.text) if made.guide.type else None,
             cache_salt=request.cache_salt or "",
+            owner=request.owner or "",
             stop_until=made.stop_until,
             fit_max_tokens=bool(request.fit_max_tokens),
             callback=deliver,

@@ -18,7 +18,7 @@ from typing import Protocol
 # nesting levels of JSON, because recursive functions need Python's stack for each level; the gateway has the same limit
 MAX_DEPTH = 200
 # end of generated: request limits
-MAX_WORD = 256  # characters of a number, or of a key without quotes
+MAX_WORD = 256  # characters of a word, and of a number that is scanned as a whole
 
 # Surrogates stand for special tokens, which no argument contains.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
@@ -27,6 +27,9 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 JSON_VALUE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
 _JSON_WORD = re.compile(r"[-+.0-9A-Za-z]+")
+# Parts of a long number, and the beginning of a number in which each run of digits is one digit.
+_NUMBER_PART = re.compile(r"[0-9]+|[-+.eE]")
+_NUMBER_BEGUN = re.compile(r"-?([0-9](\.|(\.[0-9])?([eE][+-]?[0-9]?)?)?)?")
 
 
 class Scanner(Protocol):
@@ -38,7 +41,8 @@ class Scanner(Protocol):
 
 class _Scanner:
     """The states of all scanners: the nesting, and words without quotes. Methods with `at` return the index after the
-    text that they scanned, or `at` if they need more text."""
+    text that they scanned, or `at` if they need more text. A number of more than MAX_WORD characters is returned in
+    pieces."""
 
     _words: re.Pattern[str]  # part of a word
     _separators = (",", ":")
@@ -53,6 +57,7 @@ class _Scanner:
         self._is_key = False
         self._comma = ""  # stands before the next value
         self._word = ""  # a begun word
+        self._number = ""  # a begun long number, in which each run of digits is one digit
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
         out: list[str] = []
@@ -79,6 +84,8 @@ class _Scanner:
         char, expects = text[at], self._expects
         if self._word:
             return self._in_word(text, at, out)
+        if self._number:
+            return self._in_number(text, at, out)
         if space := _SPACE.match(text, at):
             out.append(space.group() if self._keeps_space else "")
             return space.end()
@@ -124,10 +131,13 @@ class _Scanner:
 
     def _in_word(self, text: str, at: int, out: list[str]) -> int:
         if found := self._words.match(text, at):
-            end = min(found.end(), at + MAX_WORD + 1 - len(self._word))
+            end = min(found.end(), at + MAX_WORD - len(self._word))
             self._word += text[at:end]
-            self.broken = len(self._word) > MAX_WORD
-            return end
+            if end > at:
+                return end
+            begun, self._word = self._word, ""
+            self._begin_number(begun, out)
+            return at if self.broken else self._in_number(text, at, out)
         shown = self._spell(self._word)
         self.broken = not shown
         if shown:
@@ -135,6 +145,30 @@ class _Scanner:
             self._word = ""
             self._ended()
         return at
+
+    def _begin_number(self, begun: str, out: list[str]) -> None:
+        """Return the first characters of a long number. Another long word is not allowed."""
+        number = re.sub("[0-9]+", "1", begun)
+        self.broken = self._is_key or re.match("-?0[0-9]", begun) is not None or not _NUMBER_BEGUN.fullmatch(number)
+        if not self.broken:
+            self._number = number
+            self._give(out, begun)
+
+    def _in_number(self, text: str, at: int, out: list[str]) -> int:
+        part = _NUMBER_PART.match(text, at)
+        if part is None:
+            self.broken = JSON_VALUE.fullmatch(self._number) is None
+            self._number = ""
+            self._ended()
+            return at
+        is_same_run = self._number[-1].isdigit() and part.group()[0].isdigit()
+        number = self._number if is_same_run else self._number + part.group()[0]
+        self.broken = not _NUMBER_BEGUN.fullmatch(number)
+        if self.broken:
+            return at
+        self._number = number
+        out.append(part.group())
+        return part.end()
 
     def _give(self, out: list[str], shown: str) -> None:
         out.append(self._comma + shown)
@@ -176,10 +210,13 @@ class JsonScanner(_Scanner):
         if text[at] in "{[" and not self._is_key:
             return self._open(text[at], at, out)
         word = _JSON_WORD.match(text, at)
-        if word and word.end() == len(text) and len(word.group()) <= MAX_WORD:
+        if word and len(word.group()) > MAX_WORD:
+            self._begin_number(text[at : at + MAX_WORD], out)
+            return at if self.broken else at + MAX_WORD
+        if word and word.end() == len(text):
             return at  # it may go on
         value = None if self._is_key else JSON_VALUE.match(text, at)
-        self.broken = value is None or (word is not None and len(word.group()) > MAX_WORD)
+        self.broken = value is None
         if value is None or self.broken:
             return at
         out.append(value.group())

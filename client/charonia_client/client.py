@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -52,9 +51,11 @@ from charonia_client.tensors import (
     encode_quality,
     encode_question,
     encode_tokenize,
+    set_subscription,
     with_arithmetic,
 )
 from charonia_client.tls import Tls
+from charonia_client.turns import Turns
 from charonia_client.types import (
     GenerateRequest,
     GenerateResponse,
@@ -86,20 +87,14 @@ _REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
 # A text of megabytes may have to wait for other requests.
 _TOKENIZE_TIMEOUT_S = 60.0
-# A cancel request can overtake its request, and then has no effect. So it is repeated after these times until the
-# response ends, and without end while its request waits for preprocessing. It is idempotent.
+# A cancel request that fails is repeated after these times. It is idempotent.
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
-_CANCEL_AGAIN_S = 5.0
 _CANCEL_TIMEOUT_S = 1.0
-
-
-def _cancel_waits(stream: Stream) -> Iterator[float]:
-    """The times to wait after each cancel request."""
-    for wait_s in itertools.chain(_CANCEL_RETRY_S, itertools.repeat(_CANCEL_AGAIN_S)):
-        if not stream.submitting:
-            break
-        yield wait_s
-    yield from _CANCEL_RETRY_S  # from now on, the engine has the request
+# Preprocessing has one queue, in order of arrival, and its requests cannot be cancelled. So only this many requests are
+# there at once; the others wait here, where clients take turns. Large requests do not delay the small ones.
+_LARGE_BYTES = 1 << 16
+_MAX_SMALL = 16
+_MAX_LARGE = 4
 
 
 def _sibling(ensemble: str, part: str) -> str:
@@ -150,7 +145,8 @@ class Client:
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
         self._active: dict[str, Stream] = {}  # by request id
-        self._stops: set[asyncio.Task[None]] = set()
+        self._stops: dict[str, asyncio.Task[None]] = {}  # by request id
+        self._small, self._large = Turns(_MAX_SMALL), Turns(_MAX_LARGE)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
@@ -173,7 +169,7 @@ class Client:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         if self._stops:
-            await asyncio.wait(set(self._stops), timeout=timeout_s)
+            await asyncio.wait(set(self._stops.values()), timeout=timeout_s)
         for subscription in (*self._left, self._subscription):
             if subscription:
                 await subscription.end(max(0.0, deadline - clock()))
@@ -240,8 +236,12 @@ class Client:
         if self._closing.is_set():
             raise Unavailable("the client was closed")
         metadata = tuple(self._metadata()) if self._metadata else None
-        stream = self._active[request_id] = Stream(self._open_subscription, request, message, progress, metadata)
+        stream = Stream(self._open_subscription, request, message, progress, self._turns_for(message), metadata)
+        self._active[request_id] = stream
         return stream
+
+    def _turns_for(self, message: Any) -> Turns:
+        return self._large if message.ByteSize() > _LARGE_BYTES else self._small
 
     def _open_subscription(self) -> Subscription:
         """Returns the subscription for new requests."""
@@ -284,12 +284,21 @@ class Client:
         """Like stop(), but a session drops the turn."""
         await self._act("cancel", request_id, session_id)
 
+    async def until_over(self, request_id: str) -> None:
+        """Returns when the server has ended a request whose iterator was closed, or cannot be reached."""
+        if task := self._stops.get(request_id):
+            await asyncio.wait((task,))
+
     async def end_session(self, session_id: str) -> None:
         """Forgets a session, if it exists. Raises Unavailable, ServerError."""
         await self._act("end_session", "", session_id)
 
-    async def _act(self, action: Action, request_id: str, session_id: str) -> None:
+    async def _act(
+        self, action: Action, request_id: str, session_id: str, place: tuple[str, int] | None = None
+    ) -> None:
         message = encode_action(action, self.engine, request_id=request_id, session_id=session_id)
+        if place:
+            set_subscription(message, *place)
         failure = ""
         try:
             async for answer in self._stream_infer(message, timeout=_UNARY_TIMEOUT_S):
@@ -306,7 +315,8 @@ class Client:
             message = encode_tokenize(request, self.tokenizer)
         except ValueError as error:
             raise BadRequest(str(error)) from error
-        return decode_tokenize(await self._infer(message, _TOKENIZE_TIMEOUT_S))
+        async with self._turns_for(message).turn(request.owner or ""):
+            return decode_tokenize(await self._infer(message, _TOKENIZE_TIMEOUT_S))
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's class, special tokens and chat template. Raises Unavailable, ServerError."""
@@ -318,7 +328,8 @@ class Client:
         return decode_quality(await self._infer(encode_quality(_sibling(self.model, "postprocessing")), timeout_s))
 
     async def model_info(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
-        """The model's context_length in tokens, weight_type, data_type, group_size and default_sampling_parameters.
+        """The model's context_length in tokens, weight_type, data_type, group_size, vocab_size and
+        default_sampling_parameters.
         Unknown values are None. Its `fingerprint` changes when the tokens of a request may change. `deterministic`:
         they depend on the request alone. Deterministic servers with the same fingerprint give a request the same
         tokens. Requested once for each loaded model. Raises Unavailable, ServerError."""
@@ -359,30 +370,35 @@ class Client:
         """Starts a task that cancels the request on the server. The event is set when the first try has ended."""
         stream.abandon()
         tried = asyncio.Event()
+        if stream.over:
+            tried.set()
+            return tried
         task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, tried))
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
+        self._stops[request_id] = task
+        task.add_done_callback(lambda ended: self._stops.get(request_id) is ended and self._stops.pop(request_id))
         return tried
 
     async def _cancel_until_over(self, request_id: str, stream: Stream, tried: asyncio.Event) -> None:
         try:
-            for wait_s in _cancel_waits(stream):
-                # A failed try is repeated: the server may be slow, or the connection may return.
-                received = False
+            for wait_s in _CANCEL_RETRY_S:
                 with contextlib.suppress(CharoniaError):
-                    await self.cancel(request_id)
-                    received = True
+                    # It may overtake its request, which the engine then rejects when it arrives.
+                    await self._act("cancel", request_id, "", stream.place)
+                    tried.set()
+                    await asyncio.wait((stream.task,))
+                    return
+                # The server may be slow, or the connection may return.
                 tried.set()
-                if stream.task.done() and not received and await comes_within(self._closing, wait_s):
+                if stream.task.done() and await comes_within(self._closing, wait_s):
                     return
                 await asyncio.wait((stream.task,), timeout=wait_s)
                 # After a broken connection the stream has ended, but the server must still receive the cancel request.
-                if stream.task.done() and (received or stream.over):
+                if stream.over:
                     return
         except asyncio.CancelledError:
             # The event loop ends and cancels all tasks once: try a last time.
             with contextlib.suppress(Exception):
-                await self.cancel(request_id)
+                await self._act("cancel", request_id, "", stream.place)
             raise
         except Exception:
             # No task waits for this one, and a closed client can send nothing.

@@ -24,6 +24,7 @@ from charonia_client.offload import offload
 from charonia_client.progress import Progress, join
 from charonia_client.subscription import Subscription
 from charonia_client.tensors import decode, decode_with_logprobs, num_logprobs, set_subscription
+from charonia_client.turns import Turns
 from charonia_client.types import GenerateRequest, GenerateResponse, ToolCallDelta
 
 # Chunks that wait for a slow reader. Later chunks are joined with the last waiting chunk of their response.
@@ -50,6 +51,7 @@ class Stream:
         request: GenerateRequest,
         message: Any,
         progress: Progress,
+        turns: Turns,
         metadata: Sequence[tuple[str, str]] | None = None,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
@@ -57,6 +59,7 @@ class Stream:
         self._request = request
         self._message = message
         self._metadata = metadata
+        self._turns = turns
         self._subscription = choose()
         self._progress = progress
         self._running = progress.num_running  # responses that have not ended
@@ -67,6 +70,7 @@ class Stream:
         self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         self._error: CharoniaError | None = None
         self._abandoned = False
+        self._sent = False
         self._calling = False  # the call that submits the request has not ended
         self._lost: CharoniaError | None = None  # the error of the subscription, if the call says that it was known
         self._waiter: asyncio.Future[None] | None = None  # of the reader
@@ -99,14 +103,18 @@ class Stream:
         return part
 
     @property
-    def submitting(self) -> bool:
-        """Whether the engine may not have the request yet."""
-        return not self._sender.done()
+    def place(self) -> tuple[str, int]:
+        """The subscription of the request, and its key there."""
+        return self._subscription.name, self._key
 
     def abandon(self) -> None:
-        """The reader has left: later chunks are dropped."""
+        """The reader has left: later chunks are dropped. A request that was not sent yet is over."""
         self._abandoned = True
         self._chunks.clear()
+        if not self._sent:
+            self.over = True
+            self._sender.cancel()
+            self.end()
 
     def fail(self, error: CharoniaError) -> None:
         """Raises `error` in the reader, after the chunks that have arrived. Does nothing if all responses have
@@ -200,16 +208,21 @@ class Stream:
     async def _call(self) -> Unavailable | None:
         """Makes the call that submits the request. Returns the error of a server that does not know the subscription,
         and so has not taken the request."""
-        subscription, unknown = self._subscription, None
+        subscription = self._subscription
         await subscription.opened()
         if self._parser:
             self._parser.formats = await subscription.described("answer_formats")
-        if self._abandoned or self._error:
-            self.over = True
-            self.end()
-            return None
+        async with self._turns.turn(self._request.owner or ""):
+            if self._abandoned or self._error:
+                self.over = True
+                self.end()
+                return None
+            return await self._submit()
+
+    async def _submit(self) -> Unavailable | None:
+        subscription, unknown = self._subscription, None
         set_subscription(self._message, subscription.name, self._key)
-        self._calling = True
+        self._sent = self._calling = True
         try:
             async for answer in subscription.call(self._message, metadata=self._metadata):
                 if answer.error_message:

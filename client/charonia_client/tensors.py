@@ -103,6 +103,8 @@ def encode(
         _texts(message, "session_id", [request.session_id.encode()])
     if request.cache_salt is not None:
         _texts(message, "cache_salt", [request.cache_salt.encode()])
+    if request.owner is not None:
+        _texts(message, "owner", [request.owner.encode()])
     for flag in ("interactive", "end_session"):
         if getattr(request, flag):
             _numbers(message, flag, "BOOL", [True])

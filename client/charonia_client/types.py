@@ -108,6 +108,7 @@ class GenerateRequest(ScalarFields):
     end_session: bool = False  # forget the session afterwards
     # The prefix cache finds only blocks of requests with the same salt. At most 256 bytes.
     cache_salt: str | None = None
+    owner: str | None = None  # names the client, so that clients take turns
 
     def __post_init__(self) -> None:
         _check_prompt(self.text, self.prompt_token_ids, self.messages)
@@ -137,6 +138,7 @@ class TokenizeRequest:
     continue_final_message: bool = False  # the last message is the beginning of the response
     add_special_tokens: bool | None = None
     with_strings: bool = False  # the tokens as the vocabulary spells them
+    owner: str | None = None  # as in GenerateRequest
 
     def __post_init__(self) -> None:
         _check_prompt(self.text, self.prompt_token_ids, self.messages)

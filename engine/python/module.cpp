@@ -219,8 +219,8 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
                       int priority, bool stream, bool strip_leading_space, std::string session_id,
                       std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
                       bool prompt_logits, const std::optional<std::pair<std::string, std::string>>& guide,
-                      std::string cache_salt, std::vector<std::string> stop_until, bool fit_max_tokens,
-                      py::function function) {
+                      std::string cache_salt, std::string owner, std::vector<std::string> stop_until,
+                      bool fit_max_tokens, py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -234,6 +234,7 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   request.timeout_ms = timeout_ms;
   request.prompt_logits = prompt_logits;
   request.cache_salt = std::move(cache_salt);
+  request.owner = std::move(owner);
   if (guide) request.guide = Guide{guide_type(guide->first), guide->second};
   request.stop_until = std::move(stop_until);
   request.fit_max_tokens = fit_max_tokens;
@@ -490,7 +491,7 @@ PYBIND11_MODULE(_engine, m) {
            py::arg("priority"), py::arg("stream"), py::arg("strip_leading_space"), py::arg("session_id") = "",
            py::arg("continuation_ids") = std::vector<TokenId>{}, py::arg("end_session") = false,
            py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false,
-           py::arg("guide") = std::nullopt, py::arg("cache_salt") = "",
+           py::arg("guide") = std::nullopt, py::arg("cache_salt") = "", py::arg("owner") = "",
            py::arg("stop_until") = std::vector<std::string>{}, py::arg("fit_max_tokens") = false, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(

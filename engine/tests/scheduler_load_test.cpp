@@ -97,7 +97,8 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     client.expected = generate_alone(prompt, static_cast<std::size_t>(total), client.voice,
                                      all_rows ? &client.expected_rows : nullptr);
     voices_[id] = client.voice;
-    scheduler_.add(id, prompt, total, {.priority = below(3) - 1, .salt = salt, .all_rows = all_rows, .parent = parent});
+    scheduler_.add(id, prompt, total,
+                   {.priority = below(3) - 1, .owner = id % 3, .salt = salt, .all_rows = all_rows, .parent = parent});
     ++submitted_;
     return id;
   }

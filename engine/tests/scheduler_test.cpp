@@ -325,6 +325,61 @@ TEST(SchedulerFork, ChildrenWaitOutsideTheQueueAndKeepTheirPosition) {
   EXPECT_EQ(bed.scheduler.num_waiting(), 1);
 }
 
+// The order in which sequences of several owners are admitted, one at a time.
+class SchedulerTurns : public testing::Test {
+ protected:
+  void add(SeqId id, std::uint64_t owner, int priority = 0, SeqId parent = 0) {
+    scheduler_.add(id, {1, 2}, 3, {.priority = priority, .owner = owner, .parent = parent});
+  }
+
+  std::vector<SeqId> admitted(int times) {
+    std::vector<SeqId> ids;
+    for (; times > 0; --times) {
+      ids.push_back(ids_of(step(scheduler_)).at(0));
+      scheduler_.remove(ids.back());
+    }
+    return ids;
+  }
+
+  Bed bed_{64, 4, {1, 100}};
+  Scheduler& scheduler_ = bed_.scheduler;
+};
+
+TEST_F(SchedulerTurns, OwnersTakeTurnsWithinAPriority) {
+  for (SeqId id = 1; id <= 4; ++id) add(id, 1);
+  for (SeqId id = 5; id <= 6; ++id) add(id, 2);
+  add(7, 0);
+  for (SeqId id = 8; id <= 9; ++id) add(id, 1, 1);
+  EXPECT_EQ(admitted(9), (std::vector<SeqId>{8, 9, 1, 5, 7, 2, 6, 3, 4}));
+}
+
+TEST_F(SchedulerTurns, ANewOwnerWaitsForOneSequenceOfARequestWithMany) {
+  add(1, 1);
+  for (SeqId id = 2; id <= 128; ++id) add(id, 1, 0, 1);
+  EXPECT_EQ(admitted(10).back(), 10U);
+  add(200, 2);
+  EXPECT_EQ(admitted(3), (std::vector<SeqId>{200, 11, 12}));
+}
+
+TEST_F(SchedulerTurns, AnOwnerThatAddsOneAtATimeDoesNotStarveOthers) {
+  for (SeqId id = 1; id <= 3; ++id) add(id, 1);
+  std::vector<SeqId> order;
+  for (SeqId id = 10; id < 15; ++id) {
+    add(id, 2);
+    order.push_back(admitted(1).at(0));
+  }
+  EXPECT_EQ(order, (std::vector<SeqId>{1, 10, 2, 11, 3}));
+}
+
+TEST_F(SchedulerTurns, SequencesRunInTheOrderOfArrivalIfNoneWaits) {
+  Bed bed(64, 4, {8, 100});
+  for (SeqId id = 1; id <= 5; ++id) {  // each owner is new, while the first sequence runs
+    bed.scheduler.add(id, {1, 2}, 9, {.owner = id == 4 ? 1 : id});
+    bed.step();
+  }
+  EXPECT_EQ(ids_of(step(bed.scheduler)), (std::vector<SeqId>{1, 2, 3, 4, 5}));
+}
+
 TEST(SchedulerFork, AParentMustHaveTheSamePromptAndSalt) {
   Bed bed(32, 4, {8, 100});
   bed.scheduler.add(1, numbers(6), 20);

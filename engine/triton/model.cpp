@@ -202,7 +202,7 @@ void Model::act(const EngineCall& asked, Call& call) {
       break;
     case Action::stop:
     case Action::cancel:
-      end_requests(asked.action, asked.request);
+      end_requests(asked);
       break;
   }
   Result empty;
@@ -210,19 +210,16 @@ void Model::act(const EngineCall& asked, Call& call) {
   call.stream->send(empty, {}, call.outputs, true);
 }
 
-// An unknown id is not an error, because the request may have ended.
-void Model::end_requests(Action action, const Request& request) {
-  const auto end = [this, action](const auto& who) {
-    if (action == Action::stop) {
-      engine_.stop(who);
-    } else {
-      engine_.cancel(who);
-    }
+// An unknown id is not an error, because the request may have ended, or may still arrive.
+void Model::end_requests(const EngineCall& asked) {
+  const auto& request = asked.request;
+  const auto end = [&](const auto& who) {
+    return asked.action == Action::stop ? engine_.stop(who) : engine_.cancel(who);
   };
-  if (request.session_id.empty()) {
-    end(std::string_view(request.id));
-  } else {
+  if (!request.session_id.empty()) {
     for (const auto handle : calls_.of_session(request.session_id)) end(handle);
+  } else if (!end(std::string_view(request.id)) && !asked.subscription.empty()) {
+    subscriptions_.refuse(asked.subscription, asked.key);
   }
 }
 

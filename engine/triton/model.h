@@ -48,7 +48,7 @@ class Model {
   // Returns true if the request is in the engine or its action was done.
   bool take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced);
   void act(const EngineCall& asked, Call& call);
-  void end_requests(Action action, const Request& request);
+  void end_requests(const EngineCall& asked);
   void open(const std::string& subscription, Call& call);
   // Adds `change` to the gauge. The gauge is not set, because a model shares it with the model that replaces it.
   void count_subscriptions(int change);

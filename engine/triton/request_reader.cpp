@@ -340,7 +340,7 @@ SamplingParams read_sampling(const Inputs& inputs, SamplingParams sampling) {
   return sampling;
 }
 
-// Reads the name of a session or a subscription.
+// Reads the name of a session, a subscription or an owner.
 std::string read_name(const Inputs& inputs, const std::string& tensor) {
   auto name = inputs.text(tensor);
   if (name.size() > kLongestName) reject(tensor, " has ", name.size(), " bytes and must have at most ", kLongestName);
@@ -413,6 +413,10 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.end_session = inputs.scalar<bool>("end_session").value_or(false);
   auto ids = inputs.tensor<std::int32_t>("input_ids");
   call.action = read_action(inputs, call.request, ids.has_value());
+  if (call.action == Action::cancel) {
+    call.subscription = read_name(inputs, "subscription");
+    call.key = inputs.scalar<std::uint64_t>("subscription_key").value_or(0);
+  }
   if (call.action == Action::generate) call.action = read_subscription(inputs, call, ids.has_value());
   if (call.action != Action::generate) return call;
   if (!ids) {
@@ -436,6 +440,7 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.resumed = read_resumed(inputs);
   call.request.timeout_ms = inputs.scalar<std::int32_t>("timeout_ms");
   call.request.cache_salt = inputs.text("cache_salt");  // the engine checks its length
+  call.request.owner = read_name(inputs, "owner");
   call.request.priority = inputs.scalar<std::int32_t>("priority").value_or(0);
   call.request.stream = inputs.scalar<bool>("stream").value_or(false);
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);

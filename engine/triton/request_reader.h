@@ -23,7 +23,9 @@ enum class Action {
 
 struct EngineCall {
   Action action = Action::generate;
-  std::string subscription;  // for the last three actions; with generate: receives the results, empty for a stream
+  // For the last three actions. With generate: receives the results; empty for a stream. With cancel: the subscription of
+  // the request, which may not have arrived yet; may be empty.
+  std::string subscription;
   std::uint64_t key = 0;     // subscription_key
   std::uint64_t read = 0;    // subscription_read
   // With stop and cancel, only session_id or id is set: they name the requests.

@@ -41,6 +41,9 @@ std::shared_ptr<Subscription> Subscriptions::begin(const std::string& name, std:
     throw Error(ErrorCode::unavailable,
                 cat("there is no subscription '", name, "', or it has ended: open one, and send the request again"));
   }
+  if (subscription->refused_.erase(key) > 0) {
+    throw Error(ErrorCode::invalid_argument, "the request was cancelled before it arrived");
+  }
   if (!subscription->running_.insert(key).second) {
     throw Error(ErrorCode::invalid_argument,
                 cat("subscription_key is ", key, ", and a request of subscription '", name,
@@ -53,6 +56,15 @@ void Subscriptions::ended(Subscription& subscription, std::uint64_t key) {
   const std::lock_guard lock(mutex_);
   subscription.running_.erase(key);
   subscription.idle_since_ = Clock::now();
+}
+
+void Subscriptions::refuse(const std::string& name, std::uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  const auto subscription = known(name);
+  if (!subscription) return;
+  auto& refused = subscription->refused_;
+  refused.insert(key);
+  if (refused.size() > kMostRefused) refused.erase(refused.begin());
 }
 
 void Subscriptions::add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,

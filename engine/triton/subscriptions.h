@@ -39,6 +39,7 @@ class Subscription {
   // Protected by the mutex of Subscriptions.
   Outbox outbox_;
   std::set<std::uint64_t> running_;  // keys of the requests in the engine
+  std::set<std::uint64_t> refused_;  // keys of requests that were cancelled before they arrived, at most kMostRefused
   Outbox::Clock::time_point idle_since_ = Outbox::Clock::now();  // valid if running_ is empty
   bool touched_ = false;             // something was added since the last flush()
 };
@@ -53,6 +54,8 @@ class Subscriptions {
       : opened_(std::move(opened)), closed_(std::move(closed)) {}
 
   static constexpr std::size_t kMost = 1024;  // maximum number of open subscriptions
+  // If more requests of a subscription are cancelled before they arrive, those with the smallest keys are forgotten.
+  static constexpr std::size_t kMostRefused = 4096;
 
   // Opens a subscription and sends a delivery that describes the engine. Throws Error(invalid_argument) if the name is
   // open, and Error(resource_exhausted) if there are kMost.
@@ -64,9 +67,12 @@ class Subscriptions {
   void acknowledge(const std::string& name, std::uint64_t number);
 
   // Registers a request with this key; ended() must follow. Throws Error(unavailable) if the subscription does not
-  // exist, and Error(invalid_argument) if a request with this key is in the engine.
+  // exist, and Error(invalid_argument) if a request with this key is in the engine, or refuse() has its key.
   std::shared_ptr<Subscription> begin(const std::string& name, std::uint64_t key);
   void ended(Subscription& subscription, std::uint64_t key);
+  // The request with this key was cancelled before it arrived. begin() will reject it once. Does nothing if the
+  // subscription does not exist.
+  void refuse(const std::string& name, std::uint64_t key);
 
   // Call Outbox::add() and Outbox::add_error(). flush() sends the chunks. They do nothing if the subscription is over.
   void add(const std::shared_ptr<Subscription>& subscription, std::uint64_t key, const Result& result,

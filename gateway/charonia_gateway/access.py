@@ -98,8 +98,8 @@ class KeyMiddleware:
             await self._app(scope, receive, with_limits)
         finally:
             record.hold = None  # avoids a reference cycle
-            # Also if this task is cancelled: the tokens were used.
-            await asyncio.shield(asyncio.ensure_future(self._charge(key, holder, scope, record, held)))
+            # Also if this task is cancelled: the tokens were used, and the servers may still work on the request.
+            await asyncio.shield(asyncio.ensure_future(self._end(key, holder, scope, record, held)))
 
     def _checked(self, text: str | None) -> Key:
         if text is None:
@@ -121,12 +121,14 @@ class KeyMiddleware:
                 code="access_denied",
             )
 
-    async def _charge(self, key: Key, holder: str, scope: Scope, record: Record, sequences: int) -> None:
+    async def _end(self, key: Key, holder: str, scope: Scope, record: Record, sequences: int) -> None:
         prompt, generated = _tokens(scope, record)
         for kind, tokens in (("prompt", prompt), ("completion", generated)):
             if tokens:
                 self._metrics.key_tokens.labels(key.name, kind).inc(tokens)
-        await self._limiter.end(key, holder, prompt + generated, sequences)
+        await self._limiter.charge(key, prompt + generated)
+        await asyncio.gather(*(until_over() for until_over in record.calls))
+        await self._limiter.end(key, holder, sequences)
 
 
 def _tokens(scope: Scope, record: Record) -> tuple[int, int]:

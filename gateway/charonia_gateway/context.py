@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -86,7 +86,9 @@ class Gateway:
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
             record.answers = {}
-        self.engine_of(body.model)
+        engine = self.engine_of(body.model)
+        if isinstance(body, Sampling) and body.logit_bias:
+            _check_biases(body.logit_bias, (await engine.pool.model_info()).get("vocab_size"))
         if self.settings.log_requests and body.operation != "tokenize" and record.tokens is None:  # not a replay
             record.body, record.tokens = raw, {}
         return body
@@ -121,6 +123,17 @@ class Gateway:
                 param="logprobs",
                 code="invalid_value",
             )
+
+
+def _check_biases(biases: Mapping[int, float], vocab_size: int | None) -> None:
+    """vocab_size: None if it is not known; then the engine checks the biases."""
+    if vocab_size is not None and (token := max(biases)) >= vocab_size:
+        raise ApiError(
+            400,
+            f"logit_bias: the vocabulary has no token {token}: send token ids from 0 to {vocab_size - 1}",
+            param="logit_bias",
+            code="invalid_value",
+        )
 
 
 def gateway_of(request: Request) -> Gateway:
@@ -165,4 +178,7 @@ class Head:
 
     def timings(self, usage: Usage) -> dict[str, Any]:
         """The response's field `timings`, if requested."""
-        return {"timings": usage.timings()} if self._with_timings else {}
+        timings = usage.timings()
+        if timings and self._record.num_resumes:
+            timings["resumes"] = self._record.num_resumes
+        return {"timings": timings} if self._with_timings else {}

@@ -15,7 +15,7 @@ from charonia_client import CharoniaError, GenerateRequest, GenerateResponse, Ov
 from charonia_gateway import __version__
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import Pool
-from charonia_gateway.record import Record, current_key, current_record
+from charonia_gateway.record import Record, current_key, current_owner, current_record
 from charonia_gateway.usage import estimated_tokens
 
 _SEED_BITS = 53  # every JSON reader keeps such a number
@@ -139,17 +139,17 @@ class Engine:
             await self.pool.cancel_session(_session(session_id))
 
     def _of_key(self, request: GenerateRequest) -> GenerateRequest:
-        """Restrict a request to its key: with a session and a prefix cache of the key, and at most the key's
-        priority."""
-        key = current_key()
+        """Name the request's owner, and restrict the request to its key: with a session and a prefix cache of the key,
+        and at most the key's priority."""
+        key, owner = current_key(), current_owner()
         if key is None:
-            return request
+            return replace(request, owner=owner)
         session_id = None if request.session_id is None else _session(request.session_id)
         priority = request.priority
         if key.priority is not None:
             priority = key.priority if priority is None else min(priority, key.priority)
         cache_salt = key.cache_salt(request.cache_salt) if self._cache_by_key else request.cache_salt
-        return replace(request, session_id=session_id, priority=priority, cache_salt=cache_salt)
+        return replace(request, session_id=session_id, priority=priority, cache_salt=cache_salt, owner=owner)
 
 
 def _session(session_id: str) -> str:

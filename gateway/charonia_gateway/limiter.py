@@ -45,7 +45,7 @@ class Limiter:
             if key.requests_per_minute is not None:
                 await self._check(key, "requests", key.requests_per_minute, headers)
         except BaseException:
-            await self.end(key, holder, 0)
+            await self.end(key, holder)
             raise
         return headers
 
@@ -71,12 +71,15 @@ class Limiter:
             text = f"the key {key.name!r} may have {limit} sequences running, and this request would exceed it"
             raise LimitExceeded("concurrent", f"{text}: wait for others to end", {"Retry-After": "1"})
 
-    async def end(self, key: Key, holder: str, tokens: int, sequences: int = 1) -> None:
-        """`tokens`: of the request that begin() has accepted. `sequences`: as in add()."""
-        if key.max_concurrent is not None:
-            await self._state.release(key.id, _holders(holder, sequences))
+    async def charge(self, key: Key, tokens: int) -> None:
+        """Count the tokens of a request."""
         if tokens and key.tokens_per_minute is not None:
             await self._state.count(f"{key.id}:tokens", tokens)
+
+    async def end(self, key: Key, holder: str, sequences: int = 1) -> None:
+        """A request that begin() has accepted does not run any more. `sequences`: as in add()."""
+        if key.max_concurrent is not None:
+            await self._state.release(key.id, _holders(holder, sequences))
 
     async def _check(self, key: Key, of: Limit, limit: int, headers: dict[str, str]) -> None:
         amount = 1 if of == "requests" else 0

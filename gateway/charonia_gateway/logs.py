@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import time
 import traceback
 from datetime import datetime, timezone
 from typing import Any
 
 from charonia_gateway.record import current_record
 from charonia_gateway.settings import Settings
+
+MAX_UNSERVED = 60  # lines in a minute
 
 
 class RequestContext(logging.Filter):
@@ -28,6 +31,34 @@ class RequestContext(logging.Filter):
             record.request_id = request.request_id
             if request.trace_id:
                 record.trace_id = request.trace_id
+        return True
+
+
+class FewUnserved(logging.Filter):
+    """Limits the lines about requests that had no valid key and named no model, and about broken connections: otherwise
+    anybody could push the lines of served requests out of the log's files. The next line has the number of dropped
+    lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._until = 0.0
+        self._left = 0
+        self._dropped = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        served = record.name == "charonia_gateway.access" and (hasattr(record, "key") or hasattr(record, "model"))
+        if served or not record.name.startswith(("charonia_gateway.access", "uvicorn")):
+            return True
+        now = time.monotonic()
+        if now >= self._until:
+            self._until, self._left = now + 60, MAX_UNSERVED
+        if not self._left:
+            self._dropped += 1
+            return False
+        self._left -= 1
+        if self._dropped:
+            record.msg, record.args = f"{record.getMessage()}, {self._dropped} such lines were dropped before", None
+            self._dropped = 0
         return True
 
 
@@ -90,14 +121,17 @@ def configure_logging(settings: Settings) -> None:
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "filters": {"request": {"()": RequestContext, "prompts": settings.log_prompts}},
+            "filters": {
+                "request": {"()": RequestContext, "prompts": settings.log_prompts},
+                "few_unserved": {"()": FewUnserved},
+            },
             "formatters": {"line": formatter},
             "handlers": {
                 "stderr": {
                     "class": "logging.StreamHandler",
                     "stream": "ext://sys.stderr",
                     "formatter": "line",
-                    "filters": ["request"],
+                    "filters": ["few_unserved", "request"],
                 }
             },
             "root": {"level": settings.log_level.upper(), "handlers": ["stderr"]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import time
@@ -54,6 +55,9 @@ class Record:
         self.key: Key | None = None  # the key of the request; None: no key is needed
         # Counts the request's sequences as concurrent ones of its key; None: no key is needed.
         self.hold: Callable[[int], Awaitable[None]] | None = None
+        self.address = ""  # of the client
+        # Each returns when a server has ended its call for this request.
+        self.calls: list[Callable[[], Awaitable[None]]] = []
         self.num_logprobs = 0  # log probabilities that the gateway has held for this response
         # The seeds of the engine's requests, by the index of the first response of each.
         self.seeds: dict[int, int | None] = {}
@@ -117,6 +121,15 @@ def current_key() -> Key | None:
     return record.key if record else None
 
 
+def current_owner() -> str | None:
+    """A name for the client of the current request: the id of its key, or without keys a hash of its address. Clients
+    take turns by this name."""
+    record = current_record.get()
+    if record is None:
+        return None
+    return record.key.id if record.key else hashlib.sha256(record.address.encode()).hexdigest()[:16]
+
+
 def begins_text(message: Message) -> bool:
     """Whether a message is a part of the response, and not a heartbeat."""
     return message["type"] == "http.response.body" and message.get("body") not in _HEARTBEATS
@@ -141,6 +154,7 @@ class RecordMiddleware:
             await self._app(scope, receive, send)
             return
         record = Record(next((value for name, value in scope["headers"] if name == b"x-request-id"), None))
+        record.address = scope["client"][0] if scope.get("client") else ""
         state = scope.setdefault("state", {})
         state |= {"record": record, "send": send}
 
@@ -180,11 +194,12 @@ def _log(scope: Scope, record: Record) -> None:
         "status": status,
         "duration_ms": round(record.duration_s * 1000, 3),
         "first_byte_ms": None if record.first_byte_s is None else round(record.first_byte_s * 1000, 3),
-        "client": scope["client"][0] if scope.get("client") else None,
+        "client": record.address or None,
         "key": record.key.name if record.key else None,
         "model": record.model,
         "error": record.error,
         "prompt": record.prompt,
+        "resumes": record.num_resumes or None,
         "answers": ["".join(texts) for _, texts in sorted(record.answers.items())] if record.answers else None,
     }
     text = f"{scope['method']} {fields['route'] or 'other'} {status} in {fields['duration_ms']:.0f} ms"

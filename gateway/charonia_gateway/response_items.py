@@ -4,7 +4,7 @@ a stream."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from charonia_client import GenerateResponse
@@ -17,14 +17,18 @@ _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
 class _Item:
-    """One item. `texts`: its text so far. name, call_id: only for a call."""
+    """One item. `texts`: its text so far. name, shown, call_id: only for a call. shown: the fields that name its
+    function for the client."""
 
-    def __init__(self, kind: str, index: int, name: str = "", call_id: str = "") -> None:
+    def __init__(
+        self, kind: str, index: int, name: str = "", shown: Mapping[str, str] | None = None, call_id: str = ""
+    ) -> None:
         self.kind = kind
         self.id = f"{_PREFIXES[kind]}{uuid.uuid4().hex}"
         self.index = index
         self.texts: list[str] = []
         self.name = name
+        self.shown = shown or {}
         self.call_id = call_id
 
     @property
@@ -40,7 +44,7 @@ class _Item:
     def to_json(self, status: str) -> dict[str, Any]:
         head = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
-            return {**head, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+            return {**head, "call_id": self.call_id, **self.shown, "arguments": self.text}
         content = [] if status == "in_progress" else [self.part(self.text)]
         if self.kind == "reasoning":
             return {**head, "summary": [], "content": content}
@@ -48,10 +52,14 @@ class _Item:
 
 
 class Items:
-    """The items of one response. event: creates an event of a stream from its type and fields."""
+    """The items of one response. event: creates an event of a stream from its type and fields. functions: the offered
+    functions by the names that the model sees, each with its namespace."""
 
-    def __init__(self, event: Callable[..., bytes], *, parsed: bool) -> None:
+    def __init__(
+        self, event: Callable[..., bytes], functions: Mapping[str, tuple[str, Mapping[str, Any]]], *, parsed: bool
+    ) -> None:
         self._event = event
+        self._functions = functions
         self._parsed = parsed
         self._made: list[_Item] = []
         self._open: _Item | None = None
@@ -99,10 +107,12 @@ class Items:
 
     def _begin(self, kind: str, name: str = "", call_id: str = "") -> bytes:
         events = self._end("completed")
-        item = self._open = _Item(kind, len(self._made), name, call_id)
+        space, function = self._functions.get(name, ("", {"name": name}))
+        shown = {"name": str(function["name"]), **({"namespace": space} if space else {})}
+        item = self._open = _Item(kind, len(self._made), name, shown, call_id)
         self._made.append(item)
-        shown = item.to_json("in_progress")
-        events += self._event("response.output_item.added", output_index=item.index, item=shown)
+        begun = item.to_json("in_progress")
+        events += self._event("response.output_item.added", output_index=item.index, item=begun)
         if kind != "function_call":
             events += self._event("response.content_part.added", **self._place(item), part=item.part(""))
         return events

@@ -141,7 +141,7 @@ async def test_shutdown_cancels_requests_after_drain_timeout(slow_model: Path, t
     env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": "0"}
     with (
         running(Stack(slow_model, tmp_path / "run", env)) as stack,
-        gateway(stack.grpc, tmp_path / "gateway.log") as elsewhere,
+        gateway(stack.grpc, tmp_path / "gateway.log", CHARONIA_GATEWAY_RESUME_TIMEOUT_S="0") as elsewhere,
     ):
         async with (
             httpx.AsyncClient(base_url=stack.gateway, timeout=HANG_S) as own,

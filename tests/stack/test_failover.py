@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import engine_metrics
 import httpx
 import pytest
 from gateway_process import gateway
-from stack import DEMO_MODEL, HANG_S, Stack, running
+from stack import DEMO_MODEL, HANG_S, SLOW, Stack, running
 from streams import gateway_metric
 from waiting import until
 
@@ -211,3 +212,30 @@ async def test_killed_servers_change_no_byte_of_any_response(servers: list[Stack
             await asyncio.to_thread(victim.until_ready)
             await all_up(http, servers)
         assert await gateway_metric(http, "resumes_total") > 0
+
+
+async def test_a_server_that_shuts_down_hands_its_responses_over(slow_model: Path, tmp_path: Path) -> None:
+    """The drain would take as long as the longest response. No text changes."""
+    env = {**SLOW, "CHARONIA_DRAIN_TIMEOUT_S": str(HANG_S), "CHARONIA_MAX_BATCH_SIZE": "64"}
+    with (
+        running(Stack(slow_model, tmp_path / "leaving", env)) as leaving,
+        running(Stack(slow_model, tmp_path / "staying", env)) as staying,
+    ):
+        async with in_front_of([leaving, staying], tmp_path / "gateway.log") as http:
+
+            async def all_of_them() -> list[Any]:
+                fields = {"model": "model", "prompt": "Hello", "max_tokens": 1200, "ignore_eos": True}
+                bodies = [{**fields, "seed": seed, **(STREAM if seed % 2 else {})} for seed in range(8)]
+                return await asyncio.gather(*(response_to(http, TEXT, body, Count(0)) for body in bodies))
+
+            expected = await all_of_them()
+            moved = asyncio.create_task(all_of_them())
+
+            async def running_there() -> int:
+                return int((await engine_metrics.read(leaving.metrics)).running)
+
+            there = await until(running_there)
+            leaving.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(leaving.wait) == 0
+            assert await moved == expected
+            assert await gateway_metric(http, "resumes_total") >= there

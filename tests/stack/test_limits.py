@@ -112,6 +112,29 @@ async def test_too_many_waiting_tokens_are_429(few_tokens: Stack) -> None:
         await asyncio.gather(first, return_exceptions=True)
 
 
+async def test_clients_take_turns_in_the_queue(few_tokens: Stack) -> None:
+    """A request is admitted before the later sequences of another client's request."""
+
+    async def ask(address: str, **fields: Any) -> None:
+        transport = httpx.AsyncHTTPTransport(local_address=address)
+        async with httpx.AsyncClient(base_url=few_tokens.gateway, timeout=HANG_S, transport=transport) as http:
+            asked = {"model": "slow", "prompt": "x", "max_tokens": 8, "ignore_eos": True, **fields}
+            answer = await http.post("/v1/completions", json=asked)
+            assert answer.status_code == 200, answer.text
+
+    async with busy(few_tokens) as client:
+        many = asyncio.create_task(ask("127.0.0.1", n=128))
+        await engine_metrics.until(few_tokens.metrics, lambda metrics: metrics.waiting == 1, "it waits")
+        one = asyncio.create_task(ask("127.0.0.2"))
+        await engine_metrics.until(few_tokens.metrics, lambda metrics: metrics.waiting == 2, "both wait")
+        await client.stop(TAKER)
+        ended, _ = await asyncio.wait((many, one), return_when=asyncio.FIRST_COMPLETED)
+        many.cancel()
+        await asyncio.gather(many, return_exceptions=True)
+        assert ended == {one}
+        one.result()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_too_long_wait_is_429(impatient: Stack, stream: bool) -> None:
     async with busy(impatient), httpx.AsyncClient(base_url=impatient.gateway, timeout=HANG_S) as http:

@@ -281,6 +281,20 @@ async def test_subscription_keys_are_unique(slow: Stack) -> None:
         await other.end()
 
 
+async def test_request_that_was_cancelled_before_it_arrived_is_rejected(slow: Stack) -> None:
+    before = await idle(slow.metrics)
+    async with slow_reader(slow) as reader:
+        await reader.until_open()
+        cancel = reader.message("engine", id="early", cancel=True, subscription_key=1)
+        assert [one.error_message async for one in reader._infer(cancel)] == [""]
+        asked = {"id": "early", "text_input": "x", "max_tokens": ENDLESS, "ignore_eos": True, "subscription_key": 1}
+        assert "[400] the request was cancelled before it arrived" in await reader.ask(**asked)
+        assert not await reader.ask(**{**asked, "max_tokens": 1})  # the key is free again
+        await reader.until_ended(1)
+    after = await idle(slow.metrics)
+    assert after.generated_tokens - before.generated_tokens == 1
+
+
 async def test_ending_subscription_cancels_only_its_requests(slow: Stack) -> None:
     async with slow_reader(slow) as reader, slow_reader(slow) as other:
         for key in range(8):

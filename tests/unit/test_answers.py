@@ -505,6 +505,21 @@ def test_quote_within_a_key_ends_the_call_immediately() -> None:
     assert scanner.broken
 
 
+@pytest.mark.parametrize("number", ["1" * 300, "-0." + "01" * 300, "1" * 300 + "." + "1" * 300 + "e+" + "1" * 300])
+@pytest.mark.parametrize("new", [JsonScanner, lambda: GemmaScanner("<escape>"), PythonScanner])
+def test_a_long_number_is_scanned(number: str, new: Any) -> None:
+    key = "a" if isinstance(new(), GemmaScanner) else '"a"'
+    text = "{" + key + ":[" + number + "]}"
+    for pieces in ([text], list(text)):
+        scanner = new()
+        out = feed_in_pieces(scanner, pieces)
+        assert scanner.done and out.replace(" ", "") == '{"a":[' + number + "]}"
+    for wrong in ("0" + number, number + "-1", number + "..1", number + "e", "x" * 300, "{" + number):
+        whole, cut_up = new(), new()
+        shown = {feed_in_pieces(whole, ["[" + wrong + "]"]), feed_in_pieces(cut_up, list("[" + wrong + "]"))}
+        assert whole.broken and cut_up.broken and len(shown) == 1, wrong
+
+
 def test_scanners_bound_the_depth() -> None:
     for scanner, opening in ((JsonScanner(), "["), (GemmaScanner("<escape>"), "["), (PythonScanner(), "[")):
         assert scanner.feed("[" * MAX_DEPTH, 0)[0] == MAX_DEPTH and not scanner.broken

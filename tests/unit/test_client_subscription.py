@@ -21,10 +21,10 @@ from charonia_client import (
     Unresponsive,
     stream,
 )
-from charonia_client import client as client_module
 from charonia_client.progress import Progress
 from charonia_client.stream import Stream
 from charonia_client.tensors import encode
+from charonia_client.turns import Turns
 from free_ports import free_ports
 from triton_double import (
     Double,
@@ -342,30 +342,31 @@ async def test_leaving_cancels_only_this_request(double: Double, client: Client)
     assert double.opened == 1
 
 
-async def test_a_request_that_reaches_the_engine_late_is_still_cancelled(
-    double: Double, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "_CANCEL_RETRY_S", (0.001,))
-    monkeypatch.setattr(client_module, "_CANCEL_AGAIN_S", 0.001)
-    cancelled = asyncio.Event()
-
-    async def endless(request: pb.ModelInferRequest) -> Chunks:
-        before = len(double.actions)
-        while len(double.actions) == before:
-            await asyncio.sleep(0.001)
-        cancelled.set()
-        yield part("", "cancelled")
-
-    double.behaviour = endless
+async def test_a_request_that_reaches_the_engine_late_is_rejected_there(double: Double, client: Client) -> None:
     double.takes.clear()  # preprocessing is busy
     asked = asyncio.create_task(read(client, "late"))
-    while not double.requests:
-        await asyncio.sleep(0.001)
+    await until(lambda: double.requests)
     asked.cancel()
-    while len(double.actions) < 5:
-        await asyncio.sleep(0.001)
+    await until(lambda: double.actions)
+    ((subscription, key),) = double.refused
+    assert subscription in double.subscriptions and key == 1
     double.takes.set()
-    await asyncio.wait_for(cancelled.wait(), HANG_S)
+    await client.until_over(double.requests[0].id)
+    assert len(double.actions) == 1
+
+
+async def test_requests_wait_in_the_client_while_preprocessing_is_busy(double: Double, client: Client) -> None:
+    double.takes.clear()
+    asked = [asyncio.create_task(read(client, "x")) for _ in range(20)]
+    await until(lambda: len(double.requests) == 16)
+    left = asyncio.create_task(read(client, "left"))
+    large = asyncio.create_task(read(client, "l" * (1 << 17)))
+    await until(lambda: len(double.requests) == 17)  # large requests have turns of their own
+    left.cancel()
+    await asyncio.wait((left,))
+    double.takes.set()
+    await asyncio.gather(*asked, large)
+    assert len(double.requests) == 21 and not double.actions  # the server does not know the request that left
 
 
 async def test_closing_the_client_ends_its_requests() -> None:
@@ -485,7 +486,7 @@ async def test_complete_response_ignores_later_errors(double: Double, client: Cl
     double.behaviour = letters
     await read(client, "a")
     request = GenerateRequest(text="ab")
-    made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"), Progress(request))
+    made = Stream(client._open_subscription, request, encode(request, "id", "ensemble"), Progress(request), Turns(1))
     await made.task
     made.lose(ConnectionLost("late"))
     made.fail(DeadlineExceeded("late"))

@@ -89,6 +89,8 @@ class Fake:
     async def end_session(self, session_id: str) -> None:
         await self._act("end", session_id)
 
+    async def until_over(self, request_id: str) -> None: ...
+
     def __getattr__(self, name: str) -> Any:
         """The questions about the model."""
         if name not in UNKNOWN:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from agent_requests import earlier_turns, engine_request, read, recorded
 from charonia_gateway.body import ignored_fields, parse, read_body
 from charonia_gateway.errors import ApiError
 from charonia_gateway.schemas.messages import MessagesRequest
@@ -69,6 +70,76 @@ def test_tools_that_are_not_functions_are_ignored_and_named() -> None:
     for kind in ("function", "web_search", 5, ""):
         with pytest.raises(ApiError, match="tool 0 is of type"):
             parse(MessagesRequest, json.dumps({**claude, "tools": [{"type": kind, "name": "f"}]}).encode())
+
+
+SPACE = {"type": "namespace", "name": "mcp__notes", "tools": [FUNCTION, {"type": "custom", "name": "c"}]}
+
+
+def test_the_functions_of_a_namespace_are_offered() -> None:
+    request = responses(tools=[FUNCTION, SPACE, {**SPACE, "name": "other__"}, {"type": "web_search"}])
+    assert [tool["function"]["name"] for tool in request.functions() or ()] == ["get", "mcp__notes__get", "other__get"]
+    assert ignored_fields(request) == [
+        "tools[3] (web_search)",
+        "tools[1].tools[1] (custom)",
+        "tools[2].tools[1] (custom)",
+    ]
+    forced = responses(tools=[SPACE], tool_choice={"type": "function", "name": "mcp__notes__get"})
+    assert forced.engine_request([USER], None, reasons=False).tool_choice["function"]["name"] == "mcp__notes__get"
+    for wrong in ({"name": "a b"}, {"tools": None}, {"tools": [{"type": 5}]}, {"tools": [{**FUNCTION, "name": ""}]}):
+        with pytest.raises(ApiError, match="tools: "):
+            responses(tools=[{**SPACE, **wrong}])
+    with pytest.raises(ApiError, match="two functions are called 'mcp__notes__get'"):
+        responses(tools=[SPACE, SPACE])
+
+
+def test_a_call_of_a_namespace_is_in_the_history_under_the_offered_name() -> None:
+    call = {"type": "function_call", "call_id": "1", "namespace": "mcp__notes", "name": "get", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "1", "output": "x"}
+    (turn, result) = conversation((), responses(input=[call, output]).input)
+    assert turn["tool_calls"][0]["function"]["name"] == result["name"] == "mcp__notes__get"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "get", "arguments": "{}"}}
+CALLED = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "read"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([*CALLED, {**RESULT, "content": [IMAGE, {"type": "new_kind"}]}], "messages[2] (image_url+new_kind)"),
+        ([*CALLED, RESULT, {"role": "user", "content": [IMAGE]}], "messages[3] (image_url)"),
+        (
+            [{"role": "user", "content": [IMAGE]}, {"role": "assistant", "content": "a"}, USER],
+            "messages[0] (image_url)",
+        ),
+    ],
+)
+def test_an_image_of_a_tool_or_of_an_earlier_turn_is_named(messages: Any, named: str) -> None:
+    request = chat(messages=messages)
+    assert ignored_fields(request) == [named]
+    assert "[image_url: this model reads only text]" in str(request.engine_request().messages)
+
+
+@pytest.mark.parametrize("before", [[], [*CALLED, RESULT, {"role": "assistant", "content": "a"}]])
+def test_an_image_in_a_new_message_is_rejected(before: Any) -> None:
+    with pytest.raises(ApiError, match="part 0 is of type 'image_url': this model takes"):
+        chat(messages=[*before, {"role": "user", "content": [IMAGE]}])
+
+
+@pytest.mark.parametrize(("name", "path", "body"), list(recorded()), ids=lambda value: value if "," in value else "")
+def test_recorded_requests_of_agents_are_accepted(name: str, path: str, body: dict[str, Any]) -> None:
+    tools = [inner for tool in body.get("tools") or () for inner in tool.get("tools", [tool])]
+    for turn in earlier_turns(body):
+        request = read(path, turn)
+        offered = engine_request(request).tools or ()
+        assert len(offered) == sum(tool.get("type") in (None, "function") for tool in tools)
+        assert {field for field in ignored_fields(request) if " " not in field} <= {
+            "client_metadata",
+            "context_management",
+            "prompt_cache_key",
+        }
 
 
 def test_many_ignored_parts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -133,6 +133,18 @@ async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: 
     assert (streamed.status_code, fewer.status_code) == (200, 200)
 
 
+async def test_a_bias_of_a_token_beyond_the_vocabulary_is_rejected_before_the_server() -> None:
+    async with gateway() as (web, server):
+        server.info = {"vocab_size": 100}
+        beyond, last = [
+            await web.post("/v1/chat/completions", json={**CHAT, "logit_bias": {"5": 1, token: 1}})
+            for token in ("100", "99")
+        ]
+        assert len(server.requests) == 1
+    assert (beyond.status_code, last.status_code) == (400, 200)
+    assert "no token 100: send token ids from 0 to 99" in beyond.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("answers", [1, 3])
 async def test_an_answer_of_unknown_length_is_held_to_the_same_bound(
     answers: int, monkeypatch: pytest.MonkeyPatch

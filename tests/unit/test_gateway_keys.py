@@ -271,6 +271,17 @@ async def test_keys_share_the_prefix_cache_where_a_setting_says_so(file: KeyFile
     assert input_text(salted, "cache_salt") == input_text(other, "cache_salt") == "ours"
 
 
+async def test_a_request_names_its_key_or_its_address_as_owner(file: KeyFile) -> None:
+    async with guarded(file, cache_by_key=False) as (web, server):
+        for name in ("alice", "bob", "alice"):
+            await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer(name))
+        alice, bob, again = (input_text(request, "owner") for request in server.requests)
+    assert alice == again != bob and file.texts["alice"] not in alice
+    async with gateway() as (web, server):
+        await web.post("/v1/chat/completions", json=CHAT)
+        assert input_text(server.requests[0], "owner") not in ("", "127.0.0.1")
+
+
 async def test_an_error_names_a_session_as_its_client_does(file: KeyFile) -> None:
     async def fails(request: pb.ModelInferRequest) -> Parts:
         yield error(f"[400] session_id: {input_text(request, 'session_id')} is busy")

@@ -163,6 +163,30 @@ async def test_a_key_has_as_many_requests_at_once_as_it_may(file: KeyFile) -> No
     assert (third.status_code, fourth.status_code) == (200, 200)
 
 
+async def test_a_request_whose_client_left_counts_until_the_server_has_ended_it(file: KeyFile) -> None:
+    file.add("one", max_concurrent=1)
+    async with gateway(keys_file=file.path) as (web, server), listening(web._transport.app) as address:  # type: ignore[attr-defined]
+
+        async def ask() -> int:
+            return (await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))).status_code
+
+        server.takes.clear()  # preprocessing is busy
+        async with httpx.AsyncClient(headers=file.bearer("one"), timeout=HANG_S) as leaving:
+            url = "http://{}:{}/v1/chat/completions".format(*address)
+            asked = asyncio.create_task(leaving.post(url, json=CHAT))
+            await until(lambda: server.requests)
+            asked.cancel()
+        await until(lambda: server.actions)
+        await asyncio.sleep(0)
+        assert await ask() == 429
+        server.takes.set()
+
+        async def is_free() -> bool:
+            return await ask() == 200
+
+        await until(is_free)
+
+
 async def test_openais_and_anthropics_clients_know_the_errors(file: KeyFile) -> None:
     file.add("once", requests_per_minute=1)
     file.add("elsewhere", models=("another-model",))

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from charonia_gateway.logs import RequestContext, TextFormatter, json_formatter
+from charonia_gateway import logs
+from charonia_gateway.logs import MAX_UNSERVED, FewUnserved, RequestContext, TextFormatter, json_formatter
 from charonia_gateway.record import Record, current_record
 from charonia_gateway.settings import Settings
 
@@ -64,6 +65,24 @@ def test_an_exception_in_a_request_is_logged_without_its_text(request_record: Re
         current_record.reset(token)
     assert [text in line for line in lines for text in ("KeyError", "RuntimeError", "in fail")] == [True] * 12
     assert [line.count("s-e-c-r-e-t") for line in lines] == [0, 0, 2, 2]
+
+
+def test_lines_of_unserved_requests_are_limited_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    limit = FewUnserved()
+
+    def passes(name: str = "charonia_gateway.access", **fields: object) -> logging.LogRecord | None:
+        line = logging.makeLogRecord({"name": name, "msg": "GET other 401 in 0 ms", **fields})
+        return line if limit.filter(line) else None
+
+    assert [bool(passes()) for _ in range(MAX_UNSERVED + 3)] == [True] * MAX_UNSERVED + [False] * 3
+    assert not passes("uvicorn.error")
+    assert passes(key="alice") and passes(model="m") and passes("charonia_gateway")
+    now = 61.0
+    line = passes()
+    assert line and line.getMessage() == "GET other 401 in 0 ms, 4 such lines were dropped before"
+    assert "dropped" not in str(passes())
 
 
 def test_what_is_logged_of_a_request_has_its_id_and_its_trace(request_record: Record) -> None:

@@ -73,12 +73,14 @@ async def test_processes_share_requests_and_tokens_per_minute(make: Make) -> Non
     for at, limiter in enumerate((here, there, here)):
         headers = await limiter.begin(asked, str(at))
         left.append([headers[f"x-ratelimit-remaining-{of}"] for of in ("requests", "tokens")])
-        await limiter.end(asked, str(at), 10)
+        await limiter.charge(asked, 10)
+        await limiter.end(asked, str(at))
     assert left == [["2", "50"], ["1", "40"], ["0", "30"]]
     with pytest.raises(LimitExceeded) as exceeded:
         await there.begin(asked, "more")
     assert exceeded.value.limit == "requests" and 0 < int(exceeded.value.headers["Retry-After"]) <= 60
-    await here.end(asked, "2", 30)
+    await here.charge(asked, 30)
+    await here.end(asked, "2")
     with pytest.raises(LimitExceeded) as exceeded:
         await there.begin(asked, "more")
     assert exceeded.value.limit == "tokens"
@@ -92,13 +94,13 @@ async def test_processes_share_concurrent_requests(make: Make) -> None:
     for full in (here, there):
         with pytest.raises(LimitExceeded, match="may have 2 sequences running"):
             await full.begin(asked, "more")
-    await here.end(asked, "one", 0)
+    await here.end(asked, "one")
     await there.begin(asked, "three")
-    await there.end(asked, "three", 0)
+    await there.end(asked, "three")
     for _ in range(2):  # a request that another limit rejects does not run
         with pytest.raises(LimitExceeded, match="3 requests per minute"):
             await here.begin(asked, "four")
-    await there.end(asked, "two", 0)
+    await there.end(asked, "two")
 
 
 async def test_each_sequence_of_a_request_counts(make: Make) -> None:
@@ -109,11 +111,11 @@ async def test_each_sequence_of_a_request_counts(make: Make) -> None:
     await there.begin(asked, "two")
     with pytest.raises(LimitExceeded):
         await there.add(asked, "two", 2)
-    await here.end(asked, "one", 0, 2)
+    await here.end(asked, "one", 2)
     await there.add(asked, "two", 3)
     with pytest.raises(LimitExceeded):
         await here.begin(asked, "three")
-    await there.end(asked, "two", 0, 3)
+    await there.end(asked, "two", 3)
     await here.begin(asked, "three")
     with pytest.raises(ApiError, match="asks for 4 sequences") as refused:
         await here.add(asked, "three", 4)
@@ -172,7 +174,7 @@ async def test_without_redis_a_process_applies_limits_alone_and_logs_it_once(
         assert await one.owner("s") == "a:1" and await one._redis.get("charonia:owner:s") == b"a:1"
         assert await store.add(entry("a")) and await store.get("a")
         for at in range(3):
-            await limiter.end(asked, str(at), 0)
+            await limiter.end(asked, str(at))
         assert await limiter.begin(asked, "b")
     with pytest.raises(StateUnavailable):
         await one.response("a")

@@ -189,6 +189,17 @@ async def test_arguments_that_are_no_json_object_are_handed_on_as_they_are(text:
     assert (item["arguments"], item["status"], answer["status"]) == (text, "incomplete", "incomplete")
 
 
+async def test_a_call_names_the_namespace_of_its_function() -> None:
+    space = {"type": "namespace", "name": "ns", "tools": [FUNCTION]}
+    call = {**begin(0, "{}"), "name": "ns__add", "complete": True}
+    body = {**RESPONSES, "tools": [space]}
+    found = await whole("/v1/responses", body, calls=[call])
+    events = await stream("/v1/responses", body, says(parsed(calls=[call], reason="stop")))
+    items = [event["item"] for event in events if "item" in event]
+    assert [(item["namespace"], item["name"]) for item in [*found["output"], *items]] == [("ns", "add")] * 3
+    assert found["tools"] == [{**space, "description": None, "tools": [{**FUNCTION, "strict": None}]}]
+
+
 async def test_a_conversation_goes_on_after_arguments_that_are_nested_deeply() -> None:
     """preprocessing accepts a depth of MAX_DEPTH. The store accepts less than the parser produces."""
     for text, kept in ((nested(MAX_ARGUMENTS_DEPTH - 1), True), (nested(300), False)):
@@ -489,7 +500,8 @@ def test_a_wrong_field_of_messages_is_named(fields: dict[str, Any], param: str, 
     [
         ({"type": "tool_use", "id": "c", "name": "f", "input": {}}, "belongs to the role 'assistant'"),
         ({"type": "tool_result"}, "its tool_use_id is missing"),
-        ({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}, "part 0 is of type 'image'"),
+        ({"type": "tool_result", "tool_use_id": "c", "content": [{"text": "a"}]}, "part 0 has no type"),
+        ({"type": "image"}, "part 0 is of type 'image'"),
         ({"type": ["text"]}, "part 0 has no type"),
         ({"type": "text", "text": 7}, "its text is missing"),
     ],
@@ -622,3 +634,11 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
     for alone in (turns[1:], turns[1:] * 2):
         with pytest.raises(ApiError, match="send the user's message before it"):
             anthropic(*alone)
+
+
+def test_the_cost_of_an_ignored_tool_does_not_grow_with_the_length_of_its_type() -> None:
+    body = {"model": MODEL, "input": "x", "tools": [{"type": " " * 4_000_000}]}
+    request = parse(ResponsesRequest, json.dumps(body).encode())
+    begun = time.process_time()
+    assert [request.ignored_parts for _ in range(20)] == [[f"tools[0] ({'?' * 64})"]] * 20
+    assert time.process_time() - begun < 1

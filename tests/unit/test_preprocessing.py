@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ import prompt  # noqa: E402
 from context_length import DEFAULT_SAMPLING, GUIDE_MAX_BYTES, context_length, guide_max_bytes, model_info  # noqa: E402
 from model_fingerprint import fingerprint  # noqa: E402
 from prepare import Fields, Preparation  # noqa: E402
-from prompt_ids import PromptError, TokenizerError, check_messages, encode, encode_bad_words, load_tokenizer  # noqa: E402
+from prompt_ids import (  # noqa: E402
+    PromptError,
+    TokenizerError,
+    check_messages,
+    encode,
+    encode_bad_words,
+    encode_chat,
+    load_tokenizer,
+)
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
@@ -182,6 +191,16 @@ def test_a_system_message_is_shown_although_its_text_is_elsewhere(tmp_path: Path
     assert build(tokenizer, messages=messages).text == "<user>x<assistant>y<user>x"
 
 
+def test_the_cost_of_system_messages_grows_with_the_size_of_the_chat(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, USERS))
+    texts = [("user", "x" * 4_000_000), ("system", "x")] + 5_000 * [("user", "x" * 400), ("system", "x" * 400)]
+    messages = [{"role": role, "content": text} for role, text in texts]
+    begun = time.process_time()
+    with pytest.raises(PromptError):
+        encode_chat(tokenizer, messages, limit=100)
+    assert time.process_time() - begun < 5
+
+
 def test_a_call_of_a_custom_tool_is_a_call_of_a_function() -> None:
     call = {"id": "1", "type": "custom", "custom": {"name": "patch", "input": "x"}}
     (message,) = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
@@ -215,6 +234,69 @@ def test_what_a_template_fails_at_is_said_of_the_messages(tmp_path: Path, fails:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "fails", f"{{{{ {fails} }}}}"))
     with pytest.raises(PromptError, match="the model's chat template rejects them"):
         build(tokenizer, messages="hi")
+
+
+def call(id: str, city: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": "f", "arguments": {"city": city}}}
+
+
+# A conversation of an agent: reasoning with a text and two calls, and a text of the user after the results.
+AGENTS = [
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "t", "reasoning_content": "r", "tool_calls": [call("i", "A"), call("j", "B")]},
+    {"role": "tool", "tool_call_id": "i", "content": "1"},
+    {"role": "tool", "tool_call_id": "j", "content": "2"},
+    {"role": "user", "content": "v"},
+]
+
+
+@pytest.mark.parametrize(
+    ("rejects", "text"),
+    [
+        ("m.tool_calls and m.tool_calls | length > 1", "|user|u|assistant|t(r)A|tool|1|assistant|B|tool|2|user|v|"),
+        ("m.tool_call_id and m.tool_call_id | length != 9", "|user|u|assistant|t(r)AB|tool|1|tool|2|user|v|"),
+        ("m.content and m.reasoning_content", "|user|u|assistant|(r\n\nt)AB|tool|1|tool|2|user|v|"),
+        (
+            "m.role == 'user' and loop.previtem is defined and loop.previtem.role == 'tool'",
+            "|user|u|assistant|t(r)AB|tool|1|tool|2\n\nv|",
+        ),
+        ("'description' not in tools[0].function", "|user|u|assistant|t(r)AB|tool|1|tool|2|user|v|"),
+        ("reasoning_effort", "|user|u|assistant|t(r)AB|tool|1|tool|2|user|v|"),
+        (
+            "m.role not in ('user', 'assistant') or loop.previtem is defined and loop.previtem.role == m.role",
+            '|user|u|assistant|t\n<tool_call>\n{"name": "f", "arguments": {"city": "A"}}\n</tool_call>\n<tool_call>\n'
+            '{"name": "f", "arguments": {"city": "B"}}\n</tool_call>(r)|user|<tool_response>\n1\n</tool_response>\n\n'
+            "<tool_response>\n2\n</tool_response>\n\nv|",
+        ),
+    ],
+)
+def test_a_template_that_rejects_an_agents_messages_gets_another_form(tmp_path: Path, rejects: str, text: str) -> None:
+    template = (
+        f"{{% for m in messages %}}{{% if {rejects} %}}{{{{ raise_exception('no') }}}}{{% endif %}}|{{{{ m.role }}}}|"
+        "{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}{% endfor %}|"
+    )
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "strict", template))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for _ in range(2):  # the messages that a caller gave stay as they are
+        made = encode_chat(tokenizer, AGENTS, tools, variables={"reasoning_effort": "high"}, unseen_tools=True)
+        assert made.text == text
+
+
+def test_calls_that_a_template_drops_get_messages_of_their_own(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}|{{ m.role }}|{{ m.content }}"
+        "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.values() | first }}{% endif %}{% endfor %}|"
+    )
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "drops", template))
+    assert encode_chat(tokenizer, AGENTS).text == "|user|u|assistant|tA|tool|1|assistant|B|tool|2|user|v|"
+
+
+def test_results_that_a_template_drops_become_texts_of_the_user(tmp_path: Path) -> None:
+    template = "{% for m in messages if m.role != 'tool' %}|{{ m.role }}|{{ m.content }}{% endfor %}|"
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "drops", template))
+    text = encode_chat(tokenizer, AGENTS).text
+    assert text.endswith("|user|<tool_response>\n1\n</tool_response>\n\n<tool_response>\n2\n</tool_response>\n\nv|")
 
 
 @pytest.mark.parametrize("messages", ["what is it", '"what is it"', '[{"role": "user", "content": "what is it"}]'])
@@ -463,8 +545,9 @@ def test_model_info_has_the_sampling_defaults_of_the_engine(tmp_path: Path) -> N
 
     own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert own == DEFAULT_SAMPLING
-    ini.write_text("[llama]\ngroup_size = 0\n")
+    ini.write_text("[llama]\ngroup_size = 0\nvocab_size = 12\n")
     assert defaults() == own
+    assert model_info(tmp_path, config, {}, 10)["vocab_size"] == 12
     ini.write_text("[llama]\ngeneration_config = auto\ndefault_temperature = 0.6\ndefault_top_k = 20\n")
     assert defaults() == {**own, "temperature": 0.6, "top_k": 20}
     assert defaults("none") == own

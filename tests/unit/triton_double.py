@@ -135,6 +135,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.metadata: list[Any] = []  # of the calls of these requests
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
         self.action_error = ""  # error for stop, cancel and end_session, instead of executing them
+        self.refused: set[tuple[str, int | None]] = set()  # subscription and key of cancelled requests
         self.behaviour: Behaviour = self.say_name
         self.subscriptions: dict[str, asyncio.Queue[Any]] = {}  # future chunks, by name; None: end of the subscription
         self.opened = 0  # number of opened subscriptions
@@ -149,7 +150,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.read: list[int] = []  # acknowledgements of subscriptions' readers
         self.deliveries: asyncio.Event = asyncio.Event()  # set: deliveries are sent
         self.deliveries.set()
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[tuple[str, int | None], asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
         self._awake.set()
         self.asleep = asyncio.Event()  # the opposite
@@ -166,7 +167,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._answering:
+        for task in list(self._answering.values()):
             task.cancel()
         await self._server.stop(None)
 
@@ -233,14 +234,16 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             subscription = input_text(request, "subscription")
             if request.model_name.partition(".")[0] == "engine":
                 await self._awake.wait()
-                if subscription:
+                action = request.inputs[0].name
+                if action == "subscription":
                     async for answer in self._subscription(request, subscription):
                         yield answer
                     continue
                 if self.action_error:
                     yield _call_error(self.action_error)
                     continue
-                self.actions.append((request.inputs[0].name, request.id or input_text(request, "session_id")))
+                self.actions.append((action, request.id or input_text(request, "session_id")))
+                self._refuse(subscription, input_number(request, "subscription_key"))
                 continue
             self.requests.append(request)
             self.metadata.append(context.invocation_metadata())
@@ -252,13 +255,17 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 yield _call_error(self.call_error)
                 continue
             await self.takes.wait()
+            if (subscription, input_number(request, "subscription_key")) in self.refused:
+                yield _call_error("[400] the request was cancelled before it arrived")
+                continue
             if self.forgets_subscriptions or subscription not in self.subscriptions:
                 yield _call_error(f"[503] there is no subscription {subscription!r}")
                 continue
             task = asyncio.create_task(self._answer(request, self.subscriptions[subscription]))
             await self.tells.wait()
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            place = subscription, input_number(request, "subscription_key")
+            self._answering[place] = task
+            task.add_done_callback(lambda _, place=place: self._answering.pop(place, None))  # type: ignore[misc]
         await self._awake.wait()
 
     async def _answer(self, request: pb.ModelInferRequest, chunks: asyncio.Queue[Any]) -> None:
@@ -267,6 +274,16 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             await self._awake.wait()
             chunk.subscription_key = key
             chunks.put_nowait(chunk)
+
+    def _refuse(self, subscription: str, key: int | None) -> None:
+        """Cancel the request, also if it has not arrived yet."""
+        self.refused.add((subscription, key))
+        if task := self._answering.pop((subscription, key), None):
+            task.cancel()
+            if chunks := self.subscriptions.get(subscription):
+                ended = error("the request was cancelled")
+                ended.subscription_key = key
+                chunks.put_nowait(ended)
 
     async def _subscription(
         self, request: pb.ModelInferRequest, name: str

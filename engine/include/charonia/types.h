@@ -91,6 +91,10 @@ struct Request {
   // found for any salt.
   std::string cache_salt;
 
+  // The client that the request belongs to. Waiting sequences of equal priority are admitted owner by owner in turn,
+  // and new guides are compiled owner by owner in turn.
+  std::string owner;
+
   // Return whole rows of the prompt's logits, in separate results, as the steps produce them (Result::prompt_logits).
   // Needs stream and sampling.prompt_logprobs. If the rows that the caller holds exceed max_unread_logits_bytes, the
   // request ends with ErrorCode::resource_exhausted.

@@ -326,10 +326,8 @@ void Engine::Impl::take(std::unique_ptr<RequestState> taken) {
   if (state.queue_deadline) timers_.insert({*state.queue_deadline, state.handle, Timer::Kind::queue_deadline});
   if (state.deadline) timers_.insert({*state.deadline, state.handle, Timer::Kind::deadline});
   if (auto& guide = state.request.guide) {
-    // The salt of a gateway begins with the id of the client's API key. The id is the owner of the guide.
-    const auto& salt = state.request.cache_salt;
     state.grammar = guides_->compile(std::move(*guide), state.request.strip_leading_space && tokens_->strip_leading_space(),
-                                     salt.substr(0, salt.find('/')));
+                                     state.request.owner);
     guide.reset();
   }
   if (!state.in_session()) return begin(state);
@@ -429,6 +427,7 @@ void Engine::Impl::make_completions(RequestState& state) {
     // A sequence that has tokens of its own begins like a preempted one, without a parent.
     scheduler_->add(completion->id, request.input_ids, prompt + max_tokens,
                     {.priority = request.priority,
+                     .owner = std::hash<std::string>{}(request.owner),
                      .salt = salt,
                      .all_rows = is_first && wants_rows,
                      .parent = is_first || resumes ? 0 : first.id});

@@ -23,6 +23,7 @@ bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
   if (!fits) return false;
   reserve += own_reserve;
   waiting.erase(&seq);
+  rounds.admitted(seq.priority, seq.round);
   waiting_tokens -= seq.prompt_tokens;
   seq.state = State::running;
   running.insert(std::ranges::upper_bound(running, &seq, Before{}), &seq);

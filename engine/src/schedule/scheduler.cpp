@@ -94,6 +94,7 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
   auto& seq = *place->second;
   seq.id = id;
   seq.priority = options.priority;
+  seq.round = impl_->rounds.add(options.priority, options.owner);
   seq.arrival = impl_->arrivals++;
   seq.salt = options.salt;
   seq.all_rows = options.all_rows;
@@ -210,6 +211,7 @@ bool Scheduler::remove(SeqId id) {
   impl_->leave_parent(seq);
   impl_->leave_children(seq);
   impl_->waiting_tokens -= seq.prompt_tokens;
+  impl_->rounds.removed(seq.priority);
   impl_->seqs.erase(found);
   return true;
 }

@@ -7,7 +7,7 @@
 // priority is preempted: its blocks are released, it keeps its tokens, and it waits at the position of its arrival to
 // be recomputed.
 //
-// The rules ("before" means: higher priority, then earlier arrival):
+// The rules ("before" means: higher priority, then the owner's turn (rounds.h), then earlier arrival):
 //   Decodes    Every step takes all decodes. Prefill gets the rest of the budget. There are never more decodes than the
 //              budget: a sequence becomes a decode only in a step that has all other decodes.
 //   Time       (step_time.h) Prefill next to decodes may be limited further, by the estimated time of the step.
@@ -61,6 +61,7 @@ struct Limits {
 
 struct SeqOptions {
   int priority = 0;
+  std::uint64_t owner = 0;  // waiting sequences of one priority are admitted owner by owner in turn
   std::uint64_t salt = 0;  // separates sequences that must not share blocks although their tokens are equal
   // Every row of the prompt gives logits (prompt log probabilities), so no prefix is looked up. Each row gives logits
   // once; rows that are recomputed after a preemption do not.

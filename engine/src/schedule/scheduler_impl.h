@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "schedule/logits_rows.h"
+#include "schedule/rounds.h"
 #include "schedule/scheduler.h"
 #include "schedule/sequence_state.h"
 
@@ -73,6 +74,7 @@ struct Scheduler::Impl {
   std::set<Seq*, Before> waiting;
   std::vector<Seq*> impossible;
   std::uint64_t arrivals = 0;
+  Rounds rounds;
   std::int64_t waiting_tokens = 0;  // prompt tokens of all sequences that do not run
   std::int64_t activated_blocks = 0;  // blocks that became Active and that a waiting sequence may begin with
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/text.h"
@@ -24,6 +25,7 @@ struct Seq {
   // Arguments of add().
   SeqId id = 0;
   int priority = 0;
+  std::uint64_t round = 0;  // from Rounds
   std::uint64_t arrival = 0;
   std::uint64_t salt = 0;
   bool all_rows = false;
@@ -63,10 +65,10 @@ struct Seq {
   bool has_computed_prompt() const { return state == State::running && computed >= prompt_tokens; }
 };
 
-// The order of sequences: higher priority first, then earlier arrival.
+// The order of sequences: higher priority first, then lower round, then earlier arrival.
 struct Before {
   bool operator()(const Seq* a, const Seq* b) const {
-    return a->priority != b->priority ? a->priority > b->priority : a->arrival < b->arrival;
+    return std::tie(b->priority, a->round, a->arrival) < std::tie(a->priority, b->round, b->arrival);
   }
 };
 

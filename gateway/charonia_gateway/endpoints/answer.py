@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from charonia_client import (
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
-_MAX_FAILED_SERVERS = 3  # that were asked to continue, and sent no token
+_MAX_FAILURES = 3  # of servers that were asked to continue, without a new token
+_MAX_RESUMES = 16  # of a request
 _LOOK_AGAIN_S = 0.1  # for a server that can continue
+_ASK_AGAIN_S = 0.5  # servers that were full
 
 
 class Answer:
@@ -62,6 +65,7 @@ class Answer:
         self._tried: list[Endpoint] = []
         self._failures: list[CharoniaError] = []
         self._resume_until = 0.0
+        self._num_resumes = 0
         self._record = current_record.get() or Record()
         self._num_logprobs = 0  # of `first`
 
@@ -85,12 +89,7 @@ class Answer:
     async def resume(self, error: CharoniaError) -> None:
         """Lets another server continue after an error of the current one: `rest` then has the next parts. If no server
         can, raises the first error since the last new token."""
-        while (
-            not self._failed(error)
-            and self._num_failed() < _MAX_FAILED_SERVERS
-            and self._can_move()
-            and (endpoint := await self._choose())
-        ):
+        while not self._failed(error) and self._can_move() and (endpoint := await self._choose()):
             try:
                 await self._send(endpoint)
                 return await self._keep_session(endpoint)
@@ -119,7 +118,12 @@ class Answer:
 
     def _can_move(self) -> bool:
         """Whether another server can continue with what has arrived."""
-        return self._promise is not None and self._progress.resumable and not self._request.interactive
+        return (
+            self._promise is not None
+            and self._progress.resumable
+            and not self._request.interactive
+            and self._num_resumes < _MAX_RESUMES
+        )
 
     async def _able(self) -> list[Endpoint]:
         """The servers that can continue."""
@@ -131,7 +135,7 @@ class Answer:
         started again."""
         while True:
             servers = self._pool.endpoints
-            if not self._progress.begun:
+            if not self._progress.begun or not self._can_move():
                 return choose(servers, self._request, self._tried, self._owner)
             endpoint = choose(await self._able(), self._request, self._tried, self._owner)
             if endpoint is None and not self._request.stream:  # the client has nothing yet: any server can begin again
@@ -139,7 +143,8 @@ class Answer:
             if endpoint or time.monotonic() >= self._resume_until:
                 return endpoint
             self._tried.clear()
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            full = isinstance(self._failures[-1], Overloaded)
+            await asyncio.sleep(_ASK_AGAIN_S if full else _LOOK_AGAIN_S)
 
     async def _send(self, endpoint: Endpoint) -> None:
         """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
@@ -149,10 +154,13 @@ class Answer:
             await pool.lose(request.session_id, self._owner)
         promise = await endpoint.promise()
         if self._promise is None or promise != self._promise or not self._progress.resumable:
+            if request.stream and self._progress.begun:
+                raise Unavailable(f"the tokens of server {endpoint.target} may differ")
             self._begin_again(promise)
         if self._progress.begun:
+            self._num_resumes += 1
             self._record.num_resumes += 1
-            self._engine_id = f"{self._id}.{self._record.num_resumes}"
+            self._engine_id = f"{self._id}.{self._num_resumes}"
             pool.on_resume()
             log.warning(
                 "the response %s continues at server %s after %d tokens: %s",
@@ -169,6 +177,7 @@ class Answer:
             timeout_s=None if self._timeout_s is None else self._timeout_s - gone_s,
             progress=self._progress,
         )
+        self._record.calls.append(partial(endpoint.client.until_over, self._engine_id))
         endpoint.acquire()
         self.endpoint = endpoint
         if moved and request.session_id is not None:  # an outdated history must not be continued
@@ -215,12 +224,9 @@ class Answer:
             self._resume_until = time.monotonic() + self._pool.resume_timeout_s
         self._failures.append(error)
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
+        failed = sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
         late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
-        return lost >= _MAX_LOST_CONNECTIONS or late
-
-    def _num_failed(self) -> int:
-        """The number of failures since the last new token, without servers that were full or shut down."""
-        return sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
+        return lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES) or late
 
     def _release(self) -> Endpoint | None:
         endpoint, self.endpoint = self.endpoint, None

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from charonia_client import (
@@ -29,6 +30,7 @@ from charonia_client.waiting import end
 from charonia_gateway.endpoints.answer import Answer
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.server import Server
+from charonia_gateway.record import current_owner
 from charonia_gateway.state import MemoryState, State
 
 log = logging.getLogger("charonia_gateway")
@@ -242,6 +244,7 @@ class Pool:
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """Tokenize at a server. Raises the client's errors."""
+        request = replace(request, owner=current_owner())
         return await self._request(lambda client: client.tokenize(request))
 
     async def tokenizer_info(self) -> dict[str, Any]:

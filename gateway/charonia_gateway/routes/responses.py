@@ -167,7 +167,7 @@ class _Answer:
                 code="invalid_value",
             ) from None
         self._request = body.engine_request(self._conversation, None, reasons=reasons)
-        self._items = Items(self._event, parsed=bool(self._request.parsed))
+        self._items = Items(self._event, body.offered(), parsed=bool(self._request.parsed))
 
     async def whole(self) -> dict[str, Any]:
         async with self._in_session() as request:
@@ -270,7 +270,7 @@ class _Answer:
             "temperature": self._defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
             "text": {"format": _shown_format(body)},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [_shown_tool(tool) for tool in body.tools or () if tool["type"] == "function"],
+            "tools": [_shown_tool(tool) for tool in body.tools or () if tool["type"] in ("function", "namespace")],
             "top_p": self._defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -278,6 +278,9 @@ class _Answer:
 
 
 def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "namespace":
+        inner = [_shown_tool(one) for one in tool["tools"] if one["type"] == "function"]
+        return {"type": "namespace", "name": tool["name"], "description": tool.get("description"), "tools": inner}
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", **{name: tool.get(name) for name in names}}
 

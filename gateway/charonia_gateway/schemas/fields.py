@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, ValidationInfo, WithJsonSchema
@@ -30,7 +30,7 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MAX_TOOLS = 1_000
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
-MAX_BIASES = 1 << 18  # larger than any vocabulary
+MAX_BIASES = 1 << 16  # for example all tokens of one script
 MAX_SESSION_ID_BYTES = 256
 MAX_CACHE_SALT_BYTES = 256
 MAX_TOKEN_ID = 2**31 - 1
@@ -195,12 +195,12 @@ def check_names(names: Iterable[str]) -> None:
         raise wrong(f"two functions are called {twice!r}: give each function its own name")
 
 
-def unsupported(field: str, kinds: Iterable[Any], supported: str | None = "function") -> list[str]:
+def unsupported(field: str, kinds: Iterable[Any], supported: Container[Any] = ("function",)) -> list[str]:
     """Name the entries of other kinds, for a header and the log."""
     return [
-        f"{field}[{at}] ({re.sub(r'[^A-Za-z0-9_.-]', '?', str(kind))[:64]})"
+        f"{field}[{at}] ({re.sub(r'[^A-Za-z0-9_.+-]', '?', str(kind)[:64])})"
         for at, kind in enumerate(kinds)
-        if kind != supported
+        if kind not in supported
     ]
 
 

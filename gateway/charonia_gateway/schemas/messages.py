@@ -38,6 +38,7 @@ from charonia_gateway.schemas.fields import (
     wrong,
     wrong_value,
 )
+from charonia_gateway.schemas.media import NAME_MEDIA, WithMedia, name_replaced
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.structured import refuse_guides
 from charonia_gateway.schemas.turns import Turns
@@ -196,7 +197,7 @@ def _output_config(value: Any) -> Any:
 _TEXT_OR_OBJECTS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}]
 
 
-class AnthropicMessage(BaseModel):
+class AnthropicMessage(WithMedia):
     """One turn."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -243,7 +244,9 @@ class CountTokensRequest(BaseModel):
     timings: ClassVar[None] = None  # not a field of Anthropic's API
 
     model: str = Field(description="a name that /v1/models lists")
-    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), NAME_MEDIA
+    ]
     system: Annotated[
         str | None, BeforeValidator(_system), WithJsonSchema({"anyOf": [*_TEXT_OR_OBJECTS, {"type": "null"}]})
     ] = Field(None, description="a text, or text blocks, which are joined")
@@ -336,8 +339,8 @@ class CountTokensRequest(BaseModel):
         found = unsupported("tools", (tool["type"] for tool in self.tools or ()))
         for at, message in enumerate(self.messages):
             kinds = (block.get("ignored") for block in message.content)
-            found += unsupported(f"messages[{at}].content", kinds, None)
-        return found
+            found += unsupported(f"messages[{at}].content", kinds, (None,))
+        return found + name_replaced("messages", (message.media for message in self.messages))
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:

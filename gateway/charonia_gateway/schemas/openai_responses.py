@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, get_args
 
 from charonia_client import GenerateRequest, Guide
@@ -23,8 +24,9 @@ from charonia_gateway.schemas.fields import (
     wrong,
     wrong_value,
 )
+from charonia_gateway.schemas.media import name_replaced
 from charonia_gateway.schemas.requests import INT32, engine_top_p
-from charonia_gateway.schemas.response_input import input_items
+from charonia_gateway.schemas.response_input import input_items, offered_name
 from charonia_gateway.schemas.structured import refuse_guides
 
 MAX_METADATA = 16
@@ -75,13 +77,22 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     if value is None:
         return None
     tools = function_list(value)
-    names = []
+    check_names(_checked_names(tools, ""))
+    return tools
+
+
+def _checked_names(tools: list[Any], namespace: str) -> Iterator[str]:
+    """Check the functions, and yield the names under which the model sees them."""
     for number, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str):
             raise wrong(f'tool {number} has no type: send {{"type": "function", "name": ..., "parameters": ...}}')
         if kind != "function" and kind.startswith("function"):
             raise wrong(f'tool {number} is of type {kind[:40]!r}: send "function"')
+        if kind == "namespace" and not namespace:
+            yield from _checked_names(
+                function_list(tool.get("tools")), function_name(f"namespace {number}", tool.get("name"))
+            )
         if kind != "function":
             continue  # OpenAI's own tools
         if "name" not in tool and isinstance(tool.get("function"), dict):
@@ -91,9 +102,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
             )
         name = function_name(f"function {number}", tool.get("name"))
         check_function(name, tool)
-        names.append(name)
-    check_names(names)
-    return tools
+        yield offered_name(namespace, name)
 
 
 def _tool_choice(value: Any) -> Any:
@@ -241,18 +250,36 @@ class ResponsesRequest(BaseModel):
         """`tools` in the form of chat completions. None if no tool may be called."""
         if not self.tools or self.tool_choice == "none":
             return None
-        names = ("name", "description", "parameters", "strict")
+        fields = ("description", "parameters", "strict")
         return [
-            {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
-            for tool in self.tools
-            if tool["type"] == "function"
+            {
+                "type": "function",
+                "function": {"name": name, **{key: tool[key] for key in fields if tool.get(key) is not None}},
+            }
+            for name, (_, tool) in self.offered().items()
         ] or None
+
+    def offered(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """The functions by the names that the model sees, each with its namespace, or with an empty text."""
+        return {
+            offered_name(space, tool["name"]): (space, tool)
+            for outer in self.tools or ()
+            for space, tool in (
+                [(outer["name"], inner) for inner in outer["tools"]] if outer["type"] == "namespace" else [("", outer)]
+            )
+            if tool["type"] == "function"
+        }
 
     @property
     def ignored_parts(self) -> list[str]:
-        """The tools and input items that this server does not support."""
-        tools = unsupported("tools", (tool["type"] for tool in self.tools or ()))
-        return tools + unsupported("input", (item.get("ignored") for item in self.input), None)
+        """The tools and input items that this server does not support, and the parts of items that are not text."""
+        tools = self.tools or ()
+        found = unsupported("tools", (tool["type"] for tool in tools), ("function", "namespace"))
+        for at, tool in enumerate(tools):
+            inner = tool["tools"] if tool["type"] == "namespace" else ()
+            found += unsupported(f"tools[{at}].tools", (one["type"] for one in inner))
+        found += unsupported("input", (item.get("ignored") for item in self.input), (None,))
+        return found + name_replaced("input", (item.get("media", ()) for item in self.input))
 
     def template_variables(self) -> dict[str, Any] | None:
         effort = (self.reasoning or {}).get("effort")

@@ -37,6 +37,7 @@ from charonia_gateway.schemas.fields import (
     unsupported,
     wrong,
 )
+from charonia_gateway.schemas.media import NAME_MEDIA, WithMedia, name_replaced
 from charonia_gateway.schemas.structured import (
     GuidedChoice,
     GuidedGrammar,
@@ -196,7 +197,7 @@ def engine_top_p(top_p: float | None) -> float | None:
     return None if top_p is None else max(top_p, 1e-6)
 
 
-class Message(BaseModel):
+class Message(WithMedia):
     """One message of a conversation. Its other fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -229,7 +230,9 @@ def _check_calls(messages: list[Message]) -> list[Message]:
 
 # Validation of a list stops at the first error: each error is kept with its value, and a body may have a million
 # errors.
-Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES), AfterValidator(_check_calls)]
+Messages = Annotated[
+    list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES), AfterValidator(_check_calls), NAME_MEDIA
+]
 
 
 def messages_of(value: Any) -> Any:
@@ -294,7 +297,8 @@ class ChatRequest(Sampling):
 
     @property
     def ignored_parts(self) -> list[str]:
-        return unsupported("tools", (tool["type"] for tool in self.tools or ()))
+        tools = unsupported("tools", (tool["type"] for tool in self.tools or ()))
+        return tools + name_replaced("messages", (message.media for message in self.messages))
 
     @property
     def names_function(self) -> bool:

@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from charonia_gateway.schemas.fields import MAX_MESSAGES, MAX_PARTS, check_arguments, join_parts, wrong
+from charonia_gateway.schemas.media import name_media
 from charonia_gateway.schemas.turns import Turns, arguments_object
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def offered_name(namespace: str, name: str) -> str:
+    """Return the name under which the model sees a function. namespace: empty for a function without one."""
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
 def input_items(value: Any) -> list[dict[str, Any]]:
@@ -24,7 +30,11 @@ def input_items(value: Any) -> list[dict[str, Any]]:
         raise wrong(f"{len(value)} items are too many: send at most {MAX_MESSAGES}")
     arguments = [item.get("arguments") for item in value if isinstance(item, dict)]
     check_arguments(text for text in arguments if isinstance(text, str))
-    items = [_item(number, item) for number, item in enumerate(value)]
+    named, media = name_media(value)
+    items = [
+        _item(number, item) | ({"media": kinds} if kinds else {})
+        for number, (item, kinds) in enumerate(zip(named, media, strict=True))
+    ]
     if all(item["type"] == "ignored" for item in items):
         raise wrong(f"this server supports none of the items, such as {items[0]['ignored'][:40]!r}")
     return items
@@ -96,7 +106,13 @@ def _call(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(text, ensure_ascii=False)
     # The model may have written invalid JSON. The conversation still continues.
     name, id = _required(number, item, "name"), _required(number, item, "call_id")
-    return {"type": "function_call", "id": id, "name": name, "arguments": arguments_object(text)}
+    namespace = _required(number, item, "namespace") if item.get("namespace") else ""
+    return {
+        "type": "function_call",
+        "id": id,
+        "name": offered_name(namespace, name),
+        "arguments": arguments_object(text),
+    }
 
 
 def _reasoning(number: int, item: Mapping[str, Any]) -> dict[str, Any]:

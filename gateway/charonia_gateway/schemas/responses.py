@@ -52,6 +52,9 @@ class TimingsBody(_Body):
     predicted_n: int = Field(description="tokens generated")
     predicted_ms: float = Field(description="from the first token to the end")
     predicted_per_second: float | None = Field(description="of the tokens after the first")
+    resumes: int | None = Field(
+        None, description="how often another server continued the response; absent if it did not"
+    )
 
 
 class _Answer(_Body):

@@ -1,0 +1,236 @@
+"""A response that is continued by another server: what the client sends there, and how it joins the parts."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from charonia_client import Client, GenerateRequest, GenerateResponse, Moved, Progress, Unavailable
+from charonia_gateway.endpoints.pool import Pool
+from charonia_gateway.engine import Engine
+from charonia_gateway.record import Record, current_record
+from triton_double import Behaviour, Double, error, part
+from tritonclient.grpc import service_pb2 as pb
+
+HANG_S = 120
+WORDS = ["One ", "two ", "three ", "four ", "five."]
+
+
+def resumed(request: pb.ModelInferRequest) -> tuple[list[int], list[int]] | None:
+    """The tensors resumed_ids and resumed_lengths."""
+    inputs = {one.name: raw for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+    if "resumed_ids" not in inputs:
+        return None
+    ids, lengths = (inputs[name] for name in ("resumed_ids", "resumed_lengths"))
+    return list(struct.unpack(f"<{len(ids) // 4}i", ids)), list(struct.unpack(f"<{len(lengths) // 4}i", lengths))
+
+
+def chunk(at: int, last: bool, index: int = 0) -> Any:
+    made = part(WORDS[at], "stop" if last else "", index)
+    made.output_ids[:] = [10 + at]
+    made.num_output_tokens = at + 1
+    made.queue_ms, made.first_token_ms, made.total_ms, made.cum_log_probs = 1, 2, 3 + at, -at
+    return made
+
+
+def counting(stop_at: int, seen: list[Any], failure: str = "[503] it ends", sequences: int = 1) -> Behaviour:
+    """A model that says WORDS in each sequence and continues what it is sent. It fails before word `stop_at`."""
+
+    async def behave(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        seen.append(resumed(request))
+        _, lengths = seen[-1] or ([], [0] * sequences)
+        for index, length in enumerate(lengths):
+            for at in range(length if length >= 0 else len(WORDS), len(WORDS)):
+                if at == stop_at + index:
+                    yield error(failure)
+                    return
+                yield chunk(at, at == len(WORDS) - 1, index)
+
+    return behave
+
+
+async def read(client: Client, request: GenerateRequest, progress: Progress) -> list[GenerateResponse]:
+    return [part async for part in client.generate(request, progress=progress)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_second_server_gets_the_tokens_and_the_parts_are_joined(stream: bool) -> None:
+    async with Double() as one, Double() as two, Client(one.target) as first, Client(two.target) as second:
+        seen: list[Any] = []
+        one.behaviour, two.behaviour = counting(3, seen), counting(9, seen)
+        request = GenerateRequest(text="Count", seed=1, stream=stream)
+        progress = Progress(request, joins=True)
+        begun = []
+        with pytest.raises(Unavailable):
+            async for got in first.generate(request, progress=progress):
+                begun.append(got)
+        assert (progress.num_tokens, progress.num_running, progress.begun) == (3, 1, True)
+        parts = begun + await read(second, request, progress)
+        assert seen == [None, ([10, 11, 12], [3])]
+        assert "".join(one.text for one in parts) == "".join(WORDS)
+        assert [token for one in parts for token in one.token_ids] == [10, 11, 12, 13, 14]
+        assert len(parts) == 1 or stream
+        last = parts[-1]
+        assert (last.finish_reason, last.num_output_tokens) == ("stop", 5)
+        assert last.timings and (last.timings.queue_ms, last.timings.first_token_ms) == (1, 2)
+        assert last.timings.total_ms > 7, "it counts from the first submission"
+        assert last.cum_logprob == -2 - 4
+        assert progress.num_running == 0
+
+
+async def test_a_sequence_that_has_ended_is_not_computed_again() -> None:
+    async with Double() as one, Double() as two, Client(one.target) as first, Client(two.target) as second:
+        seen: list[Any] = []
+        one.behaviour, two.behaviour = counting(2, seen, sequences=2), counting(9, seen)
+        request = GenerateRequest(text="Count", seed=1, n=2)
+        progress = Progress(request)
+
+        async def ends_the_first(sent: pb.ModelInferRequest) -> AsyncIterator[Any]:
+            seen.append(None)
+            for at in range(len(WORDS)):
+                yield chunk(at, at == len(WORDS) - 1)
+            yield chunk(0, False, 1)
+            yield error("[503] it ends")
+
+        one.behaviour = ends_the_first
+        with pytest.raises(Unavailable):
+            await read(first, request, progress)
+        parts = await read(second, request, progress)
+        assert seen == [None, ([10], [-1, 1])]
+        assert {one.index for one in parts} == {1}
+
+
+async def test_move_ends_a_request_after_the_parts_that_have_arrived() -> None:
+    async with Double() as one, Client(one.target) as client:
+        goes_on = asyncio.Event()
+
+        async def behave(_: pb.ModelInferRequest) -> AsyncIterator[Any]:
+            yield chunk(0, False)
+            await goes_on.wait()
+            yield chunk(4, True)
+
+        one.behaviour = behave
+        parts = []
+        with pytest.raises(Moved):
+            async for got in client.generate(GenerateRequest(text="Count", seed=1), request_id="a"):
+                parts.append(got.text)
+                client.move("another")
+                client.move("a")
+                goes_on.set()
+        assert parts == [WORDS[0]]
+
+
+# --- the gateway
+
+
+class Two:
+    """A gateway's pool in front of two servers with these behaviours."""
+
+    def __init__(self, first: Behaviour, second: Behaviour, **options: Any) -> None:
+        self.doubles = [Double(), Double()]
+        self.behaviours = [first, second]
+        self.options = {"check_interval_s": 0.05, "resume_timeout_s": 20, **options}
+        self.resumes = 0
+
+    async def __aenter__(self) -> Two:
+        for double in self.doubles:
+            await double.__aenter__()
+        self.pool = Pool([one.target for one in self.doubles], on_resume=self._count, **self.options)
+        await self.pool.__aenter__()
+        await self.pool.first_checks()
+        # The first request goes to the first server.
+        for double, behaviour in zip(self.doubles, self.behaviours, strict=True):
+            double.behaviour = behaviour
+        self.pool.endpoints[1].turn = 1
+        self.record = Record()
+        current_record.set(self.record)
+        return self
+
+    def _count(self) -> None:
+        self.resumes += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.pool.__aexit__()
+        for double in self.doubles:
+            await double.__aexit__()
+
+    async def text(self, **fields: Any) -> str:
+        parts = Engine(self.pool).answer(GenerateRequest(text="Count", **fields), "id")
+        return "".join([part.text async for part in parts])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_another_server_continues(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Any] = []
+    async with Two(counting(2, seen), counting(9, seen)) as two:
+        assert await two.text(stream=stream) == "".join(WORDS)
+        assert seen == [None, ([10, 11], [2])]
+        assert (two.resumes, two.record.num_resumes) == (1, 1)
+    assert f"continues at server {two.doubles[1].target} after 2 tokens: it ends" in caplog.text
+
+
+async def test_a_full_server_is_asked_until_it_has_room() -> None:
+    seen: list[Any] = []
+    full = counting(2, seen, "[429] it is full; retry after 1 s")
+    behaviours = iter([counting(2, seen), full, full, full, full, counting(9, seen)])
+    async with Two(lambda request: next(behaviours)(request), lambda request: next(behaviours)(request)) as two:
+        assert await two.text() == "".join(WORDS)
+        assert len(seen) == 6
+
+
+async def test_a_request_that_breaks_every_server_ends_with_the_first_error() -> None:
+    seen: list[Any] = []
+    async with Two(counting(2, seen, "[503] the first"), counting(2, seen, "[503] the second")) as two:
+        with pytest.raises(Unavailable, match="the first"):
+            await two.text()
+        assert len(seen) == 3, "without a new token, three servers are tried"
+
+
+@pytest.mark.parametrize("different", [{"arithmetic": b"gpu"}, {"deterministic": False}])
+async def test_a_server_whose_tokens_may_differ_does_not_continue(different: dict[str, Any]) -> None:
+    seen: list[Any] = []
+    two = Two(counting(2, seen), counting(9, seen), resume_timeout_s=0)
+    for name, value in different.items():
+        setattr(two.doubles[1], name, value)
+    async with two:
+        with pytest.raises(Unavailable, match="it ends"):
+            await two.text()
+        assert seen == [None]
+        await asyncio.wait_for(two.pool.endpoints[0].checked.wait(), HANG_S)
+    async with two:
+        assert await two.text(stream=False) == "".join(WORDS)
+        assert seen == [None, None, None], "the client has nothing yet, so it begins again"
+
+
+@pytest.mark.parametrize("fields", [{"session_id": "s", "interactive": True}, {"stream": False, "best_of": 2}])
+async def test_turns_and_the_best_of_several_are_not_continued(fields: dict[str, Any]) -> None:
+    seen: list[Any] = []
+    async with Two(counting(2, seen), counting(2, seen)) as two:
+        with pytest.raises(Unavailable, match="it ends"):
+            await two.text(**fields)
+        assert set(map(str, seen)) == {"None"}
+
+
+async def test_the_only_server_continues_after_its_restart() -> None:
+    seen: list[Any] = []
+    async with Double() as one, Pool([one.target], check_interval_s=0.05, resume_timeout_s=HANG_S) as pool:
+        await pool.first_checks()
+        one.behaviour = counting(2, seen)
+
+        async def restart() -> None:
+            while not seen:
+                await asyncio.sleep(0.01)
+            await one.go()
+            async with Double(port=int(one.target.rpartition(":")[2])) as again:
+                again.behaviour = counting(9, seen)
+                await over.wait()
+
+        over = asyncio.Event()
+        restarting = asyncio.create_task(restart())
+        answer = Engine(pool).answer(GenerateRequest(text="Count"), "id")
+        assert "".join([part.text async for part in answer]) == "".join(WORDS)
+        over.set()
+        await restarting
