@@ -98,6 +98,7 @@ class Fake:
 
         async def say(*_: object) -> Any:
             self.asked.append(name)
+            await asyncio.sleep(0)  # as a call to another process does
             answer = self.answers.get(name, UNKNOWN[name])
             if isinstance(answer, CharoniaError):
                 raise answer
