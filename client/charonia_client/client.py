@@ -145,7 +145,8 @@ class Client:
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
         self._active: dict[str, Stream] = {}  # by request id
-        self._stops: dict[str, asyncio.Task[None]] = {}  # by request id
+        # By request id: the task that cancels the request, and a future that is done when the server cannot be reached.
+        self._stops: dict[str, tuple[asyncio.Task[None], asyncio.Future[None]]] = {}
         self._small, self._large = Turns(_MAX_SMALL), Turns(_MAX_LARGE)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -169,7 +170,7 @@ class Client:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         if self._stops:
-            await asyncio.wait(set(self._stops.values()), timeout=timeout_s)
+            await asyncio.wait({task for task, _ in self._stops.values()}, timeout=timeout_s)
         for subscription in (*self._left, self._subscription):
             if subscription:
                 await subscription.end(max(0.0, deadline - clock()))
@@ -286,8 +287,8 @@ class Client:
 
     async def until_over(self, request_id: str) -> None:
         """Returns when the server has ended a request whose iterator was closed, or cannot be reached."""
-        if task := self._stops.get(request_id):
-            await asyncio.wait((task,))
+        if found := self._stops.get(request_id):
+            await asyncio.wait(found, return_when=asyncio.FIRST_COMPLETED)
 
     async def end_session(self, session_id: str) -> None:
         """Forgets a session, if it exists. Raises Unavailable, ServerError."""
@@ -373,12 +374,16 @@ class Client:
         if stream.over:
             tried.set()
             return tried
-        task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, tried))
-        self._stops[request_id] = task
-        task.add_done_callback(lambda ended: self._stops.get(request_id) is ended and self._stops.pop(request_id))
+        loop = asyncio.get_running_loop()
+        lost = loop.create_future()
+        task = loop.create_task(self._cancel_until_over(request_id, stream, tried, lost))
+        stop = self._stops[request_id] = (task, lost)
+        task.add_done_callback(lambda _: self._stops.get(request_id) is stop and self._stops.pop(request_id))
         return tried
 
-    async def _cancel_until_over(self, request_id: str, stream: Stream, tried: asyncio.Event) -> None:
+    async def _cancel_until_over(
+        self, request_id: str, stream: Stream, tried: asyncio.Event, lost: asyncio.Future[None]
+    ) -> None:
         try:
             for wait_s in _CANCEL_RETRY_S:
                 with contextlib.suppress(CharoniaError):
@@ -389,6 +394,8 @@ class Client:
                     return
                 # The server may be slow, or the connection may return.
                 tried.set()
+                if stream.task.done() and not lost.done():
+                    lost.set_result(None)
                 if stream.task.done() and await comes_within(self._closing, wait_s):
                     return
                 await asyncio.wait((stream.task,), timeout=wait_s)

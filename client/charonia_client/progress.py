@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ def join(last: Any, chunk: Any) -> None:
 
 @dataclass(slots=True)
 class _Response:
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))  # 4 bytes each
     ended: bool = False
     whole: Any = None  # the joined chunks of a whole response
     first: tuple[float, float, int] | None = None  # queue_ms, first_token_ms and num_cached_tokens of its first chunk

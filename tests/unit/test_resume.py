@@ -8,11 +8,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from charonia_client import Client, GenerateRequest, GenerateResponse, Moved, Progress, Unavailable
+from charonia_client import (
+    Client,
+    ConnectionLost,
+    GenerateRequest,
+    GenerateResponse,
+    Moved,
+    Progress,
+    Unavailable,
+)
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
-from triton_double import Behaviour, Double, error, part
+from triton_double import Behaviour, Double, error, part, process_that_dies_of_requests
 from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 120
@@ -103,6 +111,16 @@ async def test_a_sequence_that_has_ended_is_not_computed_again() -> None:
         assert {one.index for one in parts} == {1}
 
 
+async def test_a_killed_server_is_not_waited_for() -> None:
+    """It may still get the cancel request later, but it has lost the request."""
+    with process_that_dies_of_requests() as (_, target):
+        async with Client(target) as client:
+            with pytest.raises(ConnectionLost):
+                await client.complete(GenerateRequest(text="Count", stream=False), request_id="lost")
+            await client.until_over("lost")
+            assert client._stops.keys() == {"lost"}
+
+
 async def test_move_ends_a_request_after_the_parts_that_have_arrived() -> None:
     async with Double() as one, Client(one.target) as client:
         goes_on = asyncio.Event()
@@ -170,6 +188,29 @@ async def test_another_server_continues(stream: bool, caplog: pytest.LogCaptureF
         assert seen == [None, ([10, 11], [2])]
         assert (two.resumes, two.record.num_resumes) == (1, 1)
     assert f"continues at server {two.doubles[1].target} after 2 tokens: it ends" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_moves_at_most_16_times(stream: bool) -> None:
+    seen: list[Any] = []
+
+    async def one_token(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        seen.append(resumed(request))
+        yield chunk(0, False)
+        yield error("[503] it ends")
+
+    async with Two(one_token, one_token) as two:
+        with pytest.raises(Unavailable, match="it ends"):
+            await two.text(stream=stream)
+    assert len(seen) == 17
+
+
+async def test_requests_that_come_together_are_spread_over_the_servers() -> None:
+    seen: list[list[Any]] = [[], []]
+    async with Two(counting(9, seen[0]), counting(9, seen[1])) as two:
+        assert await asyncio.gather(*(two.text() for _ in range(8))) == 8 * ["".join(WORDS)]
+        assert list(map(len, seen)) == [4, 4]
+        assert [one.requests for one in two.pool.endpoints] == [0, 0]
 
 
 async def test_a_full_server_is_asked_until_it_has_room() -> None:

@@ -149,11 +149,7 @@ class Answer:
     async def _send(self, endpoint: Endpoint) -> None:
         """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
         pool, request = self._pool, self._request
-        # At once, so that requests that are sent at the same time are spread over the servers.
-        self.endpoint = endpoint
-        endpoint.acquire()
-        endpoint.turn = pool.next_turn()
-        self._tried.append(endpoint)
+        self._reserve(endpoint)
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
@@ -183,6 +179,13 @@ class Answer:
         self._record.calls.append(partial(endpoint.client.until_over, self._engine_id))
         if moved and request.session_id is not None:  # an outdated history must not be continued
             await endpoint.client.end_session(request.session_id)
+
+    def _reserve(self, endpoint: Endpoint) -> None:
+        """Counts the request at a server immediately, because other requests choose by the counts."""
+        self.endpoint = endpoint
+        endpoint.acquire()
+        endpoint.turn = self._pool.next_turn()
+        self._tried.append(endpoint)
 
     def _begin_again(self, promise: str | None) -> None:
         joins = promise is not None and len(self._pool.endpoints) > 1 and not self._request.interactive
@@ -227,7 +230,8 @@ class Answer:
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
         failed = sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
         late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
-        return lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES) or late
+        spent = late or self._num_resumes >= _MAX_RESUMES
+        return spent or lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES)
 
     def _release(self) -> Endpoint | None:
         endpoint, self.endpoint = self.endpoint, None
