@@ -296,6 +296,40 @@ def calibrate(
 
 
 @app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A log of requests: CHARONIA_GATEWAY_LOG_REQUESTS.", metavar="FILE")],
+    url: Annotated[str | None, typer.Option(help="The gateway [charonia serve on this machine].")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="API key of the gateway.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="PEM file: the authorities of the gateway's certificate [public ones].")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 8,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Send logged requests again and compare the tokens. See docs/determinism.md.
+
+    Exit code 1 if tokens differ although the fingerprints are equal, or if a request fails."""
+    import asyncio
+    import json
+
+    from charonia.replay import read_log, show, summary
+    from charonia.replay import replay as run
+    from charonia.serve.access import gateway_url
+    from charonia.settings import read_settings
+
+    outcomes = asyncio.run(run(read_log(file), url or gateway_url(read_settings()), api_key, tls_ca, concurrency))
+    found = summary(outcomes)
+    if json_output:
+        print(json.dumps(found, indent=2))
+    else:
+        show(outcomes)
+    if found["broken"] or found["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

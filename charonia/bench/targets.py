@@ -107,12 +107,19 @@ async def triton(address: str) -> AsyncIterator[Target]:
 
 @asynccontextmanager
 async def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> AsyncIterator[Target]:
-    """url: such as http://localhost:23333. tls_ca: a PEM file with the authorities of the gateway's certificate; None:
-    public ones."""
+    """Arguments as of gateway_client()."""
+    async with gateway_client(url, api_key, tls_ca) as client:
+        yield Gateway(client, (await client.get("/v1/models")).json()["data"][0]["id"])
+
+
+@asynccontextmanager
+async def gateway_client(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> AsyncIterator[Any]:
+    """Yield an httpx.AsyncClient of a gateway that responds. Raises ModelError if none does. url: such as
+    http://localhost:23333. tls_ca: a PEM file with the authorities of the gateway's certificate; None: public ones."""
     try:
         import httpx
     except ImportError as error:
-        raise ModelError("the gateway target needs httpx: pip install httpx") from error
+        raise ModelError("requests to a gateway need httpx: pip install httpx") from error
     try:
         verify = ssl.create_default_context(cafile=tls_ca)
     except OSError as error:
@@ -126,7 +133,7 @@ async def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = No
             response = await client.get("/v1/models")
             if response.status_code == 401:
                 raise ModelError(f"the gateway at {url} needs an API key (401): use --api-key or CHARONIA_API_KEY")
-            models = response.raise_for_status().json()["data"]
+            response.raise_for_status()
         except httpx.HTTPStatusError as error:
             raise ModelError(f"the gateway at {url} returned an error: {error}") from error
         except httpx.HTTPError as error:
@@ -136,4 +143,4 @@ async def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = No
             elif url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError):
                 hint = "if it uses TLS, --url must start with https://"
             raise ModelError(f"no gateway responds at {url} ({error}): {hint}") from error
-        yield Gateway(client, models[0]["id"])
+        yield client

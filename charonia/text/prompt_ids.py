@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -523,13 +524,16 @@ def _with_accepted_systems(tokenizer: Any, messages: list[Message], variables: M
     if not late and (messages[0]["role"] != "system" or _shows_system(tokenizer, variables)):
         return messages
     # Marks instead of the texts of the system show which of them the template prints.
-    marks = {at: f"{_ANSWER}{at}x" for at, one in enumerate(messages) if one["role"] == "system" and one["content"]}
-    marked = [{**one, "content": marks.get(at, one["content"])} for at, one in enumerate(messages)]
+    marks = {f"{at}x" for at, one in enumerate(messages) if one["role"] == "system" and one["content"]}
+    marked = [
+        {**one, "content": f"{_ANSWER}{at}x" if f"{at}x" in marks else one["content"]}
+        for at, one in enumerate(messages)
+    ]
     accepted = []
     for number, candidate in enumerate(_system_forms(marked)):
         with contextlib.suppress(PromptError):
             shown = render_chat(tokenizer, candidate, variables=variables)
-            if all(mark in shown for mark in marks.values()):
+            if marks.issubset(re.findall(rf"{_ANSWER}(\d+x)", shown)):
                 return _system_forms(messages)[number]
             accepted.append(number)
     return _system_forms(messages)[accepted[0] if accepted else 0]
@@ -547,12 +551,13 @@ def _system_forms(messages: list[Message]) -> list[list[Message]]:
 def _as_user(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the role user for system messages. Neighbouring messages of the user become one."""
     made: list[Message] = []
-    for message in messages:
-        message = {**message, "role": "user"} if message["role"] == "system" else message
-        if made and made[-1]["role"] == message["role"] == "user":
-            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n\n{message['content']}"}
+    for is_user, group in itertools.groupby(messages, lambda message: message["role"] in ("system", "user")):
+        if is_user:
+            first, *others = group
+            texts = [first["content"], *(message["content"] for message in others)]
+            made.append({**first, "role": "user", "content": "\n\n".join(texts)})
         else:
-            made.append(message)
+            made += group
     return made
 
 

@@ -291,6 +291,15 @@ TEST_F(GuideCompilerTest, SchemasThatCostTooMuchAreRejectedWithTheirPlace) {
   rejected_at(R"({"properties": {"a": {"multipleOf": 65521}, "b": {"multipleOf": 65519}}})",
               "/properties/b/multipleOf: " + multiples);
   rejected_at(R"({"anyOf": [{"multipleOf": 997}, {"multipleOf": 991}]})", "/anyOf/1/multipleOf: " + multiples);
+  rejected_at(R"({"multipleOf": 997, "$ref": "#/$defs/a", "$defs": {"a": {"multipleOf": 991}}})",
+              "/$defs/a/multipleOf: " + multiples);
+  rejected_at(R"({"properties": {"a": {"multipleOf": 997}}, "patternProperties": {"a": {"multipleOf": 991}}})",
+              "/patternProperties/a/multipleOf: " + multiples);
+  expect_rejected(GuideType::ebnf_grammar,
+                  "start: %json {\"multipleOf\": 65521} | %json {\"multipleOf\": 65519}", multiples);
+  expect_rejected(GuideType::structural_tag,
+                  R"({"grammars": [{"json_schema": {"multipleOf": 65521}}, {"json_schema": {"multipleOf": 65519}}]})",
+                  multiples);
   EXPECT_TRUE(valid(R"({"type": "integer", "multipleOf": 86400000})", "172800000"));
   EXPECT_TRUE(valid(R"({"anyOf": [{"type": "integer", "multipleOf": 7}, {"type": "null"}]})", "21"));
   // Rules for a password, and many patterns that apply to different texts.

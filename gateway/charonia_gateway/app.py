@@ -33,6 +33,7 @@ from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.pages import add_pages
 from charonia_gateway.port import is_loopback
 from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
+from charonia_gateway.request_log import RequestLog
 from charonia_gateway.routes import (
     chat,
     completions,
@@ -40,6 +41,7 @@ from charonia_gateway.routes import (
     interactive,
     messages,
     models,
+    replay,
     responses,
     service,
     tokenizer,
@@ -140,7 +142,7 @@ class _Parts:
         return Gateway(
             settings,
             {
-                model: Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key)
+                model: Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key, model=model)
                 for model, pool in pools.items()
             },
             self.metrics,
@@ -180,7 +182,8 @@ class _Parts:
         app.add_middleware(MetricsMiddleware, metrics=self.metrics)
         if self.tracing:
             app.add_middleware(TracingMiddleware, tracing=self.tracing)
-        app.add_middleware(RecordMiddleware, access_log=settings.access_log)
+        requests = RequestLog(settings.log_requests) if settings.log_requests else None
+        app.add_middleware(RecordMiddleware, access_log=settings.access_log, request_log=requests)
 
 
 def create_app(
@@ -213,7 +216,18 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would contain the request's Host header
     )
-    for module in (chat, completions, responses, interactive, messages, embeddings, models, tokenizer, service):
+    for module in (
+        chat,
+        completions,
+        responses,
+        interactive,
+        messages,
+        embeddings,
+        models,
+        tokenizer,
+        replay,
+        service,
+    ):
         app.include_router(module.router)
     add_pages(app, chat=settings.page)
     parts.add_middleware(app)

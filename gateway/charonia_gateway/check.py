@@ -77,7 +77,7 @@ def _why_unreadable(path: Path) -> str | None:
 
 
 def check_files(settings: Settings) -> None:
-    """Check the files that the gateway reads at its start, and the URL of Redis. Raises SettingsError."""
+    """Check the files that the gateway reads at its start or writes, and the URL of Redis. Raises SettingsError."""
     for field in FILES:
         path: Path | None = getattr(settings, field)
         if path and (reason := _why_unreadable(path)):
@@ -85,6 +85,11 @@ def check_files(settings: Settings) -> None:
             raise SettingsError(
                 f"{variable(field)}={path} cannot be read ({reason}): name a file that this user may read{more}"
             )
+    if (log := settings.log_requests) and (log.is_dir() or not os.access(log if log.exists() else log.parent, os.W_OK)):
+        raise SettingsError(
+            f"{variable('log_requests')}={log} cannot be written: name a file in an existing folder that this user may "
+            "write to"
+        )
     with _naming_settings("keys_file"):
         if settings.keys_file:
             read_keys(settings.keys_file)

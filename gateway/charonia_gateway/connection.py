@@ -1,7 +1,7 @@
 """HTTP connections with bounds on the time and memory that a client can take.
 
-uvicorn has no limit on the time or the size of a request's head, and none on the time of its body. It parses and queues
-pipelined requests as fast as they arrive.
+uvicorn has no limit on the time or the size of a request's head and trailers, and none on the time of its body. It
+parses and queues pipelined requests as fast as they arrive.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -21,6 +22,7 @@ from charonia_gateway.errors import ApiError
 
 log = logging.getLogger("charonia_gateway")
 # Far above what clients send (8 KiB is usual in proxies); cookies of other services on the same host are part of it.
+# Also the limit of trailers, and of the bytes between two chunks of a body.
 MAX_HEAD_BYTES = 1 << 16
 # The parser gets at most this many bytes in one call. So at most the requests within one piece are queued. A head that
 # begins within a piece can be larger than MAX_HEAD_BYTES by one piece.
@@ -67,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._unparsed = bytearray()
         self._in_head = True  # of a request, or before it
-        self._head_bytes = 0
+        self._head_bytes = 0  # since the request's begin or the last bytes of its body
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -92,18 +94,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             if self._timer is None:
                 self._expect_request()
-            size = PIECE_BYTES
-            if self._in_head:
-                size = min(size, MAX_HEAD_BYTES - self._head_bytes)
-                if not size:
-                    text = f"the request's head is larger than {MAX_HEAD_BYTES} bytes"
-                    return self._refuse(ApiError(431, text, code="too_large"))
-                end = _HEAD_END.search(self._unparsed, 0, size)
-                size = end.end() if end else size
+            size = min(PIECE_BYTES, MAX_HEAD_BYTES - self._head_bytes)
+            if not size:
+                part = "head" if self._in_head else "trailer part"
+                text = f"the request's {part} is larger than {MAX_HEAD_BYTES} bytes"
+                return self._refuse(ApiError(431, text, code="too_large"))
+            if self._in_head and (end := _HEAD_END.search(self._unparsed, 0, size)):
+                size = end.end()
             piece = bytes(self._unparsed[:size])
             del self._unparsed[:size]
-            if self._in_head:
-                self._head_bytes += len(piece)
+            self._head_bytes += len(piece)
             super().data_received(piece)
 
     def _resume(self) -> None:
@@ -111,11 +111,36 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers are not used
+            super().on_header(name, value)
+
+    @property
+    def _asks_for_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
+        if not self._asks_for_upgrade:
+            self._in_head, self._head_bytes = False, 0
+            super().on_headers_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Parse the head again, without the request for another protocol, which servers may ignore. With it, the parser
+        finds no body. Java's HttpClient asks for HTTP/2 in this way by default."""
+        if self._asks_for_upgrade:
+            version = self.parser.get_http_version().encode()
+            lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
+            lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._asks_for_upgrade:
+            return
         self._in_head, self._head_bytes = True, 0
         self._stop_timer()
         super().on_message_complete()

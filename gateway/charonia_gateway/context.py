@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Annotated, Any, TypeVar
 from charonia_client import GenerateRequest
 from fastapi import Depends, Request
 
-from charonia_gateway import __version__
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields, parse, read_body
 from charonia_gateway.drain import Drain
 from charonia_gateway.engine import Engine
@@ -46,13 +44,6 @@ class Gateway:
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
-
-    async def system_fingerprint(self, model: str | None) -> str:
-        """A fingerprint that changes when responses may change. It depends on the name of the model, the version of the
-        gateway and the fingerprint that a server reports."""
-        info = await self.engine_of(model).pool.model_info()
-        text = f"{model or self.settings.model_name} {__version__} {info.get('fingerprint')}"
-        return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def allowed_models(self) -> list[str]:
         """The models that the request's key may use."""
@@ -98,8 +89,8 @@ class Gateway:
         engine = self.engine_of(body.model)
         if isinstance(body, Sampling) and body.logit_bias:
             _check_biases(body.logit_bias, (await engine.pool.model_info()).get("vocab_size"))
-        if isinstance(body, Sampling | InteractiveRequest):
-            record.system_fingerprint = await self.system_fingerprint(body.model)
+        if self.settings.log_requests and body.operation != "tokenize" and record.tokens is None:  # not a replay
+            record.body, record.tokens = raw, {}
         return body
 
     async def check_choices(self, choices: int) -> None:
@@ -167,14 +158,18 @@ class Head:
             "object": "",
             "created": int(time.time()),
             "model": body.model,
-            "system_fingerprint": self._record.system_fingerprint,
         }
         self.headers = {REQUEST_ID_HEADER: self._record.request_id}
         if ignored := ignored_fields(body):
             self.headers[IGNORED_HEADER] = ", ".join(ignored)
 
+    @property
+    def system_fingerprint(self) -> str:
+        """The fingerprint of the server that responds. Empty until its first part arrives."""
+        return self._record.system_fingerprint
+
     def of(self, kind: str, **more: Any) -> dict[str, Any]:
-        return {**self.fields, "object": kind, **more}
+        return {**self.fields, "object": kind, "system_fingerprint": self.system_fingerprint, **more}
 
     def usage(self, choices_per_prompt: int, choices: int, *, prompt_only: bool = False) -> Usage:
         """The usage of the request's choices, for the response and for its record."""

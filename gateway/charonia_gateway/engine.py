@@ -4,6 +4,7 @@ charonia_gateway.endpoints chooses the server for a request."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -11,6 +12,8 @@ from dataclasses import replace
 
 from charonia_client import CharoniaError, GenerateRequest, GenerateResponse, Overloaded, ServerError, Unavailable
 
+from charonia_gateway import __version__
+from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.record import Record, current_key, current_owner, current_record
 from charonia_gateway.usage import estimated_tokens
@@ -23,10 +26,12 @@ class Stopped(Unavailable):
 
 
 class Engine:
-    """`timeout_s` is the limit for each response; 0 means no limit. cache_by_key: each key has its own prefix cache."""
+    """`timeout_s` is the limit for each response; 0 means no limit. cache_by_key: each key has its own prefix cache.
+    model: its name for clients."""
 
-    def __init__(self, pool: Pool, timeout_s: float = 0, *, cache_by_key: bool = True) -> None:
+    def __init__(self, pool: Pool, timeout_s: float = 0, *, cache_by_key: bool = True, model: str = "") -> None:
         self.pool = pool
+        self._model = model
         self._cache_by_key = cache_by_key
         self._timeout_s = timeout_s or None
 
@@ -91,14 +96,18 @@ class Engine:
     ) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the parts of one request's responses. A cancelled response is an error unless `may_be_cancelled`.
         `first`: the index of its first response in the HTTP request."""
-        # With a seed, another server can continue the response, and the response can be repeated later.
-        request = replace(request, seed=secrets.randbits(_SEED_BITS)) if request.seed is None else request
         record = current_record.get()
+        # With a seed, another server can continue the response, and the response can be repeated later.
+        if request.seed is None:
+            given = record.given_seeds.get(first) if record else None
+            request = replace(request, seed=secrets.randbits(_SEED_BITS) if given is None else given)
         if record:
             record.estimated_tokens += estimated_tokens(request)
             record.seeds[first] = request.seed
         with _client_session_names(request.session_id):
             async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
+                if record and answer.endpoint:
+                    record.system_fingerprint = await self._fingerprint(answer.endpoint)
                 for part in answer.first:
                     yield _checked(part, record, first, may_be_cancelled)
                 while True:
@@ -110,6 +119,11 @@ class Engine:
                         raise
                     except (Overloaded, Unavailable) as error:
                         await answer.resume(error)
+
+    async def _fingerprint(self, endpoint: Endpoint) -> str:
+        """`system_fingerprint`, which changes when the tokens of a request may change."""
+        server = (await endpoint.model_info()).get("fingerprint")
+        return f"fp_{hashlib.sha256(f'{self._model} {__version__} {server}'.encode()).hexdigest()[:10]}"
 
     async def end_session(self, session_id: str) -> None:
         """Ends a session of the request's key."""
@@ -158,6 +172,8 @@ def _client_session_names(session_id: str | None) -> Iterator[None]:
 def _checked(part: GenerateResponse, record: Record | None, first: int, may_be_cancelled: bool) -> GenerateResponse:
     if record and record.answers is not None:
         record.answers.setdefault(first + part.index, []).append(part.text)
+    if record and record.tokens is not None:
+        record.tokens.setdefault(first + part.index, []).extend(part.token_ids)
     if part.finish_reason in ("cancelled", "error") and record and record.usage:
         record.usage.see(first + part.index, part)  # the routes do not see this part, but its tokens count
     if part.finish_reason == "cancelled" and not may_be_cancelled:

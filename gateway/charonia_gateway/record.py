@@ -9,11 +9,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from charonia_gateway.request_log import RequestLog
 from charonia_gateway.usage import Usage
 
 if TYPE_CHECKING:
@@ -61,7 +63,10 @@ class Record:
         self.seeds: dict[int, int | None] = {}
         self.num_resumes = 0  # how often another server continued a response
         self.estimated_tokens = 0  # of the prompts that the engine was sent
-        self.system_fingerprint = ""  # set when the body is read
+        self.system_fingerprint = ""  # of the server that responds, once it does
+        self.body: bytes | None = None  # only if it is to be logged
+        self.tokens: dict[int, list[int]] | None = None  # by index; only if they are logged or returned
+        self.given_seeds: Mapping[int, int] = {}  # as `seeds`, for a replay
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:
@@ -80,6 +85,18 @@ class Record:
         the '#' is the request id."""
         own = self._name or self.name("request-")
         return f"{self._given}#{own}" if self._given else own
+
+    def result(self) -> dict[str, Any] | None:
+        """The tokens of a complete response with their seeds. None if it is not complete, or if its tokens were
+        not collected."""
+        usage = self.usage
+        if self.tokens is None or not usage or not usage.ended or self.failed_status:
+            return None
+        choices = [
+            {"token_ids": self.tokens.get(index, []), "finish_reason": reason}
+            for index, reason in enumerate(usage.finish_reasons)
+        ]
+        return {"system_fingerprint": self.system_fingerprint, "seeds": self.seeds, "choices": choices}
 
     @property
     def duration_s(self) -> float:
@@ -125,11 +142,12 @@ def final_status(scope: Scope) -> int:
 
 class RecordMiddleware:
     """Adds a record to each request and the request id to each response. With `access_log` it logs a line per
-    request."""
+    request. `request_log` gets the requests whose responses are complete."""
 
-    def __init__(self, app: ASGIApp, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, access_log: bool, request_log: RequestLog | None = None) -> None:
         self._app = app
         self._access_log = access_log
+        self._request_log = request_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -156,6 +174,16 @@ class RecordMiddleware:
             del state["send"]  # avoids a reference cycle of scope, record and the server's request
             if self._access_log:
                 _log(scope, record)
+            if self._request_log and record.body is not None and record.status == 200 and (result := record.result()):
+                self._request_log.write(
+                    {
+                        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                        "request_id": record.request_id,
+                        "path": scope["path"],
+                        "body": record.body.decode(),
+                        **result,
+                    }
+                )
 
 
 def _log(scope: Scope, record: Record) -> None:

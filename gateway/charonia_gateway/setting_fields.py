@@ -222,6 +222,12 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices("charonia_gateway_write_timeout_s", "write_timeout_s"),
         description="seconds without progress in sending after which a client's connection is closed; 0: no limit",
     )
+    log_requests: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_log_requests", "log_requests"),
+        description="file in which each completed request is logged with its body and its tokens, for `charonia "
+        "replay`; prompts are then in this file, which only its owner can read; default: none",
+    )
     shutdown_timeout_s: float = Field(
         30,
         ge=0,

@@ -29,7 +29,9 @@ async def until_up(http: httpx.AsyncClient, stack: Stack, up: bool) -> None:
     await until(is_so)
 
 
-async def test_a_killed_server_loses_the_histories_of_sessions_and_no_response(slow: Stack, slow_model: Path, tmp_path: Path) -> None:
+async def test_a_killed_server_loses_the_histories_of_sessions_and_no_response(
+    slow: Stack, slow_model: Path, tmp_path: Path
+) -> None:
     with (
         running(Stack(slow_model, tmp_path / "run", SLOW)) as one,
         gateway(

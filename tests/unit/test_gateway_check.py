@@ -32,6 +32,7 @@ def _nothing_else_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("CHARONIA_HOST", "a..b", 1, "cannot listen on a..b, port 23333 (it is not a valid host name): set"),
         ("CHARONIA_GATEWAY_KEYS_FILE", "/" + "a" * 300, 2, "cannot be read (file name too long)"),
+        ("CHARONIA_GATEWAY_LOG_REQUESTS", "/nowhere/log", 2, "cannot be written: name a file in an existing folder"),
         ("CHARONIA_DRAIN_TIMEOUT_S", "x", 2, "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S or CHARONIA_DRAIN_TIMEOUT_S='x': "),
         ("CHARONIA_TRACING_ENDPOINT", "HTTPS://me:secret@h", 2, "CHARONIA_TRACING_ENDPOINT: "),
         ("CHARONIA_GATEWAY_REDIS_URL", "redis://me:secret@h:no", 2, "CHARONIA_GATEWAY_REDIS_URL cannot be used"),

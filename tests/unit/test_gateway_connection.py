@@ -99,6 +99,36 @@ async def test_a_head_may_have_so_many_bytes_and_not_one_more_also_when_it_comes
                 assert int(await reader.readexactly(6)) == body
 
 
+@pytest.mark.parametrize("trailer", [b"x: " + b"y" * (2 * MAX_HEAD_BYTES), b"x: y\r\n" * (MAX_HEAD_BYTES // 3)])
+async def test_trailers_are_bounded_and_are_not_headers(trailer: bytes) -> None:
+    seen: list[Any] = []
+
+    async def remembers_its_scope(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        seen.append(scope)
+        await says_how_long_the_body_is(scope, receive, send)
+
+    request = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    async with served(remembers_its_scope, 0) as (reader, writer):
+        writer.write(request + b"content-type: text/html\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"     1"), HANG_S)
+        writer.write(request + trailer)
+        assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 431 ")
+        assert {name for scope in seen for name, _ in scope["headers"]} == {b"host", b"transfer-encoding"}
+
+
+async def test_a_request_for_http_2_is_answered_in_http_1(caplog: pytest.LogCaptureFixture) -> None:
+    """Java's HttpClient sends such requests."""
+    head = "POST / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    request = f"{head}HTTP2-Settings: AAEAAEAAAAIAAAAB\r\nContent-Length: 4\r\n\r\nabcd".encode()
+    async with served(says_how_long_the_body_is, 0) as (reader, writer):
+        for _ in range(2):
+            writer.write(request)
+            assert (await asyncio.wait_for(reader.readuntil(b"     4"), HANG_S)).startswith(b"HTTP/1.1 200 ")
+        assert not caplog.text
+        writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_a_connection_that_asks_nothing_more_ends() -> None:
     """The connection is closed after the idle time, not earlier: it accepts another request first."""
     async with served(says_how_long_the_body_is, 0, keep_alive_s=1) as (reader, writer):

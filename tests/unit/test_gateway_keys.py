@@ -40,6 +40,7 @@ ROUTES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/embeddings"): {},
     ("GET", "/v1/models"): None,
     ("GET", "/v1/models/{model:path}"): None,
+    ("POST", "/v1/replay"): {"path": "/v1/completions", "body": json.dumps({"model": MODEL, "prompt": "hi"})},
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [72]},
     ("GET", "/tokenizer_info"): None,

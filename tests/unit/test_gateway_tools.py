@@ -634,3 +634,11 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
     for alone in (turns[1:], turns[1:] * 2):
         with pytest.raises(ApiError, match="send the user's message before it"):
             anthropic(*alone)
+
+
+def test_the_cost_of_an_ignored_tool_does_not_grow_with_the_length_of_its_type() -> None:
+    body = {"model": MODEL, "input": "x", "tools": [{"type": " " * 4_000_000}]}
+    request = parse(ResponsesRequest, json.dumps(body).encode())
+    begun = time.process_time()
+    assert [request.ignored_parts for _ in range(20)] == [[f"tools[0] ({'?' * 64})"]] * 20
+    assert time.process_time() - begun < 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,16 @@ def test_a_system_message_is_shown_although_its_text_is_elsewhere(tmp_path: Path
     messages = json.dumps([{"role": role, "content": text} for role, text in texts])
     tokenizer = load_tokenizer(write_tokenizer(tmp_path, USERS))
     assert build(tokenizer, messages=messages).text == "<user>x<assistant>y<user>x"
+
+
+def test_the_cost_of_system_messages_grows_with_the_size_of_the_chat(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, USERS))
+    texts = [("user", "x" * 4_000_000), ("system", "x")] + 5_000 * [("user", "x" * 400), ("system", "x" * 400)]
+    messages = [{"role": role, "content": text} for role, text in texts]
+    begun = time.process_time()
+    with pytest.raises(PromptError):
+        encode_chat(tokenizer, messages, limit=100)
+    assert time.process_time() - begun < 5
 
 
 def test_a_call_of_a_custom_tool_is_a_call_of_a_function() -> None:

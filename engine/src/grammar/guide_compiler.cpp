@@ -165,8 +165,8 @@ std::pair<Json, std::size_t> schema_at(std::string_view text, std::size_t at) {
 
 // Returns the same Lark with checked schemas behind %json. Tokens that end responses become empty texts: the response
 // may end there. Rejects a grammar that costs too much, or that combines regular expressions with & and ~, whose cost
-// has no limit. own: the grammar was made by this project.
-std::string checked_lark(std::string_view text, bool own, const std::vector<TokenId>& end_ids) {
+// has no limit. own: the grammar was made by this project. multiples: see checked_schema().
+std::string checked_lark(std::string_view text, bool own, const std::vector<TokenId>& end_ids, double& multiples) {
   std::string out;
   int depth = 0, repetitions = 0;
   Definitions definitions;
@@ -192,7 +192,7 @@ std::string checked_lark(std::string_view text, bool own, const std::vector<Toke
       definitions.add_bytes(end - i);
     } else if (rest.starts_with("%json")) {
       auto [schema, after] = schema_at(text, i + 5);
-      out += "%json " + checked_schema(std::move(schema), Space::free).dump();
+      out += "%json " + checked_schema(std::move(schema), Space::free, multiples).dump();
       i = end = after;
     } else if (const auto [id, after] = token_at(text, i); std::ranges::find(end_ids, id) != end_ids.end()) {
       out += "\"\"";
@@ -261,6 +261,7 @@ std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& 
     refuse(cat(name, R"(: {"grammars": [...]} is expected)"));
   }
   std::vector<Part> out;
+  double multiples = 0;
   for (auto& one : list["grammars"]) {
     const auto text = [&](const char* key) { return one.contains(key) && one[key].is_string() ? one[key].get<std::string>() : ""; };
     if (!one.is_object()) refuse(cat(name, ": each of the grammars is an object"));
@@ -268,9 +269,9 @@ std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& 
     if (one.contains("name")) part.entry["name"] = one["name"];
     try {
       if (one.contains("json_schema")) {
-        part.entry["json_schema"] = checked_schema(std::move(one["json_schema"]), Space::free);
+        part.entry["json_schema"] = checked_schema(std::move(one["json_schema"]), Space::free, multiples);
       } else {
-        part.entry["lark_grammar"] = one.contains("regex") ? lark_of_regex(text("regex")) : checked_lark(text("lark_grammar"), !one.contains("name"), end_ids);
+        part.entry["lark_grammar"] = one.contains("regex") ? lark_of_regex(text("regex")) : checked_lark(text("lark_grammar"), !one.contains("name"), end_ids, multiples);
       }
     } catch (const Error& error) {
       refuse(cat(part.called, ": ", error.what()));
@@ -281,15 +282,16 @@ std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& 
 }
 
 Json entry_of(const Guide& guide, const std::vector<TokenId>& end_ids) {
+  double multiples = 0;
   switch (guide.type) {
     case GuideType::json:
-      return {{"json_schema", checked_schema({{"type", "object"}}, Space::fixed)}};
+      return {{"json_schema", checked_schema({{"type", "object"}}, Space::fixed, multiples)}};
     case GuideType::json_schema:
-      return {{"json_schema", checked_schema(parse_json(guide.text, "the JSON schema"), Space::fixed)}};
+      return {{"json_schema", checked_schema(parse_json(guide.text, "the JSON schema"), Space::fixed, multiples)}};
     case GuideType::regex:
       return {{"lark_grammar", lark_of_regex(guide.text)}};
     case GuideType::ebnf_grammar:
-      return {{"lark_grammar", checked_lark(guide.text, false, end_ids)}};
+      return {{"lark_grammar", checked_lark(guide.text, false, end_ids, multiples)}};
     case GuideType::choice:
       return {{"lark_grammar", lark_of_choices(guide.text)}};
     case GuideType::structural_tag:
@@ -510,7 +512,8 @@ std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
 }
 
 std::string schema_for_llguidance(const std::string& schema) {
-  return checked_schema(parse_json(schema, "the JSON schema"), Space::fixed).dump();
+  double multiples = 0;
+  return checked_schema(parse_json(schema, "the JSON schema"), Space::fixed, multiples).dump();
 }
 
 std::string regex_for_llguidance(const std::string& expression) { return lark_of_regex(expression); }

@@ -159,7 +159,7 @@ bool is_alone(const Json& schema) {
 
 class Check {
  public:
-  explicit Check(Json& root) : root_(root) {}
+  Check(Json& root, double& multiples) : root_(root), multiples_(multiples) {}
 
   void run() {
     old_draft_ = is_old_draft();
@@ -226,7 +226,7 @@ class Check {
     if (merges_) add(schema, groups_[value], at);
     each_schema(schema, at, [&](const std::string& key, const std::string& here, const Json& inner) {
       const bool in_place = key == "allOf" || key == "anyOf" || key == "oneOf";
-      combines_ |= in_place;
+      combines_ |= in_place || key == "patternProperties";
       merges_ |= in_place && (constraints > 1 || (key == "allOf" && schema[key].size() > 1));
       find_merged(inner, here, !in_place || (key != "allOf" && !constrains(schema, key)),
                   in_place                                                      ? value
@@ -409,7 +409,7 @@ class Check {
     const auto cost = std::stod(digits) * (1 + 16 * zeros);
     multiples_ += cost;
     if (multiple_values_.insert(digits + '0' + std::to_string(zeros)).second) product_ *= cost;
-    if (multiples_ > kMaxMultiples || (combines_ && product_ > kMaxMultiples)) {
+    if (multiples_ > kMaxMultiples || ((combines_ || merges_) && product_ > kMaxMultiples)) {
       refuse(here, "the numbers of multipleOf are too large together: the limit is ", kMaxMultiples, " states");
     }
   }
@@ -453,9 +453,9 @@ class Check {
   Json& root_;
   bool old_draft_ = false;
   int repetitions_ = 0, combined_ = 0;
-  bool combines_ = false;  // the guide has anyOf, oneOf or allOf
-  double multiples_ = 0;   // the cost of all multipleOf
-  double product_ = 1;     // of the costs of their different values
+  bool combines_ = false;  // the schema has anyOf, oneOf, allOf or patternProperties
+  double& multiples_;      // the cost of all multipleOf of the guide
+  double product_ = 1;     // of the costs of their different values in this schema
   std::set<std::string> multiple_values_;
   bool merges_ = false;                     // a value has several schemas
   std::set<const Json*> found_;             // by find_merged()
@@ -490,9 +490,9 @@ Json parse_json(std::string_view text, std::string_view what) {
   }
 }
 
-Json checked_schema(Json schema, Space space) {
+Json checked_schema(Json schema, Space space, double& multiples) {
   if (schema == Json(true)) schema = Json::object();
-  Check(schema).run();
+  Check(schema, multiples).run();
   if (!schema.is_object()) refuse("", "no value is valid");
   if (space == Space::fixed) {
     schema["x-guidance"] = {{"whitespace_flexible", false}, {"item_separator", ", "}, {"key_separator", ": "}};

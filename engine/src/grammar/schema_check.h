@@ -23,7 +23,8 @@ constexpr int kMaxRepetitions = 4000;
 nlohmann::ordered_json parse_json(std::string_view text, std::string_view what);
 
 // Returns the schema for llguidance. Throws Error(invalid_argument), whose text has the place as a JSON pointer.
-nlohmann::ordered_json checked_schema(nlohmann::ordered_json schema, Space space);
+// multiples: the cost of multipleOf in all schemas of a guide, which begins at 0.
+nlohmann::ordered_json checked_schema(nlohmann::ordered_json schema, Space space, double& multiples);
 
 // Returns the number of repetitions. Throws Error(invalid_argument) for a regular expression that other engines read in
 // another way. schema: the pattern of a JSON schema, which ECMA 262 defines.

@@ -39,9 +39,9 @@ log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
 _MAX_FAILURES = 3  # of servers that were asked to continue, without a new token
-# How long a response waits until it looks again for a server that can continue it, and until it asks full servers again.
-_LOOK_AGAIN_S = 0.1
-_ASK_AGAIN_S = 0.5
+_MAX_RESUMES = 16  # of a request
+_LOOK_AGAIN_S = 0.1  # for a server that can continue
+_ASK_AGAIN_S = 0.5  # servers that were full
 
 
 class Answer:
@@ -65,6 +65,7 @@ class Answer:
         self._tried: list[Endpoint] = []
         self._failures: list[CharoniaError] = []
         self._resume_until = 0.0
+        self._num_resumes = 0
         self._record = current_record.get() or Record()
         self._num_logprobs = 0  # of `first`
 
@@ -117,7 +118,12 @@ class Answer:
 
     def _can_move(self) -> bool:
         """Whether another server can continue with what has arrived."""
-        return self._promise is not None and self._progress.resumable and not self._request.interactive
+        return (
+            self._promise is not None
+            and self._progress.resumable
+            and not self._request.interactive
+            and self._num_resumes < _MAX_RESUMES
+        )
 
     async def _able(self) -> list[Endpoint]:
         """The servers that can continue."""
@@ -152,8 +158,9 @@ class Answer:
                 raise Unavailable(f"the tokens of server {endpoint.target} may differ")
             self._begin_again(promise)
         if self._progress.begun:
+            self._num_resumes += 1
             self._record.num_resumes += 1
-            self._engine_id = f"{self._id}.{self._record.num_resumes}"
+            self._engine_id = f"{self._id}.{self._num_resumes}"
             pool.on_resume()
             log.warning(
                 "the response %s continues at server %s after %d tokens: %s",

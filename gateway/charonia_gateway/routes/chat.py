@@ -116,6 +116,7 @@ async def _stream(
                 chunk["timings"] = usage.timings_so_far(part)
             if not begun[index]:
                 begun[index] = True
+                chunk["system_fingerprint"] = head.system_fingerprint
                 choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
                 events += event(chunk)
                 if not (parsed or body.logprobs or body.timings_per_token):

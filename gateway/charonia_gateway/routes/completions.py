@@ -153,6 +153,7 @@ async def _stream(
                 if come.text:
                     yield texts[come.index].event(come.text)
                 continue
+            chunk["system_fingerprint"] = head.system_fingerprint
             for index, part in shown.ready(come.index, come):
                 choice["index"] = index
                 choice["text"], choice["logprobs"] = await offload(count_entries(part), shown.of, index, part)

@@ -198,7 +198,7 @@ def check_names(names: Iterable[str]) -> None:
 def unsupported(field: str, kinds: Iterable[Any], supported: Container[Any] = ("function",)) -> list[str]:
     """Name the entries of other kinds, for a header and the log."""
     return [
-        f"{field}[{at}] ({re.sub(r'[^A-Za-z0-9_.+-]', '?', str(kind))[:64]})"
+        f"{field}[{at}] ({re.sub(r'[^A-Za-z0-9_.+-]', '?', str(kind)[:64])})"
         for at, kind in enumerate(kinds)
         if kind not in supported
     ]

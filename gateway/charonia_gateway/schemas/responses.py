@@ -250,3 +250,16 @@ class DeletedResponse(_Body):
     id: str
     object: Literal["response"]
     deleted: bool
+
+
+class ReplayedChoice(BaseModel):
+    token_ids: list[int]
+    finish_reason: str
+
+
+class Replayed(BaseModel):
+    """The response of /v1/replay."""
+
+    system_fingerprint: str = Field(description="of the server that ran the request")
+    seeds: dict[int, int] = Field(description="of each prompt, by the index of its first response")
+    choices: list[ReplayedChoice]
