@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GATEWAY = ROOT / "gateway"
 TARGET = GATEWAY / "charonia_gateway" / "page" / "libraries"
 NODE = ROOT / "docker" / "requirements" / "node.txt"
-# The files of each package that the pages use. Licences are copied too, and package.json: tools that list the packages of
-# an image read it.
+# The files of each package that the pages use. Licences are copied too, and package.json: tools that list the packages
+# of an image read it.
 WANTED = {
     "@highlightjs/cdn-assets": ("es/highlight.min.js",),
     "dompurify": ("dist/purify.es.mjs",),

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from charonia_gateway.errors import ApiError
 
@@ -69,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._unparsed = bytearray()
         self._in_head = True  # of a request, or before it
+        self._answered: RequestResponseCycle | None = None  # the request that is answered now
         self._head_bytes = 0  # since the request's begin or the last bytes of its body
         self._expect_request()
 
@@ -80,7 +81,14 @@ class BoundedProtocol(HttpToolsProtocol):
             del self._per_address[self._address]
         self._stop_timer()
         self._unparsed.clear()
+        if self._answered:  # uvicorn ends only the last of several pipelined requests
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         self._unparsed += data

@@ -129,6 +129,22 @@ async def test_a_request_for_http_2_is_answered_in_http_1(caplog: pytest.LogCapt
         assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 400 ")
 
 
+async def test_a_request_ends_with_its_connection_although_another_is_pipelined() -> None:
+    seen = asyncio.Event()
+
+    async def waits_for_the_end(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            seen.set()
+        ended.set()
+
+    ended = asyncio.Event()
+    async with served(waits_for_the_end, 0) as (_, writer):
+        writer.write(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(seen.wait(), HANG_S)
+        writer.close()
+        await asyncio.wait_for(ended.wait(), HANG_S)
+
+
 async def test_a_connection_that_asks_nothing_more_ends() -> None:
     """The connection is closed after the idle time, not earlier: it accepts another request first."""
     async with served(says_how_long_the_body_is, 0, keep_alive_s=1) as (reader, writer):

@@ -149,6 +149,11 @@ class Answer:
     async def _send(self, endpoint: Endpoint) -> None:
         """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
         pool, request = self._pool, self._request
+        # At once, so that requests that are sent at the same time are spread over the servers.
+        self.endpoint = endpoint
+        endpoint.acquire()
+        endpoint.turn = pool.next_turn()
+        self._tried.append(endpoint)
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
@@ -168,8 +173,6 @@ class Answer:
             )  # fmt: skip
         elif self._failures:
             pool.on_retry()
-        self._tried.append(endpoint)
-        endpoint.turn = pool.next_turn()
         gone_s = time.monotonic() - self._began
         self._rest = endpoint.client.generate(
             _with_less_time(request, gone_s) if self._failures else request,
@@ -178,8 +181,6 @@ class Answer:
             progress=self._progress,
         )
         self._record.calls.append(partial(endpoint.client.until_over, self._engine_id))
-        endpoint.acquire()
-        self.endpoint = endpoint
         if moved and request.session_id is not None:  # an outdated history must not be continued
             await endpoint.client.end_session(request.session_id)
 
