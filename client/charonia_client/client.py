@@ -145,8 +145,8 @@ class Client:
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
         self._active: dict[str, Stream] = {}  # by request id
-        # By request id: the task that cancels the request, and a future that is done when the server cannot be reached.
-        self._stops: dict[str, tuple[asyncio.Task[None], asyncio.Future[None]]] = {}
+        self._stops: set[asyncio.Task[None]] = set()
+        self._ending: dict[str, Stream] = {}  # abandoned streams by request id, until the server has ended them
         self._small, self._large = Turns(_MAX_SMALL), Turns(_MAX_LARGE)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -170,7 +170,7 @@ class Client:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         if self._stops:
-            await asyncio.wait({task for task, _ in self._stops.values()}, timeout=timeout_s)
+            await asyncio.wait(set(self._stops), timeout=timeout_s)
         for subscription in (*self._left, self._subscription):
             if subscription:
                 await subscription.end(max(0.0, deadline - clock()))
@@ -286,9 +286,9 @@ class Client:
         await self._act("cancel", request_id, session_id)
 
     async def until_over(self, request_id: str) -> None:
-        """Returns when the server has ended a request whose iterator was closed, or cannot be reached."""
-        if found := self._stops.get(request_id):
-            await asyncio.wait(found, return_when=asyncio.FIRST_COMPLETED)
+        """Returns when the server has ended a request whose iterator was closed, or the connection was lost."""
+        if stream := self._ending.get(request_id):
+            await asyncio.wait((stream.task,))
 
     async def end_session(self, session_id: str) -> None:
         """Forgets a session, if it exists. Raises Unavailable, ServerError."""
@@ -374,16 +374,14 @@ class Client:
         if stream.over:
             tried.set()
             return tried
-        loop = asyncio.get_running_loop()
-        lost = loop.create_future()
-        task = loop.create_task(self._cancel_until_over(request_id, stream, tried, lost))
-        stop = self._stops[request_id] = (task, lost)
-        task.add_done_callback(lambda _: self._stops.get(request_id) is stop and self._stops.pop(request_id))
+        task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, tried))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+        self._ending[request_id] = stream
+        stream.task.add_done_callback(lambda _: self._ending.pop(request_id, None))
         return tried
 
-    async def _cancel_until_over(
-        self, request_id: str, stream: Stream, tried: asyncio.Event, lost: asyncio.Future[None]
-    ) -> None:
+    async def _cancel_until_over(self, request_id: str, stream: Stream, tried: asyncio.Event) -> None:
         try:
             for wait_s in _CANCEL_RETRY_S:
                 with contextlib.suppress(CharoniaError):
@@ -394,8 +392,6 @@ class Client:
                     return
                 # The server may be slow, or the connection may return.
                 tried.set()
-                if stream.task.done() and not lost.done():
-                    lost.set_result(None)
                 if stream.task.done() and await comes_within(self._closing, wait_s):
                     return
                 await asyncio.wait((stream.task,), timeout=wait_s)

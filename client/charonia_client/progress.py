@@ -6,13 +6,11 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from charonia_client.delivery import Chunk
+from charonia_client.parsing import ResponseParser
 from charonia_client.types import GenerateRequest
-
-if TYPE_CHECKING:
-    from charonia_client.stream import ResponseParser
 
 
 def join(last: Any, chunk: Any) -> None:
@@ -56,7 +54,7 @@ class Progress:
     With `best_of` this is not possible."""
 
     def __init__(self, request: GenerateRequest, *, joins: bool = False) -> None:
-        self.parser: ResponseParser | None = None
+        self.parser = ResponseParser(request) if request.parsed else None
         self.joins = joins and not request.stream and (request.best_of or 0) <= (request.n or 1)
         self.resumable = request.stream or self.joins  # whether another server can continue
         self._responses = [_Response() for _ in range(request.n or 1)]

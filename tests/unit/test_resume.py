@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from charonia_client import (
     Client,
-    ConnectionLost,
     GenerateRequest,
     GenerateResponse,
     Moved,
@@ -20,7 +19,7 @@ from charonia_client import (
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
-from triton_double import Behaviour, Double, error, part, process_that_dies_of_requests
+from triton_double import Behaviour, Double, error, part
 from tritonclient.grpc import service_pb2 as pb
 
 HANG_S = 120
@@ -109,16 +108,6 @@ async def test_a_sequence_that_has_ended_is_not_computed_again() -> None:
         parts = await read(second, request, progress)
         assert seen == [None, ([10], [-1, 1])]
         assert {one.index for one in parts} == {1}
-
-
-async def test_a_killed_server_is_not_waited_for() -> None:
-    """It may still get the cancel request later, but it has lost the request."""
-    with process_that_dies_of_requests() as (_, target):
-        async with Client(target) as client:
-            with pytest.raises(ConnectionLost):
-                await client.complete(GenerateRequest(text="Count", stream=False), request_id="lost")
-            await client.until_over("lost")
-            assert client._stops.keys() == {"lost"}
 
 
 async def test_move_ends_a_request_after_the_parts_that_have_arrived() -> None:
