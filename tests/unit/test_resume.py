@@ -194,14 +194,6 @@ async def test_a_request_moves_at_most_16_times(stream: bool) -> None:
     assert len(seen) == 17
 
 
-async def test_requests_that_come_together_are_spread_over_the_servers() -> None:
-    seen: list[list[Any]] = [[], []]
-    async with Two(counting(9, seen[0]), counting(9, seen[1])) as two:
-        assert await asyncio.gather(*(two.text() for _ in range(8))) == 8 * ["".join(WORDS)]
-        assert list(map(len, seen)) == [4, 4]
-        assert [one.requests for one in two.pool.endpoints] == [0, 0]
-
-
 async def test_a_full_server_is_asked_until_it_has_room() -> None:
     seen: list[Any] = []
     full = counting(2, seen, "[429] it is full; retry after 1 s")

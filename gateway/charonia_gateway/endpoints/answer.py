@@ -168,7 +168,11 @@ class Answer:
     async def _send(self, endpoint: Endpoint) -> None:
         """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
         pool, request = self._pool, self._request
-        self._reserve(endpoint)
+        # At once, so that requests that are sent at the same time are spread over the servers.
+        self.endpoint = endpoint
+        endpoint.acquire()
+        endpoint.turn = pool.next_turn()
+        self._tried.append(endpoint)
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
@@ -198,13 +202,6 @@ class Answer:
         self._record.calls.append(partial(endpoint.client.until_over, self._engine_id))
         if moved and request.session_id is not None:  # an outdated history must not be continued
             await endpoint.client.end_session(request.session_id)
-
-    def _reserve(self, endpoint: Endpoint) -> None:
-        """Counts the request at a server immediately, because other requests choose by the counts."""
-        self.endpoint = endpoint
-        endpoint.acquire()
-        endpoint.turn = self._pool.next_turn()
-        self._tried.append(endpoint)
 
     def _begin_again(self, promise: str | None) -> None:
         joins = promise is not None and len(self._pool.endpoints) > 1 and not self._request.interactive
