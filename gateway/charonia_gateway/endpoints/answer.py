@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from charonia_client import (
     BadRequest,
@@ -32,9 +32,6 @@ from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
 from charonia_gateway.record import Record, current_record
 
-if TYPE_CHECKING:
-    from charonia_gateway.endpoints.pool import Pool
-
 log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
@@ -44,10 +41,32 @@ _LOOK_AGAIN_S = 0.1  # for a server that can continue
 _ASK_AGAIN_S = 0.5  # servers that were full
 
 
+class Servers(Protocol):
+    """The servers of a model: a pool.Pool."""
+
+    endpoints: list[Endpoint]
+    answers: set[Answer]
+    resume_timeout_s: float
+    on_retry: Callable[[], None]
+    on_resume: Callable[[], None]
+
+    def next_turn(self) -> int: ...
+
+    async def owner(self, session_id: str | None) -> str | None: ...
+
+    async def set_owner(self, session_id: str, target: str | None) -> None: ...
+
+    async def lose(self, session_id: str | None, owner: str | None) -> None: ...
+
+    def summary(self, failures: list[CharoniaError]) -> CharoniaError: ...
+
+    async def explained(self, error: CharoniaError) -> CharoniaError: ...
+
+
 class Answer:
     """`first` has the first part, or all parts of responses with `stream=False`. `rest` yields the others. Close it."""
 
-    def __init__(self, pool: Pool, request: GenerateRequest, id: str, timeout_s: float | None) -> None:
+    def __init__(self, pool: Servers, request: GenerateRequest, id: str, timeout_s: float | None) -> None:
         self.endpoint: Endpoint | None = None  # the server that has the request
         self.first: list[GenerateResponse] = []
         self._rest: AsyncGenerator[GenerateResponse, None] | None = None
@@ -227,7 +246,8 @@ class Answer:
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
         failed = sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
         late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
-        return lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES) or late
+        spent = late or self._num_resumes >= _MAX_RESUMES
+        return spent or lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES)
 
     def _release(self) -> Endpoint | None:
         endpoint, self.endpoint = self.endpoint, None
