@@ -13,10 +13,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC prints that a
 # `charonia serve` starts processes while gRPC's threads run. gRPC's own handlers of a fork can abort the new process.
 # The import of gRPC reads this variable.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-import grpc  # type: ignore[import-untyped]  # noqa: E402
+import grpc  # type: ignore[import-untyped]
 
-from charonia.serve import access  # noqa: E402
-from charonia.settings import ServeSettings  # noqa: E402
+from charonia.serve import access
+from charonia.settings import ServeSettings
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _PAUSE_S = 15.0  # between two probes
