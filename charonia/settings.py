@@ -21,6 +21,8 @@ from charonia.serve_fields import SHARED, SIMILAR, ServeFields
 
 ENV_FILE = Path(".env")
 PREFIX = "CHARONIA_"
+# Settings of preprocessing that say how requests and responses have tools and reasoning.
+OF_ANSWERS = ("tool_call_parser", "generic_tools", "reasoning_parser")
 
 
 class ServeSettings(ServeFields):

@@ -55,6 +55,7 @@ SETTINGS: dict[str, str | None] = {
 }
 VARIABLES = {
     "CHARONIA_TOOL_CALL_PARSER": "auto",
+    "CHARONIA_GENERIC_TOOLS": "True",
     "CHARONIA_REASONING_PARSER": "auto",
 }
 # end of generated: settings that change tokens

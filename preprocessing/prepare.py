@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import prompt
-from answer_formats import AnswerFormats, functions_of
+from answer_formats import GENERIC, AnswerFormats, functions_of, is_generic
 from answer_guide import AnswerGuides, Guide, read_tool_choice
-from prompt_ids import Encoded, PromptError, encode_bad_words
+from prompt_ids import Encoded, PromptError, encode_bad_words, shows_tools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,10 @@ class Preparation:
         self.tokenizer = tokenizer
         self.limit = limit
         special = special_tokens(tokenizer)
-        self.formats = AnswerFormats(tokenizer.chat_template, environment, special)
+        on = tokenizer.chat_template is not None and is_generic(environment)
+        default = GENERIC if on and not shows_tools(tokenizer) else None
+        self.formats = AnswerFormats(tokenizer.chat_template, environment, special, default)
+        self._write_calls = self.formats.calls.write if on and self.formats.calls else None
         self._guides = AnswerGuides(self.formats, special, guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:
@@ -88,6 +91,7 @@ class Preparation:
             limit=self.limit,
             continues=fields.continue_final_message,
             unseen_tools=choice.forced,
+            write_calls=self._write_calls,
         )
         parallel = fields.parallel_tool_calls
         prompted = None if fields.messages is None else chat.text

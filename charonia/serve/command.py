@@ -62,6 +62,7 @@ def with_setting_options(*fields: str) -> Callable[[Callable[..., None]], Callab
     "max_restarts",
     "hang_timeout_s",
     "tool_call_parser",
+    "generic_tools",
     "reasoning_parser",
 )
 def serve_command(
