@@ -155,6 +155,20 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def set_chat_template(tokenizer: Any, file: Path) -> None:
+    """Replace the chat template. Raises TokenizerError for a file that cannot be read, or is no template."""
+    import jinja2
+
+    try:
+        tokenizer.chat_template = file.expanduser().read_text(encoding="utf-8")
+        render_chat(tokenizer, [{"role": "user", "content": "x"}])
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"the chat template {file} cannot be read: {error}") from error
+    except PromptError as error:  # a template may reject this message
+        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+            raise TokenizerError(f"the chat template {file} is not valid Jinja: {error.__cause__}") from error
+
+
 def load_by_class(folder: Path) -> Any:
     """Load a tokenizer with the class that transformers chooses from the config files. May raise any error."""
     with _without_torch() if tokenizers_alone else contextlib.nullcontext():
@@ -730,7 +744,9 @@ def render_chat(
     """Render checked messages with the chat template. The text ends where the response begins."""
     if tokenizer.chat_template is None:
         raise PromptError(
-            "messages", "this model's tokenizer has no chat template", "send a text (text_input), or use a chat model"
+            "messages",
+            "this model's tokenizer has no chat template",
+            "send a text (/v1/completions, or the tensor text_input), or give the server a template (--chat-template)",
         )
     given = list(messages), list(tools) if tools else None, dict(variables or {})
     try:

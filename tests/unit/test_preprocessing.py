@@ -436,6 +436,22 @@ def test_tools_that_a_template_does_not_show_are_described(tmp_path: Path, parse
     assert "of a place" not in made.chat.text and not made.guide.text
 
 
+def test_a_chat_template_from_a_file_replaces_the_models(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "other", _EACH)
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ tools | tojson if tools }}{% for m in messages %}({{ m.content }}){% endfor %}")
+    given = {"CHARONIA_CHAT_TEMPLATE": str(file)}
+    preparation = Preparation(load_tokenizer(folder), given, None, GUIDE_MAX_BYTES)
+    assert preparation.prepare(Fields(messages="hi")).chat.text == "(hi)"
+    first = fingerprint(folder, folder, given, folder)
+    assert first != fingerprint(folder, folder, {}, folder)
+    for text, problem in (("{% for %}", "own.jinja is not valid Jinja: "), (None, "own.jinja cannot be read: ")):
+        file.write_text(text) if text else file.unlink()
+        assert fingerprint(folder, folder, given, folder) != first
+        with pytest.raises(TokenizerError, match=problem):
+            Preparation(load_tokenizer(folder), given, None, GUIDE_MAX_BYTES)
+
+
 def test_a_template_without_a_system_message_gets_the_tools_in_the_users(tmp_path: Path) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", refuses + _EACH))
