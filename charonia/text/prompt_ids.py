@@ -617,16 +617,19 @@ def _with_shown_calls(tokenizer: Any, messages: list[Message], write: WriteCalls
 
 def _probe_calls(tokenizer: Any) -> Callable[[list[Message]], list[Message]]:
     ids = ("charonia1", "charonia2")  # Mistral's templates accept ids of nine letters and digits
-    calls = [{"id": id, "type": "function", "function": {"name": "f", "arguments": {"a": f"{id}a"}}} for id in ids]
-    results = [{"role": "tool", "tool_call_id": id, "name": "f", "content": f"{id}r"} for id in ids]
+    name = _TEST_TOOL
+    calls = [{"id": id, "type": "function", "function": {"name": name, "arguments": {"a": f"{id}a"}}} for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "name": name, "content": f"{id}r"} for id in ids]
     answer = {"role": "assistant", "content": "", "tool_calls": calls}
     try:
         text = render_chat(tokenizer, [{"role": "user", "content": "x"}, answer, *results])
     except PromptError:  # the caller's messages will show the error
         return list
-    if f"{ids[0]}a" not in text or not all(f"{id}r" in text for id in ids):
+    # Some templates show certain arguments only, and always the name.
+    is_shown = f"{ids[0]}a" in text or name in text.partition(f"{ids[0]}r")[0]
+    if not is_shown or not all(f"{id}r" in text for id in ids):
         return _with_all_calls_as_text
-    return list if f"{ids[1]}a" in text else _with_single_calls
+    return _with_single_calls if f"{ids[0]}a" in text and f"{ids[1]}a" not in text else list
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
