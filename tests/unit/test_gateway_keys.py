@@ -143,6 +143,30 @@ async def test_a_page_of_the_gateways_own_needs_a_key_under_any_host_name(file: 
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
+async def test_page_under_a_name_of_the_machine_is_accepted_unless_local(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway on loopback rejects it: the network may have chosen the machine's domain."""
+    monkeypatch.setattr("socket.gethostname", lambda: "GPUbox")
+    monkeypatch.setattr("socket.getfqdn", lambda: "gpubox.lab.example")
+
+    async def status(web: httpx.AsyncClient, name: str) -> int:
+        headers = {"Host": f"{name}:23333", "Origin": f"http://{name}:23333"}
+        return (await web.post("/v1/chat/completions", json=CHAT, headers=headers)).status_code
+
+    async with gateway(host="0.0.0.0") as (web, _):
+        for name, accepted in (("gpubox", 200), ("gpubox.local", 200), ("gpubox.evil.example", 403), ("other", 403)):
+            assert await status(web, name) == accepted, name
+
+        async def knows_full_name() -> bool:
+            return await status(web, "gpubox.lab.example") == 200
+
+        await until(knows_full_name)
+    async with gateway(host="127.0.0.1") as (web, _):
+        for name in ("gpubox", "gpubox.local", "gpubox.lab.example"):
+            assert await status(web, name) == 403, name
+
+
 @pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
 async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, header: str) -> None:
     headers = file.bearer("alice") if header == "Authorization" else {header: file.texts["alice"]}
