@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from charonia_gateway import access, files, keys
 from charonia_gateway.app import create_app
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, gateway
-from key_files import PAST, KeyFile
+from key_files import FUTURE, PAST, KeyFile
 from starlette.routing import Mount
 from triton_double import Double, error, input_number, input_text, part, says
 from tritonclient.grpc import service_pb2 as pb
@@ -324,6 +325,18 @@ async def test_a_keys_priority_is_the_highest_of_its_requests(file: KeyFile, ask
         body = CHAT if asked is None else {**CHAT, "priority": asked}
         await web.post("/v1/chat/completions", json=body, headers=file.bearer("low"))
         assert input_number(server.requests[0], "priority") == sent % 2**32
+
+
+async def test_metrics_have_the_expiry_of_keys_that_are_not_revoked(file: KeyFile) -> None:
+    file.add("temporary", expires=FUTURE)
+    file.add("withdrawn", expires=FUTURE)
+    file.revoke("withdrawn")
+    async with guarded(file) as (web, _):
+        text = (await web.get("/metrics", headers=file.bearer("prometheus"))).text
+    found = re.findall(r'^charonia_gateway_key_expiry_seconds{key="(\w+)"} (\S+)$', text, re.MULTILINE)
+    assert {key: float(value) for key, value in found} == pytest.approx(
+        {"expired": PAST.timestamp(), "temporary": FUTURE.timestamp()}
+    )
 
 
 async def test_without_a_file_no_key_is_asked_for_and_ids_are_the_clients() -> None:
