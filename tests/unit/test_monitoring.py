@@ -177,6 +177,22 @@ def test_dashboards_show_every_metric_of_engine_and_gateway() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["overview", "engine"])
+def test_figures_of_several_models_are_not_mixed(name: str) -> None:
+    """The p95 of a fast and a slow model together is the figure of neither."""
+    assert {"instance", "model"} <= {variable["name"] for variable in BOARDS[name]["templating"]["list"]}
+    for panel in panels(name):
+        for target in panel["targets"]:
+            if '$instance"' not in target["expr"] or "changes(" in target["expr"]:
+                continue
+            assert target["expr"].count('model=~"$model"') == target["expr"].count('instance=~"$instance"'), panel[
+                "title"
+            ]
+            if panel["type"] != "stat":
+                assert "{{model}}" in target["legendFormat"], panel["title"]
+                assert "by (" not in target["expr"] or re.search(r"by \([^)]*\bmodel\b", target["expr"]), panel["title"]
+
+
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:
     provisioning = MONITORING / "grafana" / "provisioning"
     (source,) = load(provisioning / "datasources" / "prometheus.yml")["datasources"]
