@@ -14,9 +14,6 @@ from charonia.bench.targets import gateway_client
 from charonia.errors import ModelError
 from charonia.tables import print_table
 
-# Fields of a body that use or change the server's state. The tokens do not depend on them.
-_STATEFUL = ("session_id", "renew_session", "store")
-
 
 @dataclass
 class Outcome:
@@ -54,20 +51,15 @@ def read_log(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def why_skipped(path: str, body: dict[str, Any]) -> str | None:
-    """Why a request cannot be replayed; None if it can."""
-    if body.get("previous_response_id") is not None:
-        return "it continues a stored response"
-    if path == "/v1/chat/interactive" and body.get("session_id") not in (None, -1):
-        return "it continues a session"
-    return None
-
-
-def without_state(body: dict[str, Any], text: str) -> str:
-    """The text of a body without the fields that use the server's state. Unchanged if it has none."""
-    if not any(name in body for name in _STATEFUL):
-        return text
-    return json.dumps({name: value for name, value in body.items() if name not in _STATEFUL})
+def stateless(path: str, text: str) -> str | None:
+    """The body of a request without the fields that use or change the server's state, which change no token. None if
+    the request continues what a server has kept. A body without such fields is unchanged."""
+    body = json.loads(text)
+    in_session = path == "/v1/chat/interactive" and body.get("session_id") not in (None, -1)
+    if in_session or body.get("previous_response_id") is not None:
+        return None
+    kept = {name: value for name, value in body.items() if name not in ("session_id", "renew_session", "store")}
+    return text if len(kept) == len(body) else json.dumps(kept)
 
 
 def difference(logged: list[dict[str, Any]], now: list[dict[str, Any]]) -> str | None:
@@ -90,21 +82,18 @@ def difference(logged: list[dict[str, Any]], now: list[dict[str, Any]]) -> str |
 async def _replayed(client: Any, number: int, entry: dict[str, Any]) -> Outcome:
     outcome = Outcome(number, entry.get("request_id", ""), entry["path"])
     outcome.logged_fingerprint = entry.get("system_fingerprint")
-    body = json.loads(entry["body"])
-    if reason := why_skipped(entry["path"], body):
-        outcome.detail = reason
+    body = stateless(entry["path"], entry["body"])
+    if body is None:
+        outcome.detail = "it continues what a server has kept"
         return outcome
-    text = without_state(body, entry["body"])
-    sent = {"path": entry["path"], "body": text, "seeds": entry.get("seeds", {})}
+    sent = {"path": entry["path"], "body": body, "seeds": entry.get("seeds", {})}
     try:
         response = await client.post("/v1/replay", json=sent)
+        if response.status_code != 200:
+            raise ModelError(f"HTTP {response.status_code}: {response.text[:300]}")
         found = response.json()
-    except Exception as error:  # httpx's errors, or a body that is not JSON
-        outcome.result, outcome.detail = "failed", f"{type(error).__name__}: {error}"
-        return outcome
-    if response.status_code != 200:
-        message = found["error"].get("message") if isinstance(found.get("error"), dict) else found
-        outcome.result, outcome.detail = "failed", f"HTTP {response.status_code}: {message}"
+    except Exception as error:  # httpx's errors may have no text
+        outcome.result, outcome.detail = "failed", str(error) or repr(error)
         return outcome
     outcome.fingerprint = found["system_fingerprint"]
     outcome.detail = difference(entry["choices"], found["choices"]) or ""
@@ -153,7 +142,7 @@ def show(outcomes: list[Outcome]) -> None:
         rows = [[str(one.line), one.result, one.request_id, one.path, one.detail] for one in others]
         print_table(("line", "result", "request", "path", "first difference, or reason"), rows)
     if found["fingerprints"] and found["fingerprints"] != found["logged_fingerprints"]:
-        print(f"\nThe log is from {', '.join(found['logged_fingerprints'])}, this server is")
-        print(f"{', '.join(found['fingerprints'])}: their tokens may differ.")
+        logged, now = (", ".join(found[name]) for name in ("logged_fingerprints", "fingerprints"))
+        print(f"\nThe log has the fingerprint {logged}, this server {now}: tokens may differ.")
     if found["broken"]:
         print("\nTokens differ with equal fingerprints. On a GPU this is expected without the setting `reproducible`.")

@@ -4,8 +4,7 @@
 # also contain the libraries (about 700 MB) and are deleted afterwards. Only the build needs the headers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cublas_pin=nvidia-cublas==13.10.0.20
-nccl_pin=nvidia-nccl-cu13==2.32.3
+pins=docker/requirements/cuda.txt
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
@@ -26,15 +25,17 @@ find_header() {
   return 1
 }
 
-# fetch PIN TARGET: copies the headers of a wheel to build/cuda_headers/<TARGET>
+# fetch PACKAGE TARGET: copies the headers of a wheel to build/cuda_headers/<TARGET>
 fetch() {
-  local target=build/cuda_headers/$2 work
-  if [ -f "$target/$1.fetched" ]; then return; fi
+  local target=build/cuda_headers/$2 work pin
+  pin=$(sed -n "/^$1==/,/[^\\\\]$/p" "$pins")  # with its checksums
+  if [ "$(cat "$target/fetched" 2>/dev/null)" = "$pin" ]; then return; fi
   echo "get_cuda_headers: downloading $1 for its headers" >&2
   mkdir -p build/cuda_headers
   work=$(mktemp -d build/cuda_headers/download.XXXXXX)
+  echo "$pin" >"$work/pin"
   if ! "$python" -m pip --disable-pip-version-check --no-input --quiet download --no-deps --only-binary :all: \
-    --dest "$work" "$1" >&2; then
+    --dest "$work" --require-hashes --requirement "$work/pin" >&2; then
     rm -rf "$work"
     echo "get_cuda_headers: cannot download $1; install the toolkit's development package instead" >&2
     return 1
@@ -52,15 +53,15 @@ with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
             (target / rest).write_bytes(wheel.read(name))
 PYTHON
   rm -rf "$work"
-  touch "$target/$1.fetched"
+  echo "$pin" >"$target/fetched"
 }
 
 if ! cublas=$(find_header cublasLt.h "$toolkit/include" "$toolkit"/targets/*/include "$packages/nvidia/cu13/include"); then
-  fetch "$cublas_pin" cublas
+  fetch nvidia-cublas cublas
   cublas=$PWD/build/cuda_headers/cublas
 fi
 if ! nccl=$(find_header nccl.h "$toolkit/include" "$toolkit"/targets/*/include /usr/include "$packages/nvidia/nccl/include"); then
-  fetch "$nccl_pin" nccl
+  fetch nvidia-nccl-cu13 nccl
   nccl=$PWD/build/cuda_headers/nccl
 fi
 echo "$cublas;$nccl"

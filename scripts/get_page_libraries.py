@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GATEWAY = ROOT / "gateway"
 TARGET = GATEWAY / "charonia_gateway" / "page" / "libraries"
 NODE = ROOT / "docker" / "requirements" / "node.txt"
-# The files of each package that the pages use. Licences are copied too.
+# The files of each package that the pages use. Licences are copied too, and package.json: tools that list the packages
+# of an image read it.
 WANTED = {
     "@highlightjs/cdn-assets": ("es/highlight.min.js",),
     "dompurify": ("dist/purify.es.mjs",),
@@ -34,7 +35,7 @@ WANTED = {
 }
 TESTS_TARGET = ROOT / "build" / "page_tests"
 TESTS_WANTED = {"axe-core": ("axe.min.js",)}
-LICENCES = ("LICENSE*", "NOTICE*", "swagger-ui-bundle.js.LICENSE.txt")
+LICENCES = ("package.json", "LICENSE*", "NOTICE*", "swagger-ui-bundle.js.LICENSE.txt")
 
 
 class Missing(Exception):

@@ -18,6 +18,7 @@ import sys
 import zlib
 from pathlib import Path
 
+PINNED_UV = Path(__file__).resolve().parent.parent / "docker" / "requirements" / "uv.txt"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 # pip's settings and the corresponding variables of uv. pip separates values by spaces.
@@ -94,7 +95,8 @@ def find_uv() -> str:
     """Return the path of uv in this environment; installs it if needed. Raises OSError if that fails."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
-        command = [*PIP, "--quiet", "install", "--only-binary", ":all:", "--no-compile", "uv"]
+        command = [*PIP, "--quiet", "install", "--only-binary", ":all:", "--no-compile"]
+        command += ["--require-hashes", "--requirement", str(PINNED_UV)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0 or not uv.exists():
             raise OSError(f"uv cannot be installed: {last_line(done.stderr)}")

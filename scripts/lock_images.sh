@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes docker/requirements/*.txt: the exact versions, with checksums, of the Python packages in the container images.
+# Writes docker/requirements/*.txt: the exact versions, with checksums, of the Python packages in the container images, of those
+# that scripts/setup.sh installs for `make serve` (host.txt), and of those with the headers that CUDA needs (cuda.txt).
 #
 #   scripts/lock_images.sh [OPTION FOR uv pip compile ...]      for example --upgrade or --upgrade-package NAME
 #
@@ -26,3 +27,6 @@ lock server pyproject.toml docker/requirements/server.in
 lock triton docker/requirements/triton.in --no-deps
 lock build scripts/requirements-build.txt
 lock node docker/requirements/node.in
+lock uv docker/requirements/uv.in
+lock cuda docker/requirements/cuda.in --no-deps
+python3 scripts/dependencies.py serve | lock host -

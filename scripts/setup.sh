@@ -100,6 +100,8 @@ install_all() {
 
 install_packages() {
   local needed=build/dependencies-$purpose.txt
+  get_packages --require-hashes --requirement docker/requirements/host.txt
+  if [ "$purpose" = serve ]; then return; fi
   .venv/bin/python scripts/dependencies.py "$purpose" >"$needed"
   if [ "$purpose" = test-all ]; then
     get_packages --requirement "$needed" --requirement scripts/requirements-test-all.txt
@@ -140,12 +142,12 @@ fi
 if [ "${CI:-}" = true ]; then
   export CMAKE_ARGS="${CMAKE_ARGS:-} -DCHARONIA_WERROR=ON"
 fi
-sources=(pyproject.toml client/pyproject.toml gateway/pyproject.toml scripts/requirements-build.txt)
+sources=(pyproject.toml client/pyproject.toml gateway/pyproject.toml docker/requirements/build.txt docker/requirements/host.txt)
 if outdated packages "${sources[@]}" ||
   { [ "$purpose" != serve ] && outdated "$purpose" "${sources[@]}" scripts/requirements-test*.txt; }; then
   begin
   say "installing packages and building the engine (the first time takes some minutes)"
-  with_progress get_packages --requirement scripts/requirements-build.txt
+  with_progress get_packages --require-hashes --requirement docker/requirements/build.txt
   page=
   if page_outdated; then
     .venv/bin/python scripts/get_page_libraries.py &

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -764,20 +765,19 @@ def _with_single_calls(messages: list[Message]) -> list[Message]:
     made: list[Message] = []
     at = 0
     while at < len(messages):
-        message, results = messages[at], []
+        message, results = messages[at], defaultdict(list)
         calls = message.get("tool_calls", ())
         at += 1
         if len(calls) < 2:
             made.append(message)
             continue
         while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
+            results[str(messages[at].get("tool_call_id"))].append(messages[at])
             at += 1
         for number, call in enumerate(calls):
             made.append({**(message if number == 0 else {"role": "assistant", "content": ""}), "tool_calls": [call]})
-            made += [result for result in results if result.get("tool_call_id") == call.get("id")]
-        ids = {call.get("id") for call in calls}
-        made += [result for result in results if result.get("tool_call_id") not in ids]
+            made += results.pop(str(call.get("id")), [])
+        made += itertools.chain(*results.values())
     return made
 
 

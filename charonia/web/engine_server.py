@@ -27,7 +27,7 @@ from charonia_client import (
 from charonia_client import CharoniaError as ClientError
 from charonia_client.contract import SCALARS
 from charonia_client.errors import from_triton
-from charonia_client.stream import ResponseParser
+from charonia_client.parsing import ResponseParser
 from charonia_client.tensors import encode, encode_tokenize, with_arithmetic
 from charonia_client.types import TopToken
 

@@ -145,7 +145,8 @@ class Client:
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
         self._active: dict[str, Stream] = {}  # by request id
-        self._stops: dict[str, asyncio.Task[None]] = {}  # by request id
+        self._stops: set[asyncio.Task[None]] = set()
+        self._ending: dict[str, Stream] = {}  # abandoned streams by request id, until the server has ended them
         self._small, self._large = Turns(_MAX_SMALL), Turns(_MAX_LARGE)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -169,7 +170,7 @@ class Client:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         if self._stops:
-            await asyncio.wait(set(self._stops.values()), timeout=timeout_s)
+            await asyncio.wait(set(self._stops), timeout=timeout_s)
         for subscription in (*self._left, self._subscription):
             if subscription:
                 await subscription.end(max(0.0, deadline - clock()))
@@ -285,9 +286,9 @@ class Client:
         await self._act("cancel", request_id, session_id)
 
     async def until_over(self, request_id: str) -> None:
-        """Returns when the server has ended a request whose iterator was closed, or cannot be reached."""
-        if task := self._stops.get(request_id):
-            await asyncio.wait((task,))
+        """Returns when the server has ended a request whose iterator was closed, or the connection was lost."""
+        if stream := self._ending.get(request_id):
+            await asyncio.wait((stream.task,))
 
     async def end_session(self, session_id: str) -> None:
         """Forgets a session, if it exists. Raises Unavailable, ServerError."""
@@ -374,8 +375,10 @@ class Client:
             tried.set()
             return tried
         task = asyncio.get_running_loop().create_task(self._cancel_until_over(request_id, stream, tried))
-        self._stops[request_id] = task
-        task.add_done_callback(lambda ended: self._stops.get(request_id) is ended and self._stops.pop(request_id))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+        self._ending[request_id] = stream
+        stream.task.add_done_callback(lambda _: self._ending.pop(request_id, None))
         return tried
 
     async def _cancel_until_over(self, request_id: str, stream: Stream, tried: asyncio.Event) -> None:

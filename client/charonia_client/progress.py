@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from charonia_client.delivery import Chunk
+from charonia_client.parsing import ResponseParser
 from charonia_client.types import GenerateRequest
-
-if TYPE_CHECKING:
-    from charonia_client.stream import ResponseParser
 
 
 def join(last: Any, chunk: Any) -> None:
@@ -24,7 +23,7 @@ def join(last: Any, chunk: Any) -> None:
 
 @dataclass(slots=True)
 class _Response:
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))  # 4 bytes each
     ended: bool = False
     whole: Any = None  # the joined chunks of a whole response
     first: tuple[float, float, int] | None = None  # queue_ms, first_token_ms and num_cached_tokens of its first chunk
@@ -55,7 +54,7 @@ class Progress:
     With `best_of` this is not possible."""
 
     def __init__(self, request: GenerateRequest, *, joins: bool = False) -> None:
-        self.parser: ResponseParser | None = None
+        self.parser = ResponseParser(request) if request.parsed else None
         self.joins = joins and not request.stream and (request.best_of or 0) <= (request.n or 1)
         self.resumable = request.stream or self.joins  # whether another server can continue
         self._responses = [_Response() for _ in range(request.n or 1)]

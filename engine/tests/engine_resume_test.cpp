@@ -152,16 +152,18 @@ TEST_P(EngineResumeTest, RejectsWhatCannotBeContinued) {
   rejected([](auto& asked) { asked.sampling.n = 2; }, "1 sequences, and n = 2");
   rejected([](auto& asked) { asked.resumed = {std::nullopt}; }, "ended");
   rejected([](auto& asked) { asked.resumed.front()->push_back(kVocab); }, "vocabulary");
-  const auto fails = [&](auto change) {
-    auto asked = sampled(10);
-    asked.resumed = {{{1, 2, 3}}};
-    change(asked);
-    Collector out(*one, asked);
-    EXPECT_EQ(out.last().error_code, ErrorCode::invalid_argument);
-    EXPECT_NE(out.last().error.find("has ended within its"), std::string::npos) << out.last().error;
-  };
-  fails([](auto& asked) { asked.sampling.max_tokens = 3; });
-  fails([](auto& asked) { asked.sampling.ignore_eos = false, asked.sampling.end_ids = {2}; });
+  rejected([](auto& asked) { asked.sampling.max_tokens = 3; }, "ends after at most 3");
+  rejected([](auto& asked) { asked.sampling.max_tokens.reset(), asked.resumed.front()->resize(1 << 20); }, "at most");
+  auto ended = sampled(10);
+  ended.sampling.n = 2;
+  ended.sampling.ignore_eos = false;
+  ended.sampling.end_ids = {2};
+  ended.resumed = {{{1, 3}}, {{1, 2, 3}}};
+  Collector out(*one, ended);
+  for (const auto& last : out.wait()) {
+    EXPECT_EQ(last.error_code, ErrorCode::invalid_argument);
+    EXPECT_NE(last.error.find("sequence 1 has ended within its"), std::string::npos) << last.error;
+  }
   Collector after(*one, sampled(5));
   EXPECT_EQ(after.tokens().size(), 5U);
   one->check_integrity();

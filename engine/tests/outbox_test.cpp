@@ -105,8 +105,9 @@ Result after(int begin, Result result) {
 }
 
 TEST(Outbox, ADeliveryCanDescribeTheEngine) {
-  EXPECT_EQ(Outbox().take("cpu", true), std::string("\x08\x01\x1a\x03" "cpu\x20\x01"));
-  EXPECT_EQ(Outbox().take("cpu", false), std::string("\x08\x01\x1a\x03" "cpu"));
+  const std::string text = "\x08\x01\x1a\x05gpu 1";
+  EXPECT_EQ(Outbox().take("gpu 1", true), text + "\x20\x01");
+  EXPECT_EQ(Outbox().take("gpu 1", false), text);
 }
 
 TEST(Outbox, DeliveriesAreNumberedAndHaveTheChunksInTheirOrder) {

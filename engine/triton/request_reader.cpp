@@ -293,6 +293,9 @@ std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
 std::vector<std::optional<std::vector<TokenId>>> read_resumed(const Inputs& inputs) {
   const auto ids = inputs.ids("resumed_ids").value_or(std::vector<TokenId>{});
   const auto lengths = inputs.ids("resumed_lengths").value_or(std::vector<std::int32_t>{});
+  if (lengths.size() > SamplingMaximum::n) {
+    reject("resumed_lengths is for ", lengths.size(), " sequences, and n is at most ", SamplingMaximum::n);
+  }
   std::vector<std::optional<std::vector<TokenId>>> resumed;
   auto rest = std::span(ids);
   for (const auto length : lengths) {

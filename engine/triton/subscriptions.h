@@ -57,8 +57,8 @@ class Subscriptions {
   // If more requests of a subscription are cancelled before they arrive, those with the smallest keys are forgotten.
   static constexpr std::size_t kMostRefused = 4096;
 
-  // Opens a subscription and sends a delivery that describes the engine. Throws Error(invalid_argument) if the name is open, and
-  // Error(resource_exhausted) if there are kMost.
+  // Opens a subscription and sends a delivery that describes the engine. Throws Error(invalid_argument) if the name is
+  // open, and Error(resource_exhausted) if there are kMost.
   void open(const std::string& name, std::shared_ptr<ResponseStream> stream, const EngineInfo& info);
   // Ends the subscription without an error. Does nothing if it does not exist.
   void close(const std::string& name);

@@ -232,6 +232,7 @@ async def test_a_server_that_shuts_down_hands_its_responses_over(slow_model: Pat
             moved = asyncio.create_task(all_of_them())
 
             async def running_there() -> int:
+                assert not moved.done(), moved.result()
                 return int((await engine_metrics.read(leaving.metrics)).running)
 
             there = await until(running_there)

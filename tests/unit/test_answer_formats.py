@@ -16,7 +16,7 @@ import pytest
 from charonia_answers.formats import CALL_FORMATS, REASONING_FORMATS
 from charonia_answers.reading import Part, Reader, functions_of, named_functions
 from charonia_client import GenerateRequest, GenerateResponse
-from charonia_client.stream import ResponseParser
+from charonia_client.parsing import ResponseParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,7 +170,7 @@ def test_stop_words_count_only_before_calls() -> None:
     assert llama.stops("p \n", add, words, forced=False, num_begun=2) == llama.stops("p", add, words, forced=False)
 
 
-# --- charonia_client.stream.ResponseParser
+# --- charonia_client.parsing.ResponseParser
 
 
 def response(text: str, reason: Any = "stop") -> GenerateResponse:

@@ -98,6 +98,7 @@ class Fake:
 
         async def say(*_: object) -> Any:
             self.asked.append(name)
+            await asyncio.sleep(0)  # as a call to another process does
             answer = self.answers.get(name, UNKNOWN[name])
             if isinstance(answer, CharoniaError):
                 raise answer
@@ -193,6 +194,15 @@ async def test_every_request_has_a_seed_of_its_own_and_keeps_it_at_the_next_serv
     assert len(set(seeds)) == 3
     assert record.seeds[2] == 0
     assert {one.seed for one in servers.fakes[0].requests} <= set(seeds)
+
+
+async def test_requests_at_the_same_time_are_spread() -> None:
+    servers = Servers()
+    answers = await asyncio.gather(*(servers.pool.begin(ask(), f"id{at}") for at in range(9)))
+    assert [len(fake.requests) for fake in servers.fakes] == [3, 3, 3]
+    for answer in answers:
+        await answer.aclose()
+    servers.check_integrity()
 
 
 async def test_a_wrong_request_is_not_retried() -> None:

@@ -22,7 +22,7 @@ Responses = AsyncIterator[Any]
 
 @pytest.fixture(autouse=True)
 def parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia_client.stream.ResponseParser.parse", scripted_parse)
+    monkeypatch.setattr("charonia_client.parsing.ResponseParser.parse", scripted_parse)
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ RESPONSES: dict[str, Any] = {"model": MODEL, "input": "hi", "tools": [FUNCTION]}
 
 @pytest.fixture(autouse=True)
 def parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia_client.stream.ResponseParser.parse", scripted_parse)
+    monkeypatch.setattr("charonia_client.parsing.ResponseParser.parse", scripted_parse)
 
 
 def begin(index: int, arguments: str = "", **more: Any) -> dict[str, Any]:

@@ -67,9 +67,11 @@ def test_existing_libraries_are_not_downloaded_again(tree: Path) -> None:
 def test_libraries_for_tests_are_not_shipped(tree: Path) -> None:
     (tree / "made/axe-core").mkdir(parents=True)
     (tree / "made/axe-core/axe.min.js").write_text("axe")
+    (tree / "made/axe-core/package.json").write_text("{}")  # names the package for tools that list an image's packages
     ended = run(tree, "--tests")
     assert ended.returncode == 0, ended.stderr
     assert (tree / "build/page_tests/axe-core/axe.min.js").read_text() == "axe"
+    assert (tree / "build/page_tests/axe-core/package.json").exists()
     assert list((tree / "gateway/charonia_gateway/page").iterdir()) == []
     assert run(tree, "--tests", NPM_FAILS="1").returncode == 0
 

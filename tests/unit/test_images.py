@@ -39,7 +39,9 @@ def wanted(project: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize(
-    ("name", "projects"), [("server", (".",)), ("gateway", ("gateway", "client"))], ids=["server", "gateway"]
+    ("name", "projects"),
+    [("server", (".",)), ("gateway", ("gateway", "client")), ("host", (".", "gateway", "client"))],
+    ids=["server", "gateway", "host"],
 )
 def test_pinned_versions_are_those_that_the_packages_ask_for(name: str, projects: tuple[str, ...]) -> None:
     versions = locked(name)
@@ -54,6 +56,12 @@ def test_pinned_versions_are_those_that_the_packages_ask_for(name: str, projects
     assert not unfit, f"run scripts/lock_images.sh: {unfit}"
 
 
+@pytest.mark.parametrize("file", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda file: file.stem)
+def test_every_pinned_package_has_checksums(file: Path) -> None:
+    entries = [line for line in file.read_text(encoding="utf-8").replace("\\\n", " ").splitlines() if line[:1] != "#"]
+    assert entries and all("==" in entry and "--hash=sha256:" in entry for entry in entries)
+
+
 def test_the_server_image_has_the_client_of_the_liveness_probe() -> None:
     assert "grpcio" in locked("server")
 
@@ -64,6 +72,7 @@ def test_the_images_triton_is_the_packages() -> None:
     (pinned,) = [entry for entry in serve if entry.startswith("nvidia-pytriton")]
     assert pinned in (REQUIREMENTS / "triton.in").read_text(encoding="utf-8").splitlines()
     assert locked("triton") == {"nvidia-pytriton": Version(pinned.partition("==")[2])}
+    assert locked("host")["nvidia-pytriton"] == locked("triton")["nvidia-pytriton"]
 
 
 @pytest.mark.parametrize("name", ["server", "gateway"])

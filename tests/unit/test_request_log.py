@@ -14,7 +14,7 @@ from gateway_in_process import MODEL, gateway
 from triton_double import error, input_number, part, says
 
 from charonia.errors import ModelError
-from charonia.replay import Outcome, difference, read_log, summary, why_skipped, without_state
+from charonia.replay import Outcome, difference, read_log, stateless, summary
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": "hi"},
@@ -119,12 +119,12 @@ def test_the_first_different_token_is_named(now: list[dict[str, Any]], found: st
 
 
 def test_a_request_is_replayed_without_the_state_of_the_server() -> None:
-    assert without_state({"a": 1}, '{ "a":1}') == '{ "a":1}'
-    assert json.loads(without_state({"a": 1, "session_id": "s", "store": True}, "")) == {"a": 1}
-    assert why_skipped("/v1/responses", {"previous_response_id": "r"}) == "it continues a stored response"
-    assert why_skipped("/v1/chat/interactive", {"session_id": 7}) == "it continues a session"
-    assert why_skipped("/v1/chat/interactive", {"session_id": -1}) is None
-    assert why_skipped("/v1/chat/completions", {"session_id": "s"}) is None
+    chat, interactive = "/v1/chat/completions", "/v1/chat/interactive"
+    assert stateless(chat, '{ "a":1}') == '{ "a":1}'
+    assert stateless(chat, '{"a": 1, "session_id": "s", "store": true}') == '{"a": 1}'
+    assert stateless("/v1/responses", '{"previous_response_id": "r"}') is None
+    assert stateless(interactive, '{"session_id": 7}') is None
+    assert stateless(interactive, '{"session_id": -1}') == "{}"
 
 
 def test_different_tokens_break_the_promise_only_with_equal_fingerprints() -> None:

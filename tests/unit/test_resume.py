@@ -8,7 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from charonia_client import Client, GenerateRequest, GenerateResponse, Moved, Progress, Unavailable
+from charonia_client import (
+    Client,
+    GenerateRequest,
+    GenerateResponse,
+    Moved,
+    Progress,
+    Unavailable,
+)
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
@@ -170,6 +177,21 @@ async def test_another_server_continues(stream: bool, caplog: pytest.LogCaptureF
         assert seen == [None, ([10, 11], [2])]
         assert (two.resumes, two.record.num_resumes) == (1, 1)
     assert f"continues at server {two.doubles[1].target} after 2 tokens: it ends" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_moves_at_most_16_times(stream: bool) -> None:
+    seen: list[Any] = []
+
+    async def one_token(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        seen.append(resumed(request))
+        yield chunk(0, False)
+        yield error("[503] it ends")
+
+    async with Two(one_token, one_token) as two:
+        with pytest.raises(Unavailable, match="it ends"):
+            await two.text(stream=stream)
+    assert len(seen) == 17
 
 
 async def test_a_full_server_is_asked_until_it_has_room() -> None:

@@ -124,8 +124,14 @@ void Engine::Impl::check_resumed(const Request& request) const {
   if (std::ranges::none_of(resumed, &std::optional<std::vector<TokenId>>::has_value)) {
     reject("resumed says that all sequences have ended: there is nothing to compute");
   }
+  const int most = std::min(request.sampling.max_tokens.value_or(info.config.session_len), info.config.session_len);
   for (const auto& tokens : resumed) {
-    if (tokens) check_tokens("resumed", *tokens);
+    if (!tokens) continue;
+    if (std::ssize(*tokens) >= most) {
+      reject("resumed has ", tokens->size(), " tokens of a sequence, and the sequence ends after at most ", most,
+             ". Send only sequences that have not ended");
+    }
+    check_tokens("resumed", *tokens);
   }
 }
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from charonia_client import (
     BadRequest,
@@ -32,9 +32,6 @@ from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.logprobs import MAX_ENTRIES, count_entries
 from charonia_gateway.record import Record, current_record
 
-if TYPE_CHECKING:
-    from charonia_gateway.endpoints.pool import Pool
-
 log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
@@ -44,10 +41,32 @@ _LOOK_AGAIN_S = 0.1  # for a server that can continue
 _ASK_AGAIN_S = 0.5  # servers that were full
 
 
+class Servers(Protocol):
+    """The servers of a model: a pool.Pool."""
+
+    endpoints: list[Endpoint]
+    answers: set[Answer]
+    resume_timeout_s: float
+    on_retry: Callable[[], None]
+    on_resume: Callable[[], None]
+
+    def next_turn(self) -> int: ...
+
+    async def owner(self, session_id: str | None) -> str | None: ...
+
+    async def set_owner(self, session_id: str, target: str | None) -> None: ...
+
+    async def lose(self, session_id: str | None, owner: str | None) -> None: ...
+
+    def summary(self, failures: list[CharoniaError]) -> CharoniaError: ...
+
+    async def explained(self, error: CharoniaError) -> CharoniaError: ...
+
+
 class Answer:
     """`first` has the first part, or all parts of responses with `stream=False`. `rest` yields the others. Close it."""
 
-    def __init__(self, pool: Pool, request: GenerateRequest, id: str, timeout_s: float | None) -> None:
+    def __init__(self, pool: Servers, request: GenerateRequest, id: str, timeout_s: float | None) -> None:
         self.endpoint: Endpoint | None = None  # the server that has the request
         self.first: list[GenerateResponse] = []
         self._rest: AsyncGenerator[GenerateResponse, None] | None = None
@@ -149,6 +168,11 @@ class Answer:
     async def _send(self, endpoint: Endpoint) -> None:
         """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
         pool, request = self._pool, self._request
+        # At once, so that requests that are sent at the same time are spread over the servers.
+        self.endpoint = endpoint
+        endpoint.acquire()
+        endpoint.turn = pool.next_turn()
+        self._tried.append(endpoint)
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
@@ -168,8 +192,6 @@ class Answer:
             )  # fmt: skip
         elif self._failures:
             pool.on_retry()
-        self._tried.append(endpoint)
-        endpoint.turn = pool.next_turn()
         gone_s = time.monotonic() - self._began
         self._rest = endpoint.client.generate(
             _with_less_time(request, gone_s) if self._failures else request,
@@ -178,8 +200,6 @@ class Answer:
             progress=self._progress,
         )
         self._record.calls.append(partial(endpoint.client.until_over, self._engine_id))
-        endpoint.acquire()
-        self.endpoint = endpoint
         if moved and request.session_id is not None:  # an outdated history must not be continued
             await endpoint.client.end_session(request.session_id)
 
@@ -226,7 +246,8 @@ class Answer:
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
         failed = sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
         late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
-        return lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES) or late
+        spent = late or self._num_resumes >= _MAX_RESUMES
+        return spent or lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES)
 
     def _release(self) -> Endpoint | None:
         endpoint, self.endpoint = self.endpoint, None

@@ -30,14 +30,19 @@ def name_media(messages: Sequence[Any]) -> tuple[list[Any], list[list[str]]]:
 
 def _is_of_model(message: Any) -> bool:
     return isinstance(message, dict) and (
-        message.get("role") == "assistant" or str(message.get("type")).endswith(("_call", "reasoning"))
+        message.get("role") == "assistant" or _kind(message).endswith(("_call", "reasoning"))
     )
+
+
+def _kind(part: dict[str, Any]) -> str:
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _is_result(message: Any) -> bool:
     if not isinstance(message, dict):
         return False
-    kind, content = str(message.get("type")), message.get("content")
+    kind, content = _kind(message), message.get("content")
     return (
         message.get("role") in ("tool", "function")
         or kind == "tool_result"
@@ -51,7 +56,7 @@ def _named(message: Any) -> tuple[Any, list[str]]:
     if not isinstance(message, dict):
         return message, []
     kinds: list[str] = []
-    returned = message.get("role") in ("tool", "function") or str(message.get("type")).endswith(("_output", "_result"))
+    returned = message.get("role") in ("tool", "function") or _kind(message).endswith(("_output", "_result"))
     for field in ("content", "output"):
         if isinstance(message.get(field), list):
             parts = [_named_part(part, kinds, returned=returned) for part in message[field]]
@@ -61,12 +66,12 @@ def _named(message: Any) -> tuple[Any, list[str]]:
 
 def _named_part(part: Any, kinds: list[str], *, returned: bool) -> Any:
     """Return a part, or the text for it. Add its type to `kinds` if it is replaced."""
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = _kind(part) if isinstance(part, dict) else ""
     if kind == "tool_result":
         part, inner = _named(part)
         kinds += inner
-    elif isinstance(kind, str) and (kind in _MEDIA or (returned and kind not in _TEXTS)):
-        kinds.append(kind)
+    elif kind in _MEDIA or (returned and kind and kind not in _TEXTS):
+        kinds.append(kind[:64])
         return {"type": "text", "text": f"[{kind[:64]}: this model reads only text]"}
     return part
 
