@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from charonia import __version__
+from charonia import __version__, disk
 from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
@@ -344,5 +344,12 @@ def main() -> None:
     except CharoniaError as error:
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)), highlight=False)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not disk.is_full_or_read_only(error):
+            raise
+        Console(stderr=True, soft_wrap=True).print(
+            Text.assemble(("error: ", "bold red"), disk.reason(error)), highlight=False
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from charonia import _engine
+from charonia import _engine, cli
 from charonia.bench import records
 from charonia.bench.random_model import SHAPES, write_random_model
 
@@ -271,3 +272,16 @@ def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:
     assert code == 0 and out
     code, _, err = charonia("benchmark", "make-model", tmp_path / "n", "--shape", "huge")
     assert code == 1 and "'huge'" in err
+
+
+def test_a_full_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "missing" / "file"))
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: No space left on device at \S+/missing/file \([\d.]+ GB are free\): free .*\n", error)
