@@ -25,8 +25,8 @@ def require_space(folder: Path, needed: int, what: str, error: type[CharoniaErro
 
 @contextlib.contextmanager
 def explained(folder: Path, what: str) -> Iterator[None]:
-    """Raises ModelError, with the free space, if the disk of `folder` is full or read-only, or if the user may not write
-    there. Other errors pass."""
+    """Raises ModelError, with the free space, if the disk of `folder` is full or read-only, or if the user may not
+    write there. Other errors pass."""
     try:
         yield
     except OSError as error:
