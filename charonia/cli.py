@@ -18,12 +18,14 @@ from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
 from charonia.keys import add_keys
+from charonia.option_hints import HintingGroup
 from charonia.serve.command import models_app, prepare_command, serve_command
 from charonia.text import prompt_ids
 from charonia.web.command import web_command
 
 app = typer.Typer(
     name="charonia",
+    cls=HintingGroup,
     help="Converts, runs and measures large language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -36,6 +38,21 @@ app.add_typer(models_app, name="models")
 app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)
 app.command("web")(web_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
