@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from charonia_gateway.record import begins_text
 
 # Requests for these paths do not count as running.
-_WATCHING = frozenset(("/metrics", "/health/live", "/health/ready"))
+_WATCHING = frozenset(("/metrics", "/health/live", "/health/ready", "/health", "/ping"))
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 

@@ -82,7 +82,9 @@ class OriginMiddleware:
         names.add(socket.getfqdn().lower())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_probe = scope["type"] == "http" and scope["path"].startswith("/health/")
+        is_probe = scope["type"] == "http" and (
+            scope["path"].startswith("/health/") or scope["path"] in ("/health", "/ping")
+        )
         if (
             scope["type"] == "http"
             and not is_probe

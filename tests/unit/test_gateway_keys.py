@@ -46,11 +46,12 @@ ROUTES: dict[tuple[str, str], Any] = {
     ("POST", "/detokenize"): {"tokens": [72]},
     ("GET", "/tokenizer_info"): None,
     ("GET", "/metrics"): None,
+    ("GET", "/version"): None,
     ("GET", "/openapi.json"): None,
 }
 # Routes that need no key. One file represents all files of the pages.
 PAGE_FILE = "/page/chat.css"
-OPEN = {("GET", path) for path in ("/health/live", "/health/ready", "/", "/docs", PAGE_FILE)}
+OPEN = {("GET", path) for path in ("/health/live", "/health/ready", "/health", "/ping", "/", "/docs", PAGE_FILE)}
 # These routes have no model.
 OF_NO_MODEL = {
     "/metrics",
@@ -58,6 +59,7 @@ OF_NO_MODEL = {
     "/v1/responses/{id}",
     "/v1/models",
     "/openapi.json",
+    "/version",
 }
 
 
@@ -208,7 +210,12 @@ async def test_the_document_says_what_needs_a_key(file: KeyFile) -> None:
     assert document["components"]["securitySchemes"][name]["scheme"] == "bearer"
     assert document["security"] == [{name: []}]
     operations = [(path, one) for path, of_path in document["paths"].items() for one in of_path.values()]
-    assert {path for path, one in operations if one.get("security") == []} == {"/health/live", "/health/ready"}
+    assert {path for path, one in operations if one.get("security") == []} == {
+        "/health/live",
+        "/health/ready",
+        "/health",
+        "/ping",
+    }
     assert all(one.get("security", []) == [] for _, one in operations)
     async with gateway() as (web, _):
         assert "security" not in (await web.get("/openapi.json")).json()
