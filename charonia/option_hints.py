@@ -1,4 +1,4 @@
-"""Options of other servers and what they are called here (docs/coming_from.md)."""
+"""Options of other servers, and their names here (docs/coming_from.md)."""
 
 from __future__ import annotations
 
