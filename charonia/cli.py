@@ -55,6 +55,12 @@ def _options(
     pass
 
 
+TemplateOption = Annotated[
+    Path | None,
+    typer.Option(help="A file with a chat template in Jinja that replaces the model's.", metavar="FILE"),
+]
+
+
 @app.command()
 @with_engine_options(environment=False)
 def convert(
@@ -70,6 +76,7 @@ def convert(
     dtype: DtypeOption = "auto",
     link: Annotated[bool, typer.Option("--link", help="Refer to the model's files instead of copying them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing workspace.")] = False,
+    chat_template: TemplateOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Convert a Hugging Face model to a workspace. The inference parameters given here are written to its config.ini.
@@ -83,6 +90,7 @@ def convert(
         model_format=model_format,
         dtype=dtype,
         force=force,
+        chat_template=chat_template,
         settings=spell_settings(settings or {}),
         show_progress=True,
     )
@@ -128,6 +136,7 @@ def chat(
         float | None, typer.Option(help="More than 1 makes repetition less likely; default: the model's.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same responses.")] = None,
+    chat_template: TemplateOption = None,
     dtype: DtypeOption = "auto",
     settings: dict[str, Any] | None = None,
 ) -> None:
@@ -135,6 +144,7 @@ def chat(
     from charonia.api.engine import Engine
     from charonia.api.results import SamplingParams
     from charonia.chat import run
+    from charonia.text.tokenizer import replace_chat_template
 
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -147,6 +157,8 @@ def chat(
     # A chat runs one sequence at a time, so a batch of two is enough.
     chosen = {"max_batch_size": 2, "stream_interval_ms": 0, **(settings or {})}
     with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
+        if chat_template is not None:
+            replace_chat_template(engine.tokenizer, chat_template)
         run(engine, sampling, system=system, enter_sends=enter_sends)
 
 

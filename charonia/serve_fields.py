@@ -216,6 +216,17 @@ class ServeFields(BaseSettings):
         "auto",
         description="the model's format of tool calls; auto: derived from its chat template (docs/tools.md)",
     )
+    chat_template: Path | None = Field(
+        None,
+        description="file with a chat template in Jinja that replaces the model's; for one model; default: the "
+        "model's own",
+    )
+    generic_tools: bool = Field(
+        True,
+        description="describes the tools in the system message if the model's chat template does not show them; then "
+        "calls have the format hermes, unless the template or CHARONIA_TOOL_CALL_PARSER has another. "
+        "false: such requests are rejected",
+    )
     reasoning_parser: Literal[
         "auto",
         "none",
@@ -252,6 +263,8 @@ class ServeFields(BaseSettings):
 SHARED = (
     "tracing_endpoint",
     "tool_call_parser",
+    "chat_template",
+    "generic_tools",
     "reasoning_parser",
     "access_log",
     "log_format",

@@ -21,6 +21,8 @@ from charonia.serve_fields import SHARED, SIMILAR, ServeFields
 
 ENV_FILE = Path(".env")
 PREFIX = "CHARONIA_"
+# Settings of preprocessing that say how requests and responses have tools and reasoning.
+OF_ANSWERS = ("chat_template", "tool_call_parser", "generic_tools", "reasoning_parser")
 
 
 class ServeSettings(ServeFields):
@@ -34,11 +36,20 @@ class ServeSettings(ServeFields):
 def shared_environment(settings: ServeSettings) -> dict[str, str]:
     """Return the settings that all processes read, as environment variables."""
     values = {env_name(name): getattr(settings, name) for name in SHARED}
-    return {
-        name: str(int(value)) if isinstance(value, bool) else value
-        for name, value in values.items()
-        if value is not None
-    }
+    return {name: _text(value) for name, value in values.items() if value is not None}
+
+
+def _text(value: str | bool | Path) -> str:
+    """Return a value for another process, which may run in another folder."""
+    if isinstance(value, Path):
+        return str(value.expanduser().absolute())
+    return str(int(value)) if isinstance(value, bool) else value
+
+
+def of_answers(settings: ServeSettings) -> dict[str, str]:
+    """Return the settings of preprocessing, as environment variables."""
+    wanted = {env_name(name) for name in OF_ANSWERS}
+    return {name: value for name, value in shared_environment(settings).items() if name in wanted}
 
 
 def env_name(field: str) -> str:

@@ -256,7 +256,9 @@ def fingerprint_settings() -> str:
     )
     text = f"SETTINGS: dict[str, str | None] = {{\n{rows}}}\n"
     names = "".join(
-        f"    {literal(one.name)}: {literal(one.default)},\n" for one in service_settings() if one.tokens == "differ"
+        f"    {literal(one.name)}: {literal(str(one.default))},\n"
+        for one in service_settings()
+        if one.tokens == "differ"
     )
     text += f"VARIABLES = {{\n{names}}}\n"
     return with_region("preprocessing/model_fingerprint.py", "settings that change tokens", text)

@@ -23,18 +23,31 @@ from charonia_answers.parser import special_marks
 
 CALLS_VARIABLE = "CHARONIA_TOOL_CALL_PARSER"
 REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
+GENERIC_VARIABLE = "CHARONIA_GENERIC_TOOLS"
+# The format of calls of a model whose chat template does not show tools.
+GENERIC = CALL_FORMATS["hermes"]
+
+
+def is_generic(environment: Mapping[str, str]) -> bool:
+    """Whether tools that a chat template does not show are described in the system message."""
+    return environment.get(GENERIC_VARIABLE, "").strip().lower() not in ("0", "false", "no", "off")
 
 
 class AnswerFormats:
     """The formats of a model. Raises ValueError for a setting with an unknown format."""
 
     def __init__(
-        self, template: Any, environment: Mapping[str, str], special_tokens: Mapping[str, int] | None = None
+        self,
+        template: Any,
+        environment: Mapping[str, str],
+        special_tokens: Mapping[str, int] | None = None,
+        default: CallFormat | None = None,
     ) -> None:
         """template: the tokenizer's chat template, a dictionary of named templates, or None. special_tokens: ids by
-        text."""
+        text. default: the format of calls if the template has none."""
         text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
-        self.calls: CallFormat | None = _chosen(environment, CALLS_VARIABLE, CALL_FORMATS, find_call_format(text))
+        found = find_call_format(text) or default
+        self.calls: CallFormat | None = _chosen(environment, CALLS_VARIABLE, CALL_FORMATS, found)
         self.reasoning: ReasoningFormat | None = _chosen(
             environment, REASONING_VARIABLE, REASONING_FORMATS, find_reasoning_format(text)
         )

@@ -198,8 +198,8 @@ class AnswerGuides:
         if self._formats.calls is None:
             what = "calls cannot be forced" if choice.forced else "no function can be strict"
             problem = f"{what}: the model's format of calls is not known"
-            remedy = f"set {CALLS_VARIABLE} for the server (charonia serve --tool-call-parser), or send "
-            remedy += "tool_choice = auto and functions without strict"
+            remedy = f"send tool_choice = none, or start the server with {CALLS_VARIABLE} = hermes or another format "
+            remedy += "(charonia serve --tool-call-parser)"
             raise PromptError("tool_choice" if choice.forced else "tools", problem, remedy)
         if given.type == "structural_tag":
             what = "calls are forced" if choice.forced else "a function is strict"

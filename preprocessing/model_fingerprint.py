@@ -55,11 +55,14 @@ SETTINGS: dict[str, str | None] = {
 }
 VARIABLES = {
     "CHARONIA_TOOL_CALL_PARSER": "auto",
+    "CHARONIA_GENERIC_TOOLS": "True",
     "CHARONIA_REASONING_PARSER": "auto",
 }
 # end of generated: settings that change tokens
 # charonia serve sets this variable to a hash of the engine's library, which changes with each version and build.
 ENGINE_BUILD = "CHARONIA_ENGINE_BUILD"
+# The file of a chat template that replaces the model's.
+TEMPLATE_VARIABLE = "CHARONIA_CHAT_TEMPLATE"
 # They make the tokens of a prompt, and the masks of structured output.
 _PACKAGES = ("tokenizers", "transformers", "jinja2", "llguidance")
 
@@ -88,6 +91,8 @@ def _parts(
             yield name, _plain(setting(name, weights, engine_config, environment) or default)
     for name, default in VARIABLES.items():
         yield name, _plain(environment.get(name) or default)
+    if template := environment.get(TEMPLATE_VARIABLE):
+        yield TEMPLATE_VARIABLE, _read(Path(template))
     own = Path(__file__).resolve().parent
     for folder, files in ((tokenizer, tokenizer.iterdir()), (own, own.rglob("*.py"))):
         for file in sorted(files):

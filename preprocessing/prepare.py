@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import prompt
-from answer_formats import AnswerFormats, functions_of
+from answer_formats import GENERIC, AnswerFormats, functions_of, is_generic
 from answer_guide import AnswerGuides, Guide, read_tool_choice
-from prompt_ids import Encoded, PromptError, encode_bad_words
+from model_fingerprint import TEMPLATE_VARIABLE
+from prompt_ids import Encoded, PromptError, encode_bad_words, set_chat_template, shows_tools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,8 @@ class Prepared:
 
 
 class Preparation:
-    """Prepares requests to one model. Raises ValueError if a setting in `environment` names an unknown format. limit:
+    """Prepares requests to one model. Raises ValueError if a setting in `environment` names an unknown format, or an
+    unusable chat template. limit:
     tokens of the longest sequence; None: unknown. guide_max_bytes: as in AnswerGuides."""
 
     def __init__(
@@ -64,8 +67,13 @@ class Preparation:
     ) -> None:
         self.tokenizer = tokenizer
         self.limit = limit
+        if template := environment.get(TEMPLATE_VARIABLE):
+            set_chat_template(tokenizer, Path(template))
         special = special_tokens(tokenizer)
-        self.formats = AnswerFormats(tokenizer.chat_template, environment, special)
+        on = tokenizer.chat_template is not None and is_generic(environment)
+        default = GENERIC if on and not shows_tools(tokenizer) else None
+        self.formats = AnswerFormats(tokenizer.chat_template, environment, special, default)
+        self._write_calls = self.formats.calls.write if on and self.formats.calls else None
         self._guides = AnswerGuides(self.formats, special, guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:
@@ -88,6 +96,7 @@ class Preparation:
             limit=self.limit,
             continues=fields.continue_final_message,
             unseen_tools=choice.forced,
+            write_calls=self._write_calls,
         )
         parallel = fields.parallel_tool_calls
         prompted = None if fields.messages is None else chat.text

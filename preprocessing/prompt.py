@@ -16,6 +16,7 @@ from prompt_ids import (
     MAX_LOGIT_BIAS,
     Encoded,
     PromptError,
+    WriteCalls,
     check_variables,
     encode_chat,
     encode_ids,
@@ -82,13 +83,14 @@ def build_prompt(
     limit: int | None = None,
     continues: bool = False,
     unseen_tools: bool = False,
+    write_calls: WriteCalls | None = None,
 ) -> Encoded:
     """Build the prompt from exactly one of text_input, token_ids and messages. The other fields are JSON. variables:
     variables of the chat template. special: whether the tokenizer adds special tokens around a text; None: only to
     text_input. with_text: also return the text of token_ids. interactive: the input is the new part of a session, so it
     is also returned as a continuation of the session's history. limit: the context's length; a longer text is not
-    tokenized completely. continues: the last message is the beginning of the response. unseen_tools: a chat template
-    without tools may leave them out."""
+    tokenized completely. continues: the last message is the beginning of the response. unseen_tools, write_calls:
+    as in encode_chat."""
     given = [text_input is not None, token_ids is not None, messages is not None]
     if sum(given) != 1:
         problem = f"the request has {sum(given)} of them" if any(given) else "none was sent"
@@ -124,6 +126,7 @@ def build_prompt(
         variables=given_variables,
         continues=continues,
         unseen_tools=unseen_tools,
+        write_calls=write_calls,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
+# A fork beside gRPC's threads can abort in gRPC's own handlers. Children here use no gRPC of their parent.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 gc.disable()  # until the tests are collected
 # With this module jsonschema would check IRIs, which no test needs. Its import takes longer than jsonschema's.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # makes its import fail

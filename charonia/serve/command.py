@@ -14,7 +14,7 @@ import typer
 from charonia.api.options import with_engine_options, with_options
 from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
-from charonia.settings import ServeSettings, env_name, inference_settings, read_settings
+from charonia.settings import OF_ANSWERS, ServeSettings, env_name, inference_settings, read_settings
 
 app = typer.Typer()
 models_app = typer.Typer(no_args_is_help=True, help="Loads and unloads models of a running `charonia serve`.")
@@ -61,8 +61,7 @@ def with_setting_options(*fields: str) -> Callable[[Callable[..., None]], Callab
     "start_timeout_s",
     "max_restarts",
     "hang_timeout_s",
-    "tool_call_parser",
-    "reasoning_parser",
+    *OF_ANSWERS,
 )
 def serve_command(
     models: Annotated[

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC prints that a server has ended
+# `charonia serve` starts processes while gRPC's threads run. gRPC's own handlers of a fork can abort the new process.
+# The import of gRPC reads this variable.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc  # type: ignore[import-untyped]
 
 from charonia.serve import access
 from charonia.settings import ServeSettings
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC prints that a server has ended
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _PAUSE_S = 15.0  # between two probes
 _MISSES = 2  # in a row: after the machine was suspended, one late answer proves nothing

@@ -17,7 +17,7 @@ from charonia import _engine
 from charonia.errors import ModelError, ServeError
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
-from charonia.settings import ServeSettings
+from charonia.settings import ServeSettings, env_name
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.tensor_parallel import ranks_of
@@ -44,7 +44,16 @@ def prepare_all(
     `held` is closed. Several models share the memory. Raises CharoniaError for models that do not exist, are not
     supported or do not fit."""
     found = []
-    for name, model in asked_for(settings):
+    asked = asked_for(settings)
+    if settings.chat_template is not None:
+        if not settings.chat_template.expanduser().is_file():
+            raise ServeError(f"{env_name('chat_template')}={settings.chat_template} is not a file")
+        if len(asked) > 1:
+            raise ServeError(
+                f"{env_name('chat_template')}={settings.chat_template} is for one model, and {len(asked)} were named: "
+                "convert a model with charonia convert --chat-template, and serve its workspace"
+            )
+    for name, model in asked:
         workspace_dir = prepare(model, run_dir, inference, say, held)
         found.append((name or model_name(workspace_dir), workspace_dir))
     given = shares.parse_shares(settings.model_shares, len(found))

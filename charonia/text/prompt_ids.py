@@ -55,6 +55,8 @@ _TEST_DEFINITION = {
 INVALID = "INVALID_JSON"
 # Where a chat template expects tools: in its variable, or as a text in the system message; "": it ignores tools.
 _ToolPlace = Literal["variable", "system message", ""]
+# Writes calls, each a name and its arguments, as a model does.
+WriteCalls = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
 
 
 # Sizes of Mistral's Tekken vocabulary.
@@ -152,6 +154,20 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             "convert it with transformers' save_pretrained"
         )
     return tokenizer
+
+
+def set_chat_template(tokenizer: Any, file: Path) -> None:
+    """Replace the chat template. Raises TokenizerError for a file that cannot be read, or is no template."""
+    import jinja2
+
+    try:
+        tokenizer.chat_template = file.expanduser().read_text(encoding="utf-8")
+        render_chat(tokenizer, [{"role": "user", "content": "x"}])
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"the chat template {file} cannot be read: {error}") from error
+    except PromptError as error:  # a template may reject this message
+        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+            raise TokenizerError(f"the chat template {file} is not valid Jinja: {error.__cause__}") from error
 
 
 def load_by_class(folder: Path) -> Any:
@@ -381,10 +397,11 @@ def encode_chat(
     variables: Mapping[str, Any] | None = None,
     continues: bool = False,
     unseen_tools: bool = False,
+    write_calls: WriteCalls | None = None,
 ) -> Encoded:
     """Encode a chat with the model's template, which writes special tokens itself. special: whether the tokenizer adds
-    its own special tokens too. messages, tools: in OpenAI's format. unseen_tools: accept tools that the template
-    ignores.
+    its own special tokens too. messages, tools: in OpenAI's format. write_calls: the format of calls; tools that the
+    template ignores are described in the system message. None: such tools are rejected, except with unseen_tools.
 
     interactive: whether the messages may continue a session; see `encode_continuation`. limit: see check_length.
     variables: additional template variables. continues: the last message is an unfinished response, so the prompt ends
@@ -396,22 +413,26 @@ def encode_chat(
         begun = _begun_answer(checked, interactive=interactive)
         checked = checked[:-1]
     variables = check_variables(variables or {})
-    new = list(itertools.dropwhile(lambda message: message["role"] == "system", checked))
-    checked = _with_accepted_systems(tokenizer, _with_shown_calls(tokenizer, checked), variables)
+    history = _with_shown_calls(tokenizer, checked, write_calls or _as_hermes)
+    new = list(itertools.dropwhile(lambda message: message["role"] == "system", history))
+    checked = _with_accepted_systems(tokenizer, history, variables)
     shown = None if tools is None else check_tools(tools)
     if shown:
         place = _tool_place(tokenizer, checked, variables)
-        if not place and not unseen_tools and _are_shown(tokenizer, checked, shown, variables):
+        if not place and _are_shown(tokenizer, checked, shown, variables):
             place = "variable"
-        if not place and not unseen_tools:
+        if place or (unseen_tools and write_calls is None):
+            checked, shown = _with_tools(checked, shown, place)
+        elif write_calls is not None:
+            described = _with_described_tools(history, shown, write_calls)
+            checked, shown = _with_accepted_systems(tokenizer, described, variables), None
+        else:
             raise PromptError(
                 "tools",
                 "the model's chat template ignores tools, so the model would not see them",
-                "serve the model with a chat template that prints tools, or describe them in a message and force calls "
-                "with tool_choice = required or the name of a function. For this the server must know the model's "
-                "format of calls (CHARONIA_TOOL_CALL_PARSER)",
+                "send no tools, or start the server with CHARONIA_GENERIC_TOOLS = true and "
+                "CHARONIA_TOOL_CALL_PARSER = hermes",
             )
-        checked, shown = _with_tools(checked, shown, place)
     text = render_chat(tokenizer, checked, shown, variables) + begun
     check_length(tokenizer, "messages", text, limit)
     added: list[int] = []
@@ -581,16 +602,17 @@ def _shows_system(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
 _call_changes: WeakKeyDictionary[Any, dict[str, Callable[[list[Message]], list[Message]]]] = WeakKeyDictionary()
 
 
-def _with_shown_calls(tokenizer: Any, messages: list[Message]) -> list[Message]:
+def _with_shown_calls(tokenizer: Any, messages: list[Message], write: WriteCalls) -> list[Message]:
     """Return the messages with their calls in a form that the template shows. gpt-oss' template drops all but the first
-    call of a message, and some templates drop results. Cached per template."""
+    call of a message, and some templates drop all calls, or results. Cached per template."""
     if not any("tool_calls" in message or message["role"] == "tool" for message in messages):
         return messages
     known = _call_changes.setdefault(tokenizer, {})
     key = str(tokenizer.chat_template)
     if key not in known:
         known[key] = _probe_calls(tokenizer)
-    return known[key](messages)
+    change = known[key]
+    return _with_all_calls_as_text(messages, write) if change is _with_all_calls_as_text else change(messages)
 
 
 def _probe_calls(tokenizer: Any) -> Callable[[list[Message]], list[Message]]:
@@ -602,9 +624,9 @@ def _probe_calls(tokenizer: Any) -> Callable[[list[Message]], list[Message]]:
         text = render_chat(tokenizer, [{"role": "user", "content": "x"}, answer, *results])
     except PromptError:  # the caller's messages will show the error
         return list
-    if not all(f"{id}r" in text for id in ids):
+    if f"{ids[0]}a" not in text or not all(f"{id}r" in text for id in ids):
         return _with_all_calls_as_text
-    return _with_single_calls if f"{ids[0]}a" in text and f"{ids[1]}a" not in text else list
+    return list if f"{ids[1]}a" in text else _with_single_calls
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
@@ -632,8 +654,34 @@ def _are_shown(
     tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]], variables: Mapping[str, Any]
 ) -> bool:
     """Whether the prompt of these messages changes with the tools. The template may not accept the test messages."""
-    with_them, without = (render_chat(tokenizer, messages, given, variables) for given in (tools, None))
-    return with_them != without
+    with_them = render_chat(tokenizer, messages, tools, variables)
+    try:
+        return with_them != render_chat(tokenizer, messages, None, variables)
+    except PromptError:  # a template that needs tools
+        return True
+
+
+def shows_tools(tokenizer: Any) -> bool:
+    """Whether the chat template shows the tools of a request without a system message."""
+    return bool(_tool_place(tokenizer, [{"role": "user", "content": "x"}], {}))
+
+
+def _with_described_tools(messages: list[Message], tools: list[dict[str, Any]], write: WriteCalls) -> list[Message]:
+    """Return the messages with a description of the tools, and of the format of calls, in the system message."""
+    functions = [tool.get("function", tool) for tool in tools]
+    lines = [
+        "You can call the functions below. <tools> has one function on each line, in JSON.",
+        "<tools>",
+        *(json.dumps(function, ensure_ascii=False) for function in functions),
+        "</tools>",
+        "If you need a function, call it in this form, with its name and its arguments:",
+        write([("FUNCTION", {"PARAMETER": "VALUE"})]),
+        "The user then sends you the result of the call. If you need no function, answer the user in your own words.",
+    ]
+    has_system = messages[0]["role"] == "system"
+    first = messages[0] if has_system else {"role": "system", "content": ""}
+    texts = [first["content"], "\n".join(lines)]
+    return [{**first, "content": "\n\n".join(text for text in texts if text)}, *messages[has_system:]]
 
 
 def _probe_tool_place(tokenizer: Any, has_system: bool, variables: Mapping[str, Any]) -> _ToolPlace:
@@ -697,7 +745,9 @@ def render_chat(
     """Render checked messages with the chat template. The text ends where the response begins."""
     if tokenizer.chat_template is None:
         raise PromptError(
-            "messages", "this model's tokenizer has no chat template", "send a text (text_input), or use a chat model"
+            "messages",
+            "this model's tokenizer has no chat template",
+            "send a text (/v1/completions, or the tensor text_input), or give the server a template (--chat-template)",
         )
     given = list(messages), list(tools) if tools else None, dict(variables or {})
     try:
@@ -815,19 +865,26 @@ def _joined_messages(turn: list[Message]) -> Message:
 _CHANGES = (_with_single_calls, _with_short_ids, _joined_turns)
 
 
-def _with_all_calls_as_text(messages: list[Message]) -> list[Message]:
+def _as_hermes(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Write calls in the format hermes of charonia_answers, which this module cannot import."""
+    written = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+
+
+def _with_all_calls_as_text(messages: list[Message], write: WriteCalls = _as_hermes) -> list[Message]:
     """Some templates have no form for calls."""
-    return _joined_turns([_with_calls_as_text(message) for message in messages])
+    return _joined_turns([_with_calls_as_text(message, write) for message in messages])
 
 
-def _with_calls_as_text(message: Message) -> Message:
+def _with_calls_as_text(message: Message, write: WriteCalls) -> Message:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [call.get("function", call) for call in message.get("tool_calls", ())]
-    written = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
-    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in written]
+    if not calls:
+        return message
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": "\n".join(text for text in (message["content"], *texts) if text)}
+    texts = [message["content"], write([(call["name"], call["arguments"]) for call in calls])]
+    return {**kept, "content": "\n".join(text for text in texts if text)}
 
 
 def _complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:

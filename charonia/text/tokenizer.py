@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILES = (
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     "chat_template.json",
     "config.json",  # prompt_ids.py reads the model's type in it
     "merges.txt",
@@ -126,6 +127,14 @@ def _is_chat(folder: Path) -> bool:
     return file.is_file() and read_json(file).get("chat_format") == "chatml"
 
 
+def replace_chat_template(tokenizer: PreTrainedTokenizerFast, file: Path) -> None:
+    """Raises ModelError for an unusable file."""
+    try:
+        prompt_ids.set_chat_template(tokenizer, file)
+    except prompt_ids.TokenizerError as error:
+        raise ModelError(str(error)) from error
+
+
 def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination: Path) -> None:
     """Write a `tokenizer` folder that prompt_ids.py loads to an equal tokenizer, without code of the model."""
     destination.mkdir(parents=True, exist_ok=True)
@@ -134,8 +143,10 @@ def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, destination / name)
         templates = folder / "additional_chat_templates"
-        if templates.is_dir():
+        if isinstance(tokenizer.chat_template, dict) and templates.is_dir():
             shutil.copytree(templates, destination / templates.name)
+        if isinstance(tokenizer.chat_template, str):  # a file that a user can edit
+            (destination / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8")
         if not (destination / "tokenizer_config.json").is_file():
             tokenizer.save_pretrained(destination)
         return

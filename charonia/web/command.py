@@ -10,13 +10,11 @@ from charonia.api.options import with_engine_options
 from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
 from charonia.serve.command import model_settings, with_setting_options
-from charonia.settings import read_settings
+from charonia.settings import OF_ANSWERS, read_settings
 
 
 @with_engine_options(environment=False)  # inference_settings reads the environment and .env
-@with_setting_options(
-    "host", "gateway_port", "model_name", "model_shares", "run_dir", "tool_call_parser", "reasoning_parser"
-)
+@with_setting_options("host", "gateway_port", "model_name", "model_shares", "run_dir", *OF_ANSWERS)
 def web_command(
     models: Annotated[
         list[str] | None,
@@ -67,7 +65,7 @@ def web_command(
             )
         serve_engine(chosen, spell_settings(settings or {}), open_browser=open_browser)
         return
-    of_model = ("model_shares", "tool_call_parser", "reasoning_parser")
+    of_model = ("model_shares", *OF_ANSWERS)
     of_engine = [name for name in (*given, *(settings or {})) if name in of_model or name not in given]
     if models or of_engine:
         what = f"MODEL {models[0]}" if models else f"--{of_engine[0].replace('_', '-')}"

@@ -16,7 +16,7 @@ from charonia.errors import InvalidRequestError
 from charonia.serve import access, checks, shares
 from charonia.serve.model import prepare_all
 from charonia.serve.models import Served, option_values
-from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled
+from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, of_answers
 from charonia.weights import workspace
 
 if TYPE_CHECKING:
@@ -58,15 +58,12 @@ def serve_engine(settings: ServeSettings, inference: Mapping[str, str], *, open_
 def _load(model: Served, inference: Mapping[str, str], settings: ServeSettings) -> EngineServer:
     from charonia.web.engine_server import EngineServer
 
-    of_answers = {
-        env_name(name): value
-        for name in ("tool_call_parser", "reasoning_parser")
-        if (value := getattr(settings, name)) is not None
-    }
     _say(f"Loading {model.name}")
     with _default_sigint():
         location = workspace.locate(model.workspace)
-        return EngineServer(model.name, location, {**inference, **model.settings}, {**environment(), **of_answers})
+        return EngineServer(
+            model.name, location, {**inference, **model.settings}, {**environment(), **of_answers(settings)}
+        )
 
 
 def serve_elsewhere(

@@ -31,7 +31,7 @@ from charonia.progress import Progress
 from charonia.text import prompt_ids
 from charonia.text.token_split import build_token_split
 from charonia.text.token_table import build_token_table
-from charonia.text.tokenizer import copy_tokenizer, end_of, load_tokenizer, source_notes
+from charonia.text.tokenizer import copy_tokenizer, end_of, load_tokenizer, replace_chat_template, source_notes
 from charonia.weights import workspace
 from charonia.weights.checkpoint import (
     DTYPES,
@@ -541,6 +541,7 @@ def convert(
     model_format: str = AUTO_FORMAT,
     dtype: str = "auto",
     force: bool = False,
+    chat_template: Path | None = None,
     settings: Mapping[str, str] | None = None,
     show_progress: bool = False,
 ) -> Path:
@@ -548,15 +549,25 @@ def convert(
 
     tp: number of tensor-parallel ranks, short for the setting tensor_para_size. model_format: format of the weights,
     auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4. dtype: auto | bf16 | fp16 |
-    fp32. settings: inference parameters for config.ini. On failure, the destination is not changed. Raises
-    UnsupportedError, ModelError or InvalidRequestError with advice for the user.
+    fp32. chat_template: a file that replaces the model's. settings: inference parameters for config.ini. If it fails,
+    the destination is not changed. Raises UnsupportedError, ModelError or InvalidRequestError with advice for the user.
     """
     settings = dict(settings or {})
     if tp is not None and settings.setdefault("tensor_para_size", str(tp)) != str(tp):
         raise InvalidRequestError(
             f"tp = {tp} and tensor_para_size = {settings['tensor_para_size']} contradict each other"
         )
-    return _make(model, Path(dst_path), dtype, model_format, force, settings, link=False, show_progress=show_progress)
+    return _make(
+        model,
+        Path(dst_path),
+        dtype,
+        model_format,
+        force,
+        settings,
+        link=False,
+        chat_template=chat_template,
+        show_progress=show_progress,
+    )
 
 
 def link_workspace(
@@ -566,6 +577,7 @@ def link_workspace(
     *,
     model_format: str = AUTO_FORMAT,
     force: bool = False,
+    chat_template: Path | None = None,
     settings: Mapping[str, str] | None = None,
     show_progress: bool = False,
 ) -> Path:
@@ -577,7 +589,15 @@ def link_workspace(
     has the tensor ranges of each rank.
     """
     return _make(
-        model, Path(dst_path), dtype, model_format, force, settings or {}, link=True, show_progress=show_progress
+        model,
+        Path(dst_path),
+        dtype,
+        model_format,
+        force,
+        settings or {},
+        link=True,
+        chat_template=chat_template,
+        show_progress=show_progress,
     )
 
 
@@ -590,6 +610,7 @@ def _make(
     settings: Mapping[str, str],
     *,
     link: bool,
+    chat_template: Path | None,
     show_progress: bool,
 ) -> Path:
     if model_format not in _MODEL_FORMATS:
@@ -622,6 +643,9 @@ def _make(
             "that it has loaded, and uses the new ones after a restart",
             lasting=False,
         )
+    tokenizer = load_tokenizer(source.folder)
+    if chat_template is not None:
+        replace_chat_template(tokenizer, chat_template)
     with workspace.atomic_folder(destination, force) as root:
         write_weights(
             source,
@@ -630,7 +654,6 @@ def _make(
             settings=settings,
             progress=progress,
         )
-        tokenizer = load_tokenizer(source.folder)
         for note in source_notes(source.folder, tokenizer):
             progress.warn(note)
         copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER)

@@ -142,7 +142,13 @@ class _Parts:
         return Gateway(
             settings,
             {
-                model: Engine(pool, settings.request_timeout_s, cache_by_key=settings.cache_by_key, model=model)
+                model: Engine(
+                    pool,
+                    settings.request_timeout_s,
+                    cache_by_key=settings.cache_by_key,
+                    fit_max_tokens=settings.fit_max_tokens,
+                    model=model,
+                )
                 for model, pool in pools.items()
             },
             self.metrics,

@@ -116,10 +116,12 @@ class Gateway:
             if request.logprobs is not None and request.max_tokens is not None
         )
         if entries > MAX_ENTRIES:
+            # Only the end of a request with best_of says which responses are the best, so it cannot be a stream.
+            stream = "" if any(request.best_of for request in requests) else ", or send stream = true"
             raise ApiError(
                 400,
                 f"answers times max_tokens times (top_logprobs + 1) are {entries} log probabilities: ask for at most "
-                f"{MAX_ENTRIES} without streaming, or send stream = true",
+                f"{MAX_ENTRIES} without streaming{stream}",
                 param="logprobs",
                 code="invalid_value",
             )

@@ -27,12 +27,22 @@ class Stopped(Unavailable):
 
 class Engine:
     """`timeout_s` is the limit for each response; 0 means no limit. cache_by_key: each key has its own prefix cache.
+    fit_max_tokens: the engine lowers a max_tokens that is larger than the room in the context, and does not reject it.
     model: its name for clients."""
 
-    def __init__(self, pool: Pool, timeout_s: float = 0, *, cache_by_key: bool = True, model: str = "") -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        timeout_s: float = 0,
+        *,
+        cache_by_key: bool = True,
+        fit_max_tokens: bool = True,
+        model: str = "",
+    ) -> None:
         self.pool = pool
         self._model = model
         self._cache_by_key = cache_by_key
+        self._fit_max_tokens = fit_max_tokens
         self._timeout_s = timeout_s or None
 
     async def complete(self, requests: Sequence[GenerateRequest], id: str) -> list[GenerateResponse]:
@@ -101,6 +111,8 @@ class Engine:
         if request.seed is None:
             given = record.given_seeds.get(first) if record else None
             request = replace(request, seed=secrets.randbits(_SEED_BITS) if given is None else given)
+        if self._fit_max_tokens and request.max_tokens:
+            request = replace(request, fit_max_tokens=True)
         if record:
             record.estimated_tokens += estimated_tokens(request)
             record.seeds[first] = request.seed

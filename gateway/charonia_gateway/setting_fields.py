@@ -165,6 +165,12 @@ class GatewayFields(BaseSettings):
         description="each API key uses only its own entries of the prefix cache; false: all keys share the cache, and"
         " can find out which prompts others have sent",
     )
+    fit_max_tokens: bool = Field(
+        True,
+        validation_alias=AliasChoices("charonia_gateway_fit_max_tokens", "fit_max_tokens"),
+        description="a max_tokens that is larger than the room in the context counts as unset: the response ends with"
+        " `length` when the context is full; false: such a request is rejected",
+    )
     redis_url: str = Field(
         "",
         validation_alias=AliasChoices("charonia_gateway_redis_url", "redis_url"),

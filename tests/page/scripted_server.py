@@ -104,7 +104,10 @@ async def answer(request: Request) -> Response:
 
 @app.get("/v1/models")
 async def models(request: Request) -> Response:
-    found = [{"id": name, "max_model_len": CONTEXT} for name in ready["models"]]
+    sampling = {"temperature": 0.6}
+    found = [
+        {"id": name, "max_model_len": CONTEXT, "default_sampling_parameters": sampling} for name in ready["models"]
+    ]
     if ready["key"] and request.headers.get("authorization") == "Bearer of-no-model":
         return JSONResponse({"object": "list", "data": []})
     return _refusal(request) or JSONResponse({"object": "list", "data": found})

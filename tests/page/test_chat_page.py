@@ -567,6 +567,8 @@ def test_settings_are_the_gateways(page: Page, server: Scripted) -> None:
     page.get_by_label("System prompt").fill("Be brief.")
     temperature = page.get_by_label("temperature")
     assert (temperature.get_attribute("min"), temperature.get_attribute("max")) == ("0", "2")
+    expect(temperature).to_have_attribute("placeholder", "0.6")  # the model's default
+    expect(page.get_by_label("top_p")).to_have_attribute("placeholder", "default")
     expect(page.locator("#help-temperature")).to_have_text("0 is greedy; unset: the model's default · 0 to 2")
     temperature.fill("9")
     temperature.blur()  # the value is rejected

@@ -56,9 +56,13 @@ def test_too_long_request_names_the_numbers(http: httpx.Client, model: str, stre
     body = {"model": model, "prompt": "word " * 6000, "stream": stream}
     error = error_of(http.post("/v1/completions", json=body), 400)
     assert error["code"] == "context_length_exceeded"
-    body = {"model": model, "prompt": "word", "max_tokens": 1_000_000, "stream": stream}
-    error = error_of(http.post("/v1/completions", json=body), 400)
-    assert error["code"] == "context_length_exceeded" and "1000000" in error["message"]
+
+
+def test_max_tokens_beyond_the_context_end_the_response_when_it_is_full(http: httpx.Client, model: str) -> None:
+    """test_engine_model checks the engine's error without fit_max_tokens."""
+    body = {"model": model, "prompt": "word " * 1000, "max_tokens": 1_000_000, "ignore_eos": True}
+    answer = http.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["total_tokens"] == 2048
 
 
 def test_huge_texts_are_rejected_without_full_tokenization(stack: Stack, http: httpx.Client, model: str) -> None:

@@ -22,9 +22,10 @@ from missing_tools import needed_module
 
 from charonia import Engine, ModelError, SamplingParams, UnsupportedError, _engine
 from charonia.bench.random_model import SHAPES, write_random_model
-from charonia.errors import InternalError, InvalidRequestError
+from charonia.errors import InternalError, InvalidRequestError, ServeError
 from charonia.families import TensorPart, describe
-from charonia.serve.model import prepare
+from charonia.serve.model import prepare, prepare_all
+from charonia.settings import ServeSettings
 from charonia.text.tokenizer import load_tokenizer
 from charonia.triton_models import answers_dir
 from charonia.weights import workspace
@@ -93,6 +94,33 @@ def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None
     subprocess.run(["bash", "-n", script], check=True)
     moved = root.rename(tmp_path / "moved")
     assert answers(moved) == answers(model)
+
+
+def test_a_workspace_has_the_chat_template_as_a_file_to_edit(model: Path, tmp_path: Path) -> None:
+    file = convert(model, tmp_path / "own") / workspace.TOKENIZER / "chat_template.jinja"
+    assert file.read_text() == load_tokenizer(model).chat_template
+    file.write_text("edited")
+    assert load_tokenizer(file.parent).chat_template == "edited"
+    given = tmp_path / "given.jinja"
+    given.write_text("{{ messages }}")
+    for make in (convert, link_workspace):
+        made = make(model, tmp_path / make.__name__, chat_template=given)
+        assert load_tokenizer(made / workspace.TOKENIZER).chat_template == "{{ messages }}"
+    with pytest.raises(ModelError, match=r"nothing.jinja cannot be read"):
+        convert(model, tmp_path / "third", chat_template=tmp_path / "nothing.jinja")
+
+
+def test_a_chat_template_of_serve_is_a_file_and_for_one_model(model: Path, tmp_path: Path) -> None:
+    def prepared(file: Path, **more: str) -> Any:
+        settings = ServeSettings(_env_file=None, model=str(model), chat_template=file, **more)  # type: ignore[call-arg]
+        return prepare_all(settings, tmp_path, {}, lambda _: None, contextlib.ExitStack())
+
+    with pytest.raises(ServeError, match=r"CHARONIA_CHAT_TEMPLATE=/nothing is not a file"):
+        prepared(Path("/nothing"))
+    (tmp_path / "given.jinja").write_text("x")
+    prepared(tmp_path / "given.jinja")
+    with pytest.raises(ServeError, match=r"is for one model, and 2 were named: convert a model with charonia convert"):
+        prepared(tmp_path / "given.jinja", more_models=f"second={model}")
 
 
 def test_a_workspace_of_an_older_version_names_the_command_that_mends_it(model: Path, tmp_path: Path) -> None:

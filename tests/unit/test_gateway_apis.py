@@ -42,6 +42,7 @@ async def test_unset_sampling_fields_are_the_models_to_choose() -> None:
         "/v1/completions": {"prompt": "hi"},
         "/v1/messages": {"messages": MESSAGES["messages"], "max_tokens": 5},
         "/v1/responses": {"input": "hi"},
+        "/v1/chat/interactive": {"prompt": "hi"},
     }
     info = {"default_sampling_parameters": {"temperature": 0.6, "top_k": 20, "top_p": 0.95}}
     async with gateway(info=info) as (web, server):

@@ -263,3 +263,19 @@ async def test_the_fingerprint_follows_that_of_the_server() -> None:
 def test_a_list_of_models_that_is_none_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Settings(_env_file=None, model_name=MODEL, more_models=text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "follow"),
+    [
+        ({}, {"stream": True}),
+        ({"n": 2}, {"stream": True}),
+        ({"best_of": 2}, {"max_tokens": 1 << 17}),  # only at the end is known which is the best
+    ],
+)
+async def test_the_remedy_for_too_many_log_probabilities_works(fields: dict[str, Any], follow: dict[str, Any]) -> None:
+    body = {"model": MODEL, "prompt": "a", "logprobs": 0, "max_tokens": 1 << 19, **fields}
+    refused = await ask("/v1/completions", body)
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 400 and ("send stream = true" in message) == ("stream" in follow)
+    assert (await ask("/v1/completions", {**body, **follow})).status_code != 400

@@ -78,7 +78,7 @@ ANSWERED = [
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 PARTS = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
 GIVEN = {"enable_thinking": True, "documents": []}
-LMDEPLOYS = {"temperature": 0.8, "top_p": 0.8, "top_k": 40, "repetition_penalty": 1.0, "messages": USER}
+MODELS = {"temperature": None, "top_p": None, "top_k": None, "repetition_penalty": None, "messages": USER}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ LMDEPLOYS = {"temperature": 0.8, "top_p": 0.8, "top_k": 40, "repetition_penalty"
         (completion, {"echo": True, "max_tokens": 0, "logprobs": 0}, {"max_tokens": 1}),  # the engine needs one
         (completion, {"session_id": 7, "best_of": 2}, {"session_id": None}),
         (completion, {"cache_salt": "a", "prompt": ["x", "y"], "n": 2}, {"cache_salt": "a"}),
-        (interactive, {"session_id": 3, "interactive_mode": True}, {"session_id": "3", **LMDEPLOYS}),
+        (interactive, {"session_id": 3, "interactive_mode": True}, {"session_id": "3", **MODELS}),
         (interactive, {"session_id": 3, "interactive_mode": True}, {"interactive": True, "end_session": False}),
         (interactive, {"session_id": 3}, {"interactive": True, "end_session": True, "stream": False}),
         (interactive, {}, {"interactive": False, "end_session": False, "max_tokens": None}),

@@ -219,19 +219,29 @@ async def test_a_conversation_goes_on_after_arguments_that_are_nested_deeply() -
         assert arguments == (json.loads(text) if kept else {"INVALID_JSON": text})
 
 
-async def test_more_tokens_than_fit_are_as_many_as_do() -> None:
-    """Anthropic's behaviour; coding agents request 32000 for any context. The engine receives one request."""
+@pytest.mark.parametrize("fit", [True, False])
+@pytest.mark.parametrize(
+    ("path", "field", "more", "reason"),
+    [
+        ("/v1/messages", "max_tokens", {"messages": USER}, "model_context_window_exceeded"),
+        ("/v1/chat/completions", "max_completion_tokens", {"messages": USER}, '"finish_reason": "length"'),
+        ("/v1/completions", "max_tokens", {"prompt": "hi"}, '"finish_reason": "length"'),
+        ("/v1/responses", "max_output_tokens", {"input": "hi"}, '"reason": "max_output_tokens"'),
+        ("/v1/chat/interactive", "max_tokens", {"prompt": "hi"}, '"finish_reason": "length"'),
+    ],
+)
+async def test_more_tokens_than_fit_are_as_many_as_do(
+    path: str, field: str, more: dict[str, Any], reason: str, fit: bool
+) -> None:
+    """Coding agents request 32000 for any context. The engine receives one request."""
     asked = []
 
     async def takes(request: pb.ModelInferRequest) -> Responses:
         asked.append((input_number(request, "max_tokens"), "fit_max_tokens" in [one.name for one in request.inputs]))
         yield part("x", "length")
 
-    async with gateway() as (web, server):
-        server.behaviour = takes
-        answer = (await web.post("/v1/messages", json={"model": MODEL, "max_tokens": 32000, "messages": USER})).json()
-    assert answer["stop_reason"] == "model_context_window_exceeded" and answer["content"][0]["text"] == "x"
-    assert asked == [(32000, True)]
+    answer = await ask(path, {"model": MODEL, field: 32000, **more}, takes, fit_max_tokens=fit)
+    assert reason in json.dumps(answer.json()) and asked == [(32000, fit)]
 
 
 def anthropic(*messages: Any, **fields: Any) -> MessagesRequest:

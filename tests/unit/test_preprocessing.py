@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('system comes first') }}{% endif %}"
     "<|{{ m.role }}|>{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.arguments.values() | join }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -75,6 +76,7 @@ def build(tokenizer: Any, *, interactive: bool = False, special: bool | None = N
     return prompt.build_prompt(tokenizer, *texts, interactive=interactive, special=special)
 
 
+NAMED = '{"type": "function", "function": {"name": "weather"}}'
 JSON_OTHERS = (" 5 ", "-5", "1.5", "true", "false", "null")
 
 
@@ -274,7 +276,7 @@ def test_a_template_that_rejects_an_agents_messages_gets_another_form(tmp_path: 
     template = (
         f"{{% for m in messages %}}{{% if {rejects} %}}{{{{ raise_exception('no') }}}}{{% endif %}}|{{{{ m.role }}}}|"
         "{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
-        "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}{% endfor %}|"
+        "{% for call in m.tool_calls or [] %}{{ call.function.arguments.values() | join }}{% endfor %}{% endfor %}|"
     )
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "strict", template))
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -299,6 +301,12 @@ def test_results_that_a_template_drops_become_texts_of_the_user(tmp_path: Path) 
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "drops", template))
     text = encode_chat(tokenizer, AGENTS).text
     assert text.endswith("|user|<tool_response>\n1\n</tool_response>\n\n<tool_response>\n2\n</tool_response>\n\nv|")
+
+
+def test_calls_that_a_template_never_shows_become_text(tmp_path: Path) -> None:
+    template = "{% for m in messages %}|{{ m.role }}|{{ m.content }}{% endfor %}|"
+    text = encode_chat(load_tokenizer(write_tokenizer(tmp_path / "drops", template)), AGENTS).text
+    assert '"arguments": {"city": "A"}}\n</tool_call>' in text and "|user|<tool_response>\n1\n" in text
 
 
 @pytest.mark.parametrize("messages", ["what is it", '"what is it"', '[{"role": "user", "content": "what is it"}]'])
@@ -374,15 +382,92 @@ def test_tools_that_a_template_shows_in_another_form_are_taken(tmp_path: Path) -
 def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", _EACH))
     tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
-    with pytest.raises(PromptError, match=r"^tools: the model's chat template ignores tools.*; serve the model "):
-        build(tokenizer, messages="hi", tools=tools)
     assert build(tokenizer, messages="hi", tools="[]").text == "<|user|>hi"
-    preparation = Preparation(tokenizer, {"CHARONIA_TOOL_CALL_PARSER": "hermes"}, None, GUIDE_MAX_BYTES)
-    for choice in ("required", '{"type": "function", "function": {"name": "weather"}}', "none"):
+    off = {"CHARONIA_TOOL_CALL_PARSER": "hermes", "CHARONIA_GENERIC_TOOLS": "0"}
+    preparation = Preparation(tokenizer, off, None, GUIDE_MAX_BYTES)
+    for choice in ("required", NAMED, "none"):
         made = preparation.prepare(Fields(messages="hi", tools=tools, tool_choice=choice))
         assert made.chat.text == "<|user|>hi" and bool(made.guide.text) == (choice != "none")
-    with pytest.raises(PromptError, match=r"^tools: .*tool_choice = required"):
+    remedy = (
+        "send no tools, or start the server with CHARONIA_GENERIC_TOOLS = true and CHARONIA_TOOL_CALL_PARSER = hermes"
+    )
+    with pytest.raises(PromptError, match=f"^tools: the model's chat template ignores tools.*; {remedy}"):
         preparation.prepare(Fields(messages="hi", tools=tools))
+    followed = {"CHARONIA_TOOL_CALL_PARSER": "hermes", "CHARONIA_GENERIC_TOOLS": "true"}
+    Preparation(tokenizer, followed, None, GUIDE_MAX_BYTES).prepare(Fields(messages="hi", tools=tools))
+
+
+def test_forced_calls_without_a_format_name_remedies_that_work(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", _EACH))
+    tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
+    asked = Fields(messages="hi", tools=tools, tool_choice="required")
+    preparation = Preparation(tokenizer, {"CHARONIA_GENERIC_TOOLS": "false"}, None, GUIDE_MAX_BYTES)
+    with pytest.raises(
+        PromptError, match="send tool_choice = none, or start the server with CHARONIA_TOOL_CALL_PARSER = h"
+    ):
+        preparation.prepare(asked)
+    preparation.prepare(replace(asked, tool_choice="none"))
+    parser = {"CHARONIA_GENERIC_TOOLS": "false", "CHARONIA_TOOL_CALL_PARSER": "hermes"}
+    Preparation(tokenizer, parser, None, GUIDE_MAX_BYTES).prepare(asked)
+
+
+@pytest.mark.parametrize("parser", ["auto", "llama3_json", "pythonic"])
+def test_tools_that_a_template_does_not_show_are_described(tmp_path: Path, parser: str) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", _EACH))
+    preparation = Preparation(tokenizer, {"CHARONIA_TOOL_CALL_PARSER": parser}, None, GUIDE_MAX_BYTES)
+    calls = preparation.formats.calls
+    assert calls is not None and calls.name == ("hermes" if parser == "auto" else parser)
+    function = {"name": "weather", "description": "of a place"}
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Oslo"}'}}
+    history = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "rain"},
+    ]
+    tools = json.dumps([{"type": "function", "function": function}])
+    for choice in (None, "auto", "required", NAMED):
+        made = preparation.prepare(Fields(messages=json.dumps(history), tools=tools, tool_choice=choice))
+        system, user = made.chat.text.split("<|user|>hi")
+        assert system.startswith("<|system|>Be brief.\n\n") and json.dumps(function) in system
+        assert calls.write([("FUNCTION", {"PARAMETER": "VALUE"})]) in system
+        shown = calls.write([("weather", {"place": "Oslo"})])
+        assert user == f"<|assistant|>{shown}<|user|><tool_response>\nrain\n</tool_response>"
+        assert bool(made.guide.text) == (choice in ("required", NAMED))
+    made = preparation.prepare(Fields(messages=json.dumps(history), tools=tools, tool_choice="none"))
+    assert "of a place" not in made.chat.text and not made.guide.text
+
+
+def test_a_chat_template_from_a_file_replaces_the_models(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "other", _EACH)
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ tools | tojson if tools }}{% for m in messages %}({{ m.content }}){% endfor %}")
+    given = {"CHARONIA_CHAT_TEMPLATE": str(file)}
+    preparation = Preparation(load_tokenizer(folder), given, None, GUIDE_MAX_BYTES)
+    assert preparation.prepare(Fields(messages="hi")).chat.text == "(hi)"
+    first = fingerprint(folder, folder, given, folder)
+    assert first != fingerprint(folder, folder, {}, folder)
+    for text, problem in (("{% for %}", "own.jinja is not valid Jinja: "), (None, "own.jinja cannot be read: ")):
+        file.write_text(text) if text else file.unlink()
+        assert fingerprint(folder, folder, given, folder) != first
+        with pytest.raises(TokenizerError, match=problem):
+            Preparation(load_tokenizer(folder), given, None, GUIDE_MAX_BYTES)
+
+
+def test_a_template_without_a_system_message_gets_the_tools_in_the_users(tmp_path: Path) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", refuses + _EACH))
+    tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
+    made = Preparation(tokenizer, {}, None, GUIDE_MAX_BYTES).prepare(Fields(messages="hi", tools=tools))
+    assert made.chat.text.startswith("<|user|>You can call") and made.chat.text.endswith("hi")
+
+
+def test_a_templates_own_format_of_calls_is_described(tmp_path: Path) -> None:
+    """The templates of DeepSeek's models show calls, and no tools."""
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "other", "{# [TOOL_CALLS] #}" + _EACH))
+    tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
+    made = Preparation(tokenizer, {}, None, GUIDE_MAX_BYTES).prepare(Fields(messages="hi", tools=tools))
+    assert '[TOOL_CALLS][{"name": "FUNCTION", ' in made.chat.text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,3 +92,30 @@ def test_logs_have_a_bounded_size_and_a_start_begins_a_new_one(tmp_path: Path, m
     ended(child(log))
     assert log.read_text().startswith("line 0\n")
     assert (tmp_path / "triton.log.1").read_text().endswith(f"line {LINES - 1}\n")
+
+
+# Threads that use gRPC, as the liveness probe does, and children that start beside them.
+FORKS = """
+import subprocess, threading
+from charonia.serve import liveness
+
+def probe():
+    while True:
+        with liveness.grpc.insecure_channel("127.0.0.1:1") as channel:
+            try:
+                channel.unary_unary("/a/b")(b"", timeout=0.01)
+            except liveness.grpc.RpcError:
+                pass
+
+for _ in range(4):
+    threading.Thread(target=probe, daemon=True).start()
+ended = {subprocess.Popen(["true"], preexec_fn=lambda: None).wait() for _ in range(40)}
+print(ended, flush=True)
+liveness.os._exit(0)
+"""
+
+
+def test_a_process_that_starts_beside_a_probe_is_not_aborted() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{0}\n", "")

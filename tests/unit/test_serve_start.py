@@ -108,6 +108,7 @@ def test_all_processes_read_the_same_settings() -> None:
         "CHARONIA_LOG_PROMPTS": "0",
         "CHARONIA_REASONING_PARSER": "auto",
         "CHARONIA_TOOL_CALL_PARSER": "auto",
+        "CHARONIA_GENERIC_TOOLS": "1",
     }
 
 

@@ -1,7 +1,7 @@
 // The dialogs: settings, and the API key.
 
 import { html, nothing } from "./libraries/lit-html/lit-html.js";
-import { chatParameters } from "./api.js";
+import { chatParameters, defaultSampling } from "./api.js";
 import { language, text } from "./languages.js";
 import { iconButton } from "./message_view.js";
 import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
@@ -22,6 +22,7 @@ const PARAMETERS = [
   "reasoning_effort",
 ];
 let parameters = null; // by name; undefined if the gateway does not describe them
+let defaults = {}; // of the model, by the parameter's name
 let toolsError = "";
 
 export async function openSettings() {
@@ -29,6 +30,7 @@ export async function openSettings() {
   toolsError = "";
   actions.update();
   parameters ??= await chatParameters().catch(() => undefined);
+  defaults = await defaultSampling(state.model).catch(() => ({}));
   actions.update();
 }
 
@@ -75,7 +77,7 @@ function parameter(name) {
         <option value="" ?selected=${value === undefined}>${text("byDefault")}</option>
         ${schema.enum.map((one) => html`<option ?selected=${one === value}>${one}</option>`)}
       </select>`
-    : html`<input id="sampling-${name}" type="number" aria-describedby="help-${name}" placeholder=${text("byDefault")}
+    : html`<input id="sampling-${name}" type="number" aria-describedby="help-${name}" placeholder=${defaults[name] ?? text("byDefault")}
         step=${schema.type === "integer" ? 1 : "any"} min=${lowest} max=${highest} .value=${value ?? ""} @change=${change}>`;
   return html`<div class="parameter">
     <label for="sampling-${name}"><code>${name}</code></label>

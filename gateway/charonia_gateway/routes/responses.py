@@ -107,7 +107,8 @@ async def _found(gateway: Gateway, id: str, param: str | None = None) -> Stored:
     if entry is None:
         raise ApiError(
             404 if param is None else 400,
-            f"there is no stored response {id[:100]!r}: it was created without store = true, is too old or was deleted",
+            f"there is no stored response {id[:100]!r}: it was created without store = true, is too old or was "
+            "deleted; send the conversation as input",
             param=param,
             code="response_not_found" if param is None else "previous_response_not_found",
         )

@@ -1,4 +1,5 @@
-"""LMDeploy's interactive chat: the server keeps the conversation. Names and defaults of fields are LMDeploy's."""
+"""LMDeploy's interactive chat: the server keeps the conversation. Names of fields are LMDeploy's; sampling has the
+model's defaults."""
 
 from __future__ import annotations
 
@@ -49,10 +50,12 @@ class InteractiveRequest(BaseModel):
         description="maximum tokens of the response; default: the rest of the context; 0 generates nothing",
     )
     max_tokens: int | None = Field(None, ge=0, le=INT32, description="OpenAI's name for request_output_len")
-    top_p: float = Field(0.8, ge=0, le=1)
-    top_k: int = Field(40, ge=-1, le=INT32, description="the top k tokens; 0 or -1: all")
-    temperature: float = Field(0.8, ge=0, le=2, description="0 is greedy")
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="over prompt and response; 1 has no effect")
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=INT32, description="the top k tokens; 0 or -1: all")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
+    repetition_penalty: float | None = Field(
+        None, ge=0.01, le=100, description="over prompt and response; 1 has no effect"
+    )
     ignore_eos: bool = Field(False, description="the end token does not end the response")
     skip_special_tokens: Literal[True] | None = Field(None, description="special tokens never appear in the text")
     # Fields that LMDeploy does not have.
@@ -119,7 +122,7 @@ class InteractiveRequest(BaseModel):
             max_tokens=self.request_output_len,
             temperature=self.temperature,
             top_p=engine_top_p(self.top_p),
-            top_k=max(self.top_k, 0),
+            top_k=None if self.top_k is None else max(self.top_k, 0),
             repetition_penalty=self.repetition_penalty,
             ignore_eos=self.ignore_eos,
             seed=None if self.seed == -1 else self.seed,

@@ -427,7 +427,6 @@ class MessagesRequest(CountTokensRequest):
             parsed=True if tools or reasons else None,
             cache_salt=self.cache_salt,
             max_tokens=self.max_tokens,
-            fit_max_tokens=True,
             stop_words=self.stop_sequences or (),
             name_stop_word=bool(self.stop_sequences) or None,
             temperature=self.temperature,
