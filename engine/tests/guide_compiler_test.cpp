@@ -392,6 +392,8 @@ TEST_F(GuideCompilerTest, HostileGuidesAreRejectedOrCostLittle) {
       {GuideType::regex, "(a?){1000}a{1000}"},
       {GuideType::regex, repeated(4'000, [](int) { return "a?"; })},
       {GuideType::ebnf_grammar, ambiguous},
+      {GuideType::ebnf_grammar, ambiguous + repeated(2000, [](int) { return " | s s s"; })},
+      {GuideType::ebnf_grammar, ambiguous + " | " + repeated(2000, [](int) { return "s? "; })},
       {GuideType::ebnf_grammar, "start: \"a\"{99999999999}"},
       {GuideType::ebnf_grammar,
        "start: T\nT: /(a{2})*b/ & /(a{3})*b/ & /(a{5})*b/ & /(a{7})*b/ & /(a{11})*b/ & /(a{13})*b/ & /(a{17})*b/ & "

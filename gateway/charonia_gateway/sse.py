@@ -102,7 +102,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         gone.cancel()
         task.cancel()
-        await asyncio.wait((task, gone))
+        await asyncio.gather(task, gone, return_exceptions=True)  # asyncio logs errors that are not read
 
 
 class EventStream(Response):

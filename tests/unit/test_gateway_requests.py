@@ -456,6 +456,7 @@ MANY = 150_000
             f"{MANY} bad words are too many: send at most 1000",
         ),
         (ChatRequest, {"messages": USER, "bad_words": ["a" * 1000] * 66}, "66000 bytes in all: send at most 65536"),
+        (ChatRequest, {"messages": USER, "chat_template_kwargs": {"x": [[1]] * 5000}}, "too many values: send at most"),
         (InteractiveRequest, {"prompt": [1] * MANY}, "prompt[0] is not a JSON object"),
         (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * MANY}, "send at most 10000 entries"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import sys
@@ -15,14 +16,44 @@ from charonia_client import DeadlineExceeded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.record import RecordMiddleware, record_of
-from charonia_gateway.sse import DONE, EVENTS, LINES, TEXT, EventStream, Format, TextEvents, event, line
+from charonia_gateway.sse import (
+    DONE,
+    EVENTS,
+    LINES,
+    TEXT,
+    EventStream,
+    Format,
+    TextEvents,
+    event,
+    line,
+    while_connected,
+)
 from gateway_in_process import listening
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 HANG_S = 120
 HEARTBEAT_S = 0.02
 
 EVERY_CHARACTER = "".join(chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF)
+
+
+async def test_an_error_of_work_whose_client_has_left_is_not_logged_as_unread() -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def fails_when_it_is_cancelled() -> None:
+        try:
+            await asyncio.sleep(HANG_S)
+        finally:
+            raise DeadlineExceeded("late")
+
+    unread: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    with pytest.raises(ClientDisconnect):
+        await while_connected(Request({"type": "http"}, receive), fails_when_it_is_cancelled())
+    gc.collect()
+    assert not unread
 
 
 @pytest.mark.parametrize(("write", "prefix"), [(event, "data: "), (line, "")])

@@ -35,6 +35,9 @@ using Part = GuideCompiler::Part;
 constexpr int kMaxBrackets = 64;
 constexpr int kMaxTerminalDepth = 64;
 constexpr double kMaxTerminalBytes = 1e6;
+// llguidance's time for one byte of text can grow with the number of alternatives of a rule times the number of places
+// that name the rule. So many take 0.3 s.
+constexpr double kMaxCompletions = 100'000;
 constexpr double kMaxExplainedSeconds = 0.05;  // to find the place of an error, a schema is compiled several times
 constexpr char kSpecial = '\xff';  // llguidance's mark of special tokens; no text has this byte
 
@@ -83,6 +86,7 @@ class Definitions {
     words_.push_back(word);
   }
   void add_bytes(std::size_t count) { bytes_ += static_cast<double>(count); }
+  void add_alternative() { ++alternatives_; }
 
   // The last word that may begin a definition is the name of the next one.
   void begin() {
@@ -97,6 +101,7 @@ class Definitions {
     auto& one = all_[name_];
     one.words.insert(one.words.end(), words_.begin(), words_.end());
     one.bytes += std::exchange(bytes_, 0);
+    one.alternatives += std::exchange(alternatives_, 1);
     words_.clear();
   }
 
@@ -105,12 +110,23 @@ class Definitions {
     for (auto& [name, one] : all_) all += expand(one, name, 0);
     if (all > kMaxTerminalBytes)
       refuse(cat("with the terminals that they name, the rules have more than ", kMaxTerminalBytes, " bytes"));
+    double completions = 0;
+    for (const auto& [name, one] : all_) {
+      for (const auto word : one.words) {
+        const auto found = is_terminal(word) ? all_.end() : all_.find(word);
+        if (found != all_.end()) completions += found->second.alternatives;
+      }
+    }
+    if (completions > kMaxCompletions)
+      refuse(cat("the alternatives of all rules, each times the number of places that name its rule, are more than ",
+                 kMaxCompletions));
   }
 
  private:
   struct Definition {
     std::vector<std::string_view> words;
     double bytes = 0;
+    double alternatives = 0;
     double expanded = 0;  // 0: unknown
     int height = 0;       // of the terminals below it
   };
@@ -139,6 +155,7 @@ class Definitions {
   std::vector<std::string_view> words_;  // since the definition began
   std::size_t last_ = 0;                 // in words_
   double bytes_ = 0;
+  double alternatives_ = 1;
 };
 
 // Reads the JSON schema behind %json. Returns the schema and the position after it.
@@ -211,6 +228,8 @@ std::string checked_lark(std::string_view text, bool own, const std::vector<Toke
       repetitions += c == '{' ? 1 : 0;
     } else if ((c == ')' || c == ']' || c == '}') && depth > 0) {
       --depth;
+    } else if (c == '|') {
+      definitions.add_alternative();
     } else if (c == '*' || c == '?') {
       ++repetitions;
     } else if ((c == '&' || c == '~') && !own) {

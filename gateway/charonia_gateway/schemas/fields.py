@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, GetJsonSchemaHandler, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from charonia_gateway.json_values import TOO_MANY, has_too_many_values
@@ -30,6 +37,7 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MAX_TOOLS = 1_000
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+MAX_VARIABLES = 10_000  # values in the variables of a chat template, at every depth
 MAX_BIASES = 1 << 16  # for example all tokens of one script
 MAX_SESSION_ID_BYTES = 256
 MAX_CACHE_SALT_BYTES = 256
@@ -238,6 +246,19 @@ def _tool_choice(value: Any) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
+def _template_variables(value: dict[str, Any]) -> dict[str, Any]:
+    left: list[Any] = [value]
+    count = 0
+    while left:
+        outer = left.pop()
+        inner = outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
+        count += len(inner)
+        if count > MAX_VARIABLES:
+            raise wrong(f"too many values: send at most {MAX_VARIABLES}, at all depths together")
+        left.extend(inner)
+    return value
+
+
 def _text_modality(value: Any) -> Any:
     if value not in (None, ["text"]):
         raise wrong('answers are text: send ["text"], or leave it out')
@@ -339,6 +360,7 @@ Content = Annotated[
 ]
 TOOL_LIST = _schema({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS})
 OBJECT = _schema({"type": "object"})
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_template_variables)]
 Tools = Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools), TOOL_LIST]
 ToolChoice = Annotated[
     str | dict[str, Any] | None,

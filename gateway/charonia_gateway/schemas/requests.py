@@ -30,6 +30,7 @@ from charonia_gateway.schemas.fields import (
     Prompt,
     SessionId,
     Stop,
+    TemplateVariables,
     TextModality,
     ToolChoice,
     Tools,
@@ -268,7 +269,7 @@ class ChatRequest(Sampling):
     reasoning_effort: Effort | None = Field(
         None, description="a variable of the chat template; none also sets enable_thinking = false"
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: TemplateVariables | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
     add_generation_prompt: AddGenerationPrompt = Field(None, description="true: the response is a new message")

@@ -13,6 +13,7 @@ from charonia_gateway.schemas.fields import (
     ChatTemplate,
     ContinueFinalMessage,
     OrText,
+    TemplateVariables,
     TokenIds,
     wrong,
 )
@@ -35,7 +36,7 @@ class TokenizeBody(BaseModel):
     tools: list[dict[str, Any]] | None = Field(
         None, fail_fast=True, max_length=MAX_TOOLS, description="passed to the model's chat template"
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: TemplateVariables | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
     add_special_tokens: bool | None = Field(
