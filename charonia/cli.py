@@ -12,18 +12,20 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from charonia import __version__
+from charonia import __version__, disk
 from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
 from charonia.keys import add_keys
+from charonia.option_hints import HintingGroup
 from charonia.serve.command import models_app, prepare_command, serve_command
 from charonia.text import prompt_ids
 from charonia.web.command import web_command
 
 app = typer.Typer(
     name="charonia",
+    cls=HintingGroup,
     help="Converts, runs and measures large language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -36,6 +38,21 @@ app.add_typer(models_app, name="models")
 app.command("serve")(serve_command)
 app.command("prepare")(prepare_command)
 app.command("web")(web_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 TemplateOption = Annotated[
@@ -356,5 +373,12 @@ def main() -> None:
     except CharoniaError as error:
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)), highlight=False)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not disk.is_full_or_read_only(error):
+            raise
+        Console(stderr=True, soft_wrap=True).print(
+            Text.assemble(("error: ", "bold red"), disk.reason(error)), highlight=False
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

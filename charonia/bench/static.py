@@ -67,6 +67,7 @@ def run_static(
     chosen: dict[str, Setting] = {
         "session_len": max(prompt_lengths) + max(output_lengths),
         "max_batch_size": max(batches),
+        "cache_max_entry_count": 0.8,  # the default on a CPU holds less than a full batch
         "enable_prefix_caching": False,
         **settings,
     }

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from charonia import disk
 from charonia.errors import CharoniaError
 from charonia.quantize import programs
 from charonia.quantize.driver import FAILED, SAID
@@ -175,12 +176,7 @@ def _variables() -> dict[str, str]:
 
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Raises QuantizeError if the file system of `folder` has less than `needed` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise QuantizeError(
-            f"{what} needs about {needed / 1e9:.1f} GB in {folder}, but {free / 1e9:.1f} GB are free: free some space, "
-            "or choose another folder"
-        )
+    disk.require_space(folder, needed, what, QuantizeError)
 
 
 def run(job: Path, output: Path, say: Callable[[str], None]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import secrets
 import shlex
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from charonia.settings import ServeSettings, env_name
 
 # Clients of a model do not need these APIs, which read, change or load things in the server's process.
 _CLOSED = ("shared-memory", "logging", "trace", "model-repository", "statistics")
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and the address on this machine
 
 
 class Port(NamedTuple):
@@ -112,6 +115,30 @@ def gateway_url(settings: ServeSettings) -> str:
     return f"{scheme}://{bracketed(loopback(settings.host))}:{settings.gateway_port}"
 
 
+def outside_urls(url: str, host: str) -> list[str]:
+    """The URLs of a gateway for other machines, if it listens on all addresses: `url` with the machine's address, where
+    there is a network, and with its name."""
+    if host not in _WILDCARDS:
+        return []
+    names = [socket.gethostname()]
+    family, anywhere = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as unsent:
+        unsent.connect((anywhere, 9))  # sends nothing, and chooses the address for packets to other networks
+        names.insert(0, bracketed(unsent.getsockname()[0]))
+    return [url.replace(bracketed(loopback(host)), name) for name in names]
+
+
+def page_lines(url: str, host: str) -> list[str]:
+    """The addresses of the chat page."""
+    lines = [url]
+    if others := outside_urls(url, host):
+        lines += [
+            f"from other machines: {' or '.join(others)}",
+            f"under another name: CHARONIA_GATEWAY_ALLOWED_ORIGINS={url.replace(bracketed(loopback(host)), 'NAME')}",
+        ]
+    return lines
+
+
 def grpc_target(settings: ServeSettings) -> str:
     """HOST:PORT of Triton's gRPC on this machine."""
     return f"{bracketed(loopback(settings.triton_address))}:{settings.grpc_port}"
@@ -139,7 +166,7 @@ def _is_local(address: str) -> bool:
 
 def loopback(host: str) -> str:
     """The address on this machine of a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return _WILDCARDS.get(host, host)
 
 
 def bracketed(host: str) -> str:

@@ -36,6 +36,7 @@ _HURRIED_EXIT_S = 5  # time for a gateway to end after the second signal, so tha
 _MAX_DELAY_S = 30  # before a restart
 _STABLE_S = 600  # restarts before a Triton that was ready for so long do not count
 _POLL_S = 0.1
+_INDENT = "\n              "  # of the message at the start
 _CHECK_S = 60  # time for the gateway to check its settings, which takes less than a second
 _OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # each of several models has its own value
 _LAST_OUTPUT_S = 10  # older output of a process that was killed by a signal is not shown
@@ -488,16 +489,15 @@ class _Stack:
         if settings.log_format == "json":
             self._say(f"{ready}: {url}/v1, runs on {', '.join(self._device)}")
             return
-        device = "\n              ".join(self._device)
+        device = _INDENT.join(self._device)
         tls = " --tls" if settings.grpc_tls_cert else ""
         options = "".join(f" \\\n                {option}" for option in access.curl_options(settings))
-        chats = "".join(
-            f"\n              triton_client {grpc}{tls} --model {one.part(drain.ENSEMBLE)}" for one in served[1:]
-        )
+        page = f"\n  Chat page   {_INDENT.join(access.page_lines(url, settings.host))}" if self._serves_page() else ""
+        chats = "".join(f"{_INDENT}triton_client {grpc}{tls} --model {one.part(drain.ENSEMBLE)}" for one in served[1:])
         self._say(
             f"""
 {ready}. Ctrl-C ends it.
-
+{page}
   Runs on     {device}
   Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json'{options} \\
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
@@ -506,6 +506,10 @@ class _Stack:
   Metrics     {url}/metrics   {self._metrics_url()}
 """
         )
+
+    @staticmethod
+    def _serves_page() -> bool:
+        return environment().get("CHARONIA_GATEWAY_PAGE", "1").lower() in ("1", "true", "t", "yes", "y", "on")
 
     def _say(self, text: str, level: str = "info", *, of: str = "") -> None:
         """of: the process that logged the text. Ignores a terminal that is gone."""

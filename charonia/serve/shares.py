@@ -32,6 +32,7 @@ KEYS = (
 )
 
 
+_DEFAULT_RATIO = 0.8  # as in engine/src/runtime/memory_plan.cpp
 _MOST_SHARE = 1_000_000  # its inverse is the smallest share, so that sums and ratios are finite
 
 
@@ -76,11 +77,7 @@ def divide(
     ]
     block = [made.kv_block_bytes // divisor for made, divisor in zip(plans, divisors, strict=True)]
     ratios = [_ratio(one, inference) for one in served]
-    # The upper bound is a full batch of sequences of full length, as for a single model.
-    most = [
-        made.num_blocks if ratio is None else made.max_batch_size * made.blocks(made.session_len)
-        for made, ratio in zip(plans, ratios, strict=True)
-    ]
+    most = [made.num_blocks for made in plans]  # what the model would take alone
     blocks = [most[at] if ratio is None else 0 for at, ratio in enumerate(ratios)]
     left = free - sum(fixed) - sum(blocks[at] * block[at] for at in range(len(served)))
     sharing = [at for at, ratio in enumerate(ratios) if ratio is not None]
@@ -127,7 +124,7 @@ def _ratio(one: Served, inference: Mapping[str, str]) -> float | None:
     if int(setting_of(one, inference, "cache_users")) > 0 or setting_of(one, inference, "cache_size"):
         return None
     ratio = float(setting_of(one, inference, "cache_max_entry_count"))
-    return ratio if ratio < 1 else None
+    return (ratio or _DEFAULT_RATIO) if ratio < 1 else None
 
 
 def _session_dir(one: Served, inference: Mapping[str, str]) -> dict[str, str]:

@@ -158,7 +158,8 @@ def _run(
             if wait
             else "Ctrl-C ends it."
         )
-        _say(f"{head}{ends}\n\n  Chat        {url}\n  API         {url}/v1   ({url}/docs)\n")
+        page = "\n              ".join(access.page_lines(url, settings.host))
+        _say(f"{head}{ends}\n\n  Chat        {page}\n  API         {url}/v1   ({url}/docs)\n")
         if then:
             tasks.append(asyncio.get_running_loop().create_task(then(app)))
         if open_browser:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from charonia import _engine
+from charonia import _engine, disk
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import (
     ModelConfig,
@@ -388,6 +388,8 @@ def _write_tensors(
             places.append({"file": file.name, "name": names["codes"], **beside})
         manifest.add(name, how.dtype, stacked_shape(parts), places, how)
     total = sum(math.prod(shape) * NUMPY_TYPES[types[name]].itemsize for name, shape in shapes.items())
+    others = manifest.ranks - 1 - len([one for one in manifest.files if one.startswith("rank-")])  # of about this size
+    disk.require_space(file.parent, total * (1 + others), f"the workspace of {source.folder}")
     with progress.task(f"writing {file.name}", total) as advance:
         manifest.files[file.name] = write_safetensors(file, shapes, types, lambda name: writers[name](), advance)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from charonia import __version__, _engine
+from charonia import __version__, _engine, disk
 from charonia.errors import ModelError
 from charonia.families import Quantization
 from charonia.json_files import read_json
@@ -216,6 +216,12 @@ def atomic_folder(destination: Path, force: bool) -> Iterator[Path]:
         raise ModelError(
             f"{destination} is not empty and is not a workspace, so --force does not replace it: remove it yourself"
         )
+    with disk.explained(destination.parent, str(destination)), _renamed(destination) as temporary:
+        yield temporary
+
+
+@contextmanager
+def _renamed(destination: Path) -> Iterator[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:

@@ -38,6 +38,23 @@ TEST(CacheSize, AFractionOfFreeMemoryIsLimitedToWhatAllSequencesNeed) {
   expect_refused(one, 1500, {"cache_max_entry_count = 0.5", "0.98 KiB", "1.46 KiB", "cache_block_seq_len (now 10)"});
 }
 
+TEST(CacheSize, TheDefaultOnACpuIsTheBlocksOfShortChatsOrOneLongSequence) {
+  auto one = config(10, 8192);
+  one.device = "cpu";
+  EXPECT_EQ(blocks(one, 100'000 * kBlock), 64 * 103);
+  EXPECT_EQ(blocks(one, 100 * kBlock), 80);
+  one.max_batch_size = 2;
+  EXPECT_EQ(blocks(one, 100'000 * kBlock), 820);
+  one.session_len = 100;
+  EXPECT_EQ(blocks(one, 100'000 * kBlock), 20);
+  one.device = "cuda";
+  one.session_len = 8192;
+  EXPECT_EQ(blocks(one, 100'000 * kBlock), 2 * 820);
+  one.device = "cpu";
+  one.cache_max_entry_count = 0.8;
+  EXPECT_EQ(blocks(one, 100'000 * kBlock), 2 * 820);
+}
+
 TEST(CacheSize, AWholeNumberIsANumberOfBlocks) {
   auto one = config();
   one.cache_max_entry_count = 7;

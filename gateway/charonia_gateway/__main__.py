@@ -14,6 +14,7 @@ from pydantic_settings import CliApp
 from charonia_gateway.check import SettingsError, check_files, explained
 from charonia_gateway.imports import without_gc
 from charonia_gateway.logs import configure_logging
+from charonia_gateway.origins import machine_names
 from charonia_gateway.port import PortError, is_loopback
 from charonia_gateway.settings import Settings
 
@@ -43,8 +44,11 @@ def main() -> None:
     if settings.keys_file is None and not is_loopback(settings.host):
         log.warning(
             "the gateway listens on %s without API keys: anyone with access to port %d can use the models; "
-            "set CHARONIA_GATEWAY_KEYS_FILE to require keys",
+            "set CHARONIA_GATEWAY_KEYS_FILE to require keys. Its pages work under an IP address, localhost and names "
+            "of this machine (%s); CHARONIA_GATEWAY_ALLOWED_ORIGINS=http://NAME:%d adds a name",
             settings.host,
+            settings.port,
+            ", ".join(sorted(machine_names())),
             settings.port,
         )
     # After its shutdown uvicorn raises the signal again, which would then set the exit code.

@@ -17,7 +17,7 @@ from charonia_gateway.record import Record, record_of
 
 # Paths that need no key for GET and HEAD: probes, and the pages in which a browser asks for a key. An entry that ends
 # with "/" includes all paths below it.
-OPEN_PATHS = ("/health/live", "/health/ready", "/", "/docs", "/page/")
+OPEN_PATHS = ("/health/live", "/health/ready", "/health", "/ping", "/", "/docs", "/page/")
 _METRICS_PATH = "/metrics"
 
 

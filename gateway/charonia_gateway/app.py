@@ -213,6 +213,9 @@ def create_app(
         settings.tls_to_triton(),
         Tracing(settings.tracing_endpoint) if settings.tracing_endpoint else None,
     )
+    parts.metrics.expiries.of_certificates = settings.certificate_expiries
+    if parts.keys:
+        parts.metrics.expiries.of_keys = parts.keys.expiries
     app = FastAPI(
         title="Charonia",
         version=__version__,

@@ -181,6 +181,10 @@ class KeyRing(FollowedFiles):
         """The key, valid or not."""
         return self._by_hash.get(hash_of(presented))
 
+    def expiries(self) -> dict[str, float]:
+        """When valid keys and expired keys expire or have expired, in seconds since 1970, by name."""
+        return {key.name: key.expires.timestamp() for key in self._by_hash.values() if key.expires and not key.revoked}
+
     def _read(self) -> None:
         self._by_hash = {key.sha256: key for key in read_keys(self._path).keys}
 

@@ -5,16 +5,38 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia_gateway.record import begins_text
 
 # Requests for these paths do not count as running.
-_WATCHING = frozenset(("/metrics", "/health/live", "/health/ready"))
+_WATCHING = frozenset(("/metrics", "/health/live", "/health/ready", "/health", "/ping"))
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+Expiries = Callable[[], Mapping[str, float]]  # seconds since 1970, by name
+
+
+class _Expiries(Collector):
+    """Reads the times when metrics are read, because files change. They are the same in all processes."""
+
+    def __init__(self) -> None:
+        self.of_certificates: Expiries = dict
+        self.of_keys: Expiries = dict
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, label, times in (("certificate", "file", self.of_certificates), ("key", "key", self.of_keys)):
+            text = f"when a {name} expires, in seconds since 1970"
+            family = GaugeMetricFamily(f"charonia_gateway_{name}_expiry_seconds", text, labels=(label,))
+            for value, expires in times().items():
+                family.add_metric((value,), expires)
+            yield family
 
 
 class Metrics:
@@ -24,6 +46,9 @@ class Metrics:
 
     def __init__(self, folder: str | None = None, restarted: bool = False) -> None:
         self.registry = CollectorRegistry()
+        self.expiries = _Expiries()
+        if folder is None:
+            self.registry.register(self.expiries)
         self._folder = folder
         self.requests = Counter(
             "charonia_gateway_requests",
@@ -106,6 +131,7 @@ class Metrics:
             return generate_latest(self.registry)
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=self._folder)  # type: ignore[no-untyped-call]
+        registry.register(self.expiries)
         return await asyncio.to_thread(generate_latest, registry)
 
 

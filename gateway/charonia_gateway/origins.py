@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import socket
+import threading
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -30,15 +32,22 @@ def _is_local(host: str) -> bool:
     return False
 
 
-def _is_own(origin: str, host: str, any_name: bool) -> bool:
-    """Whether a page of `origin` came from this server, which the request names `host`. A DNS name does not count
-    unless `any_name`, because an attacker may have pointed it at this machine (DNS rebinding)."""
+def machine_names() -> set[str]:
+    """The host name of this machine, and this name in the domain `local` (mDNS)."""
+    name = socket.gethostname().lower()
+    return {name} if "." in name else {name, f"{name}.local"}
+
+
+def _is_own(origin: str, host: str, names: Collection[str] | None) -> bool:
+    """Whether a page of `origin` came from this server, which the request names `host`. names: host names of this
+    server; None: any name. Another name does not count, because an attacker may have pointed it at this machine (DNS
+    rebinding)."""
     try:
         parts, called = urlsplit(origin), urlsplit(f"//{host}")
         name = called.hostname or ""
         if parts.netloc.removesuffix(_DEFAULT_PORTS.get(parts.scheme, "")) != host.lower():
             return False
-        if any_name or name == "localhost" or name.endswith(".localhost"):
+        if names is None or name.removesuffix(".") in names or name == "localhost" or name.endswith(".localhost"):
             return True
         ipaddress.ip_address(name)
     except ValueError:
@@ -53,17 +62,29 @@ class OriginMiddleware:
     name: a page of this name, which an attacker has pointed at this machine, could read the response.
     keys: every request that changes something needs an API key. Then a page of the gateway is accepted under any host
     name: a foreign page has no key, and no browser sends one by itself.
+
+    Pages under a name of this machine are accepted if the gateway is neither local nor has keys. A local gateway
+    rejects them: other machines cannot reach it, and the network (DHCP) may have chosen the domain.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str], keys: bool = False, local: bool = False) -> None:
         self._app = app
         self._allowed = allowed
-        self._keys = keys
+        self._names: set[str] | None = None if keys else set() if local else machine_names()
+        if self._names and ANY_ORIGIN not in allowed:
+            # DNS may take seconds.
+            threading.Thread(target=self._add_full_name, args=(self._names,), daemon=True).start()
         self._checks_host = local and not keys and ANY_ORIGIN not in allowed
         self._hosts = {urlsplit(origin).hostname for origin in allowed}
 
+    @staticmethod
+    def _add_full_name(names: set[str]) -> None:
+        names.add(socket.getfqdn().lower())
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_probe = scope["type"] == "http" and scope["path"].startswith("/health/")
+        is_probe = scope["type"] == "http" and (
+            scope["path"].startswith("/health/") or scope["path"] in ("/health", "/ping")
+        )
         if (
             scope["type"] == "http"
             and not is_probe
@@ -90,7 +111,7 @@ class OriginMiddleware:
         origin = headers.get("origin")
         if origin is not None:
             host = headers.get("host", "")
-            known = origin.lower() in self._allowed or _is_own(origin.lower(), host, any_name=self._keys)
+            known = origin.lower() in self._allowed or _is_own(origin.lower(), host, self._names)
             return None if known else f"a web page of {origin[:100]!r} does not belong to this server"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return "the request comes from a web page of another server"

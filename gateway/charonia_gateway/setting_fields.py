@@ -150,7 +150,8 @@ class GatewayFields(BaseSettings):
         "",
         validation_alias=AliasChoices("charonia_gateway_allowed_origins", "allowed_origins"),
         description="origins of web pages that may use the gateway, such as https://chat.example.com, separated by "
-        "commas; *: all; default: only its own page, at an IP address or localhost",
+        "commas; *: all; default: only its own page, at an IP address, localhost or a name of this "
+        "machine",
     )
     keys_file: Path | None = Field(
         None,

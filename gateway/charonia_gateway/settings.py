@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from charonia_gateway.endpoints import discovery
 from charonia_gateway.setting_fields import GatewayFields
-from charonia_gateway.tls import Certificates
+from charonia_gateway.tls import Certificates, expiry_of
 
 if TYPE_CHECKING:
     from charonia_client import Tls
@@ -156,6 +157,16 @@ class Settings(GatewayFields):
         if self.tls_cert is None or self.tls_key is None:
             return None
         return Certificates(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    def certificate_expiries(self) -> dict[str, float]:
+        """When the gateway's certificates expire, in seconds since 1970, by file. A file that cannot be read is left
+        out: its connections report it."""
+        found = {}
+        for file in (self.tls_cert, self.triton_tls_cert):
+            if file:
+                with contextlib.suppress(OSError, ValueError):
+                    found[str(file)] = expiry_of(file)
+        return found
 
     @property
     def models(self) -> dict[str, str]:

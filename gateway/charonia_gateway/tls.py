@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from charonia_gateway.files import FollowedFiles
@@ -53,6 +55,37 @@ class Certificates(FollowedFiles):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.num_tickets = 0
         return context
+
+
+def expiry_of(certificate: Path) -> float:
+    """When the first certificate of a PEM file expires, in seconds since 1970. Raises OSError or ValueError for a file
+    without a certificate."""
+    text = certificate.read_text(encoding="ascii", errors="replace")
+    begin = text.index(ssl.PEM_HEADER)
+    pem = text[begin : text.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)]
+    try:
+        (_, whole), *_ = _der_fields(ssl.PEM_cert_to_DER_cert(pem))
+        (_, signed), *_ = _der_fields(whole)
+        _, _, _, (_, validity), *_ = (field for field in _der_fields(signed) if field[0] != _VERSION)
+        _, (tag, end) = _der_fields(validity)
+    except IndexError:
+        raise ValueError(f"the certificate in {certificate} is cut off") from None
+    year = "" if tag == _LONG_YEAR else "19" if end[:2] >= b"50" else "20"  # RFC 5280, 4.1.2.5
+    return datetime.strptime(year + end.decode(), "%Y%m%d%H%M%S%z").timestamp()
+
+
+_VERSION, _LONG_YEAR = 0xA0, 0x18  # DER tags
+
+
+def _der_fields(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each value in a sequence."""
+    while der:
+        tag, size, begin = der[0], der[1], 2
+        if size & 0x80:
+            begin += size & 0x7F
+            size = int.from_bytes(der[2:begin], "big")
+        yield tag, der[begin : begin + size]
+        der = der[begin + size :]
 
 
 def _reason(error: Exception) -> str:

@@ -5,8 +5,8 @@
 A file has a title, a description, `variables` (label values to choose from) and rows of panels. A panel has
 - `title`, `unit` (Grafana's name of it) and `advice`, which Grafana shows behind the (i) beside the title;
 - type "stat", one number: `query`, and `yellow` and `red`, the lowest values with that colour; or
-- lines over time: `queries`, with legends that may name labels as {{label}}; `histogram`, whose quantiles are drawn;
-  `limit`, a dashed line that is also the limit of an alert; `max` of the axis; `stacked`.
+- lines over time: `queries`, with legends that may name labels as {{label}}; `histogram`, whose quantiles are drawn
+  for each model; `limit`, a dashed line that is also the limit of an alert; `max` of the axis; `stacked`.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def _stat(spec: Json) -> Json:
 def _graph(spec: Json) -> Json:
     queries = [
         (
-            f"p{quantile * 100:g}",
-            f"histogram_quantile({quantile}, sum by (le) "
-            f'(rate({spec["histogram"]}_bucket{{instance=~"$instance"}}[$__rate_interval])))',
+            f"{{{{model}}}}: p{quantile * 100:g}",
+            f"histogram_quantile({quantile}, sum by (model, le) "
+            f'(rate({spec["histogram"]}_bucket{{instance=~"$instance",model=~"$model"}}[$__rate_interval])))',
         )
         for quantile in (spec.get("quantiles", (0.5, 0.95, 0.99)) if "histogram" in spec else ())
     ]

@@ -61,17 +61,19 @@ class TritonOnGpu(_Exporter):
 
 
 class KeyUsage(_Exporter):
-    """The counters by key of a gateway with API keys."""
+    """The metrics of a gateway with API keys and a certificate that servers without them do not have."""
 
     def __init__(self) -> None:
         self._metrics = Metrics()
+        self._metrics.expiries.of_certificates = lambda: {"server.pem": time.time() + 9e6}
+        self._metrics.expiries.of_keys = lambda: {"team": time.time() + 9e6}
 
     def collect(self) -> Iterable[Metric]:
         self._metrics.key_requests.labels("team").inc()
         self._metrics.key_tokens.labels("team", "prompt").inc(20)
         self._metrics.key_limited.labels("team", "tokens").inc()
         counters = (self._metrics.key_requests, self._metrics.key_tokens, self._metrics.key_limited)
-        return [metric for counter in counters for metric in counter.collect()]
+        return [metric for source in (*counters, self._metrics.expiries) for metric in source.collect()]
 
 
 class NodeExporter(_Exporter):
@@ -85,5 +87,6 @@ class NodeExporter(_Exporter):
             self.gauge("node_memory_MemAvailable_bytes", {}, 100e9),
             self.gauge("node_filesystem_avail_bytes", disk, 300e9),
             self.gauge("node_filesystem_size_bytes", disk, 900e9),
+            self.gauge("node_filesystem_readonly", disk, 0),
             self.counter("node_network_receive_bytes", {"device": "eth0"}, 1e6),
         ]

@@ -9,6 +9,7 @@ from typing import Any
 from charonia_gateway import keys
 
 PAST = datetime.now(timezone.utc) - timedelta(days=1)
+FUTURE = PAST + timedelta(days=9)
 
 
 class KeyFile:

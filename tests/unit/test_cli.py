@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -13,10 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from charonia import _engine
+from charonia import __version__, _engine, cli
 from charonia.bench import records
 from charonia.bench.random_model import SHAPES, write_random_model
+from charonia.option_hints import HINTS
 
 COMMAND = [sys.executable, "-m", "charonia"]
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200", "CHARONIA_THREADS": "1"}
@@ -271,3 +274,44 @@ def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:
     assert code == 0 and out
     code, _, err = charonia("benchmark", "make-model", tmp_path / "n", "--shape", "huge")
     assert code == 1 and "'huge'" in err
+
+
+def test_a_full_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "missing" / "file"))
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: No space left on device at \S+/missing/file \([\d.]+ GB are free\): free .*\n", error)
+
+
+@pytest.mark.parametrize(("option", "hint"), [("--max-model-len", "--session-len"), ("--ctx-size=9", "--session-len")])
+def test_an_option_of_another_server_gets_a_hint(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str, hint: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["charonia", "serve", "a-model", option])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    error = capsys.readouterr().err
+    assert f"No such option: {option.partition('=')[0]}: here {hint}" in " ".join(error.split())
+
+
+def test_hints_name_options_that_exist_and_are_in_the_docs() -> None:
+    (serve,) = [one for one in typer.main.get_command(cli.app).commands.values() if one.name == "serve"]  # type: ignore[attr-defined]
+    options = {name for option in serve.params for name in (*option.opts, *option.secondary_opts)}
+    assert not HINTS.keys() & options
+    page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    for option, hint in HINTS.items():
+        assert f"| `{option}` | {hint} |" in page
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", hint)) <= options | {"--file"}, hint
+
+
+def test_version_is_an_option_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["charonia", "--version"])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert capsys.readouterr().out.strip() == __version__

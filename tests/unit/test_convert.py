@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -325,6 +327,42 @@ def test_end_ids_are_those_of_both_configs_and_of_the_tokenizer(model: Path, tmp
     name_end(model, token)
     assert end_ids(convert(model, tmp_path / "copied") / workspace.WEIGHTS) == "2,7,5,9"
     assert end_ids(link_workspace(model, tmp_path / "linked") / workspace.WEIGHTS) == "2,7,5,9"
+
+
+def test_a_full_disk_is_named_before_anything_is_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=12_345))
+    monkeypatch.setattr("charonia.weights.convert.write_safetensors", lambda *_: pytest.fail("it writes"))
+    with pytest.raises(ModelError, match=r"needs about \d+\.\d GB in .*, but 0\.0 GB are free"):
+        convert(model, tmp_path / "w")
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def raised(error: OSError) -> Callable[..., None]:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fails
+
+
+@pytest.mark.parametrize("make", [convert, link_workspace])
+def test_a_disk_that_becomes_full_is_named_in_one_sentence(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    monkeypatch.setattr(workspace.Manifest, "save", raised(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(ModelError, match=r"w cannot be written: No space left on device at .* GB are free\)"):
+        make(model, tmp_path / "w")
+    assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_target_that_cannot_be_written_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("tempfile.mkdtemp", raised(OSError(code, "reason", str(tmp_path / ".w.1"))))
+    with pytest.raises(ModelError, match=rf"w cannot be written: reason at {tmp_path}"):
+        convert(model, tmp_path / "w")
 
 
 def test_many_end_ids_are_joined_in_linear_time(model: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from charonia_client.offload import offload
+from charonia_gateway import __version__
 from charonia_gateway.endpoints import answer as answer_module
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, ask, gateway
@@ -15,6 +16,15 @@ from triton_double import error, part, says, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
+
+
+async def test_probes_of_vllm_are_answered() -> None:
+    async with gateway() as (web, _):
+        ready = await web.get("/health/ready")
+        for path in ("/health", "/ping"):
+            found = await web.get(path, headers={"Host": "any.example"})
+            assert (found.status_code, found.json()) == (ready.status_code, ready.json())
+        assert (await web.get("/version")).json() == {"version": __version__}
 
 
 async def test_of_a_wrong_models_name_the_log_has_the_beginning(caplog: pytest.LogCaptureFixture) -> None:

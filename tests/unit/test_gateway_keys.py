@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from charonia_gateway import access, files, keys
 from charonia_gateway.app import create_app
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, gateway
-from key_files import PAST, KeyFile
+from key_files import FUTURE, PAST, KeyFile
 from starlette.routing import Mount
 from triton_double import Double, error, input_number, input_text, part, says
 from tritonclient.grpc import service_pb2 as pb
@@ -45,11 +46,12 @@ ROUTES: dict[tuple[str, str], Any] = {
     ("POST", "/detokenize"): {"tokens": [72]},
     ("GET", "/tokenizer_info"): None,
     ("GET", "/metrics"): None,
+    ("GET", "/version"): None,
     ("GET", "/openapi.json"): None,
 }
 # Routes that need no key. One file represents all files of the pages.
 PAGE_FILE = "/page/chat.css"
-OPEN = {("GET", path) for path in ("/health/live", "/health/ready", "/", "/docs", PAGE_FILE)}
+OPEN = {("GET", path) for path in ("/health/live", "/health/ready", "/health", "/ping", "/", "/docs", PAGE_FILE)}
 # These routes have no model.
 OF_NO_MODEL = {
     "/metrics",
@@ -57,6 +59,7 @@ OF_NO_MODEL = {
     "/v1/responses/{id}",
     "/v1/models",
     "/openapi.json",
+    "/version",
 }
 
 
@@ -143,6 +146,30 @@ async def test_a_page_of_the_gateways_own_needs_a_key_under_any_host_name(file: 
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
+async def test_page_under_a_name_of_the_machine_is_accepted_unless_local(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway on loopback rejects it: the network may have chosen the machine's domain."""
+    monkeypatch.setattr("socket.gethostname", lambda: "GPUbox")
+    monkeypatch.setattr("socket.getfqdn", lambda: "gpubox.lab.example")
+
+    async def status(web: httpx.AsyncClient, name: str) -> int:
+        headers = {"Host": f"{name}:23333", "Origin": f"http://{name}:23333"}
+        return (await web.post("/v1/chat/completions", json=CHAT, headers=headers)).status_code
+
+    async with gateway(host="0.0.0.0") as (web, _):
+        for name, accepted in (("gpubox", 200), ("gpubox.local", 200), ("gpubox.evil.example", 403), ("other", 403)):
+            assert await status(web, name) == accepted, name
+
+        async def knows_full_name() -> bool:
+            return await status(web, "gpubox.lab.example") == 200
+
+        await until(knows_full_name)
+    async with gateway(host="127.0.0.1") as (web, _):
+        for name in ("gpubox", "gpubox.local", "gpubox.lab.example"):
+            assert await status(web, name) == 403, name
+
+
 @pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
 async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, header: str) -> None:
     headers = file.bearer("alice") if header == "Authorization" else {header: file.texts["alice"]}
@@ -183,7 +210,12 @@ async def test_the_document_says_what_needs_a_key(file: KeyFile) -> None:
     assert document["components"]["securitySchemes"][name]["scheme"] == "bearer"
     assert document["security"] == [{name: []}]
     operations = [(path, one) for path, of_path in document["paths"].items() for one in of_path.values()]
-    assert {path for path, one in operations if one.get("security") == []} == {"/health/live", "/health/ready"}
+    assert {path for path, one in operations if one.get("security") == []} == {
+        "/health/live",
+        "/health/ready",
+        "/health",
+        "/ping",
+    }
     assert all(one.get("security", []) == [] for _, one in operations)
     async with gateway() as (web, _):
         assert "security" not in (await web.get("/openapi.json")).json()
@@ -300,6 +332,18 @@ async def test_a_keys_priority_is_the_highest_of_its_requests(file: KeyFile, ask
         body = CHAT if asked is None else {**CHAT, "priority": asked}
         await web.post("/v1/chat/completions", json=body, headers=file.bearer("low"))
         assert input_number(server.requests[0], "priority") == sent % 2**32
+
+
+async def test_metrics_have_the_expiry_of_keys_that_are_not_revoked(file: KeyFile) -> None:
+    file.add("temporary", expires=FUTURE)
+    file.add("withdrawn", expires=FUTURE)
+    file.revoke("withdrawn")
+    async with guarded(file) as (web, _):
+        text = (await web.get("/metrics", headers=file.bearer("prometheus"))).text
+    found = re.findall(r'^charonia_gateway_key_expiry_seconds{key="(\w+)"} (\S+)$', text, re.MULTILINE)
+    assert {key: float(value) for key, value in found} == pytest.approx(
+        {"expired": PAST.timestamp(), "temporary": FUTURE.timestamp()}
+    )
 
 
 async def test_without_a_file_no_key_is_asked_for_and_ids_are_the_clients() -> None:

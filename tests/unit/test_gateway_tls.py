@@ -20,7 +20,8 @@ from charonia_gateway import files
 from charonia_gateway.connection import bounded
 from charonia_gateway.drain import Drain, DrainingServer
 from charonia_gateway.settings import Settings
-from charonia_gateway.tls import Certificates, TlsError
+from charonia_gateway.tls import Certificates, TlsError, expiry_of
+from cryptography import x509
 from gateway_in_process import MODEL, gateway, listening
 
 from charonia.errors import ServeError
@@ -43,6 +44,15 @@ def stranger(tmp_path: Path) -> Authority:
 
 
 # --- the gateway's own port
+
+
+def test_expiry_of_a_certificate_is_read(authority: Authority, tmp_path: Path) -> None:
+    pair = authority.issue("server", "localhost")
+    expected = x509.load_pem_x509_certificate(pair.cert.read_bytes()).not_valid_after_utc
+    assert expiry_of(pair.cert) == expected.timestamp()
+    (tmp_path / "text").write_text("no certificate")
+    with pytest.raises(ValueError):
+        expiry_of(tmp_path / "text")
 
 
 async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:

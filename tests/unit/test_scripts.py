@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,25 @@ def test_another_python_is_named(tmp_path: Path) -> None:
     result = run(SCRIPTS / "find_python.sh", PYTHON=str(python))
     assert result.returncode == 1
     assert f"{python} is Python 3.9.2; Python 3.10, 3.11 or 3.12 is needed" in result.stderr
+
+
+def test_uv_fetches_python_if_all_are_too_new(tmp_path: Path) -> None:
+    newer = tmp_path / "python3"
+    newer.write_text(
+        '#!/bin/sh\ncase "$*" in --version) echo Python 3.14.0;; *"< (3, 13)"*) exit 0;; *) exit 1;; esac\n'
+    )
+    uv = tmp_path / "uv"
+    uv.write_text(f'#!/bin/sh\n[ "$2" = install ] && echo "Installed Python" || echo {sys.executable}\n')
+    for file in (newer, uv):
+        file.chmod(0o755)
+    for name in ("bash", "tail", "mkdir"):
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    found = run(SCRIPTS / "find_python.sh", PATH=str(tmp_path), PYTHON="")
+    assert (found.returncode, found.stdout.strip()) == (0, sys.executable), found.stderr
+    uv.write_text("#!/bin/sh\necho no network >&2\nexit 1\n")
+    failed = run(SCRIPTS / "find_python.sh", PATH=str(tmp_path), PYTHON="")
+    assert failed.returncode == 1
+    assert "no network" in failed.stderr and "UV_PYTHON_INSTALL_MIRROR" in failed.stderr
 
 
 def test_a_fitting_python_is_found_beside_one_that_does_not_fit(tmp_path: Path) -> None:

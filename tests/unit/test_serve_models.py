@@ -39,7 +39,7 @@ PLAN = Plan(
     kv_token_bytes=MIB // 64,
     kv_block_bytes=MIB,
     free_bytes=2400 * MIB,
-    num_blocks=1000,
+    num_blocks=1760,
     cache_block_seq_len=64,
     session_len=64 * 64,
     max_batch_size=64,
@@ -141,7 +141,7 @@ def test_free_memory_is_divided_by_the_shares(config: Path) -> None:
 
 
 def test_unused_memory_of_a_model_goes_to_the_others(config: Path) -> None:
-    small = replace(PLAN, max_batch_size=64, session_len=64)  # 64 blocks hold a full batch: 80 MiB of the free memory
+    small = replace(PLAN, num_blocks=64)  # 80 MiB of the free memory
     assert blocks_of(config, [PLAN, small], [1, 1]) == [1536, 64]
 
 

@@ -226,3 +226,28 @@ def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path) -> None:
     printed = console.file.getvalue()
     assert printed.count(known) == 1 and printed.count("it is late") == 1
     assert (tmp_path / "triton.log").read_text().count(known) == 1
+
+
+def announced(settings: ServeSettings) -> str:
+    said = io.StringIO()
+    stack = _Stack(settings, {}, Console(file=said, soft_wrap=True), Hurried())
+    stack._announce([Served("demo", "", Path("nowhere"))], 1.0)
+    stack._control.close()
+    return said.getvalue()
+
+
+def test_first_message_names_the_page_and_the_command_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = announced(ServeSettings())
+    assert text.index("Chat page   http://127.0.0.1:23333\n") < text.index("Runs on") and "NAME" not in text
+    command = text.partition("Ask it")[2].partition("\n  Chat")[0]
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    assert " ".join(command.split()) in " ".join(readme.split())
+    monkeypatch.setenv("CHARONIA_GATEWAY_PAGE", "0")
+    assert "Chat page" not in announced(ServeSettings())
+
+
+def test_first_message_names_the_addresses_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpubox")
+    text = announced(ServeSettings(host="0.0.0.0"))
+    assert "Chat page   http://127.0.0.1:23333\n" in text and "http://gpubox:23333\n" in text
+    assert "CHARONIA_GATEWAY_ALLOWED_ORIGINS=http://NAME:23333\n" in text

@@ -10,6 +10,7 @@ namespace charonia {
 enum class MetricKind { counter, gauge, histogram };
 
 enum class Metric {
+  start_time_seconds,
   num_requests_running,
   num_requests_waiting,
   kv_cache_usage_perc,

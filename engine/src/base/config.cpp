@@ -145,7 +145,7 @@ auto one_of(std::vector<int> choices) {
     return std::find(choices.begin(), choices.end(), value) != choices.end();
   };
 }
-bool cache_share_or_count(double value) { return value > 0 && (value < 1 || value == std::floor(value)); }
+bool cache_share_or_count(double value) { return value >= 0 && (value < 1 || value == std::floor(value)); }
 // An amount of memory, or an empty text.
 bool memory_size(std::string_view text) { return text.empty() || parse_bytes(text).has_value(); }
 

@@ -41,6 +41,8 @@ std::span<const MetricInfo> metric_catalogue() {
   using enum Metric;
   constexpr auto kCounter = MetricKind::counter, kGauge = MetricKind::gauge;
   static const std::array catalogue = {
+      simple(start_time_seconds, kGauge, "charonia_start_time_seconds",
+             "When the engine was loaded, in seconds since 1970; it changes at each restart"),
       simple(num_requests_running, kGauge, "charonia_num_requests_running", "Requests that hold KV blocks"),
       simple(num_requests_waiting, kGauge, "charonia_num_requests_waiting", "Requests that wait to be scheduled"),
       simple(kv_cache_usage_perc, kGauge, "charonia_kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1"),

@@ -1,6 +1,7 @@
 #include "charonia/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -26,6 +27,8 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
   make_guides(weights_dir);
   stats_.blocks_total = stats_.blocks_free = blocks_->num_blocks();
   if (sink_) {
+    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+    sink_->set(Metric::start_time_seconds, now.count());
     sink_->set(Metric::weight_bytes, static_cast<double>(info.weight_bytes));
     sink_->set(Metric::kv_cache_bytes, static_cast<double>(info.kv_cache_bytes));
   }

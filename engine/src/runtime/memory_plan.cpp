@@ -71,6 +71,9 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
   return kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
 }
 
+constexpr double kShare = 0.8;          // of the free memory, for the KV cache
+constexpr int kShortChatTokens = 1024;  // a chat of this length counts as short
+
 // The number of blocks that the settings ask for.
 struct CacheBlocks {
   std::int64_t blocks = 0;
@@ -100,17 +103,22 @@ CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memo
             blocks < 1 ? cat("Raise cache_size, or lower cache_block_seq_len (now ", block_len, ")")
                        : cat("Lower cache_size (block: ", block_len, " tokens)")};
   }
-  const double entry = config.cache_max_entry_count;
+  const bool by_device = config.cache_max_entry_count == 0;
+  const double entry = by_device ? kShare : config.cache_max_entry_count;
   const auto setting = cat("cache_max_entry_count = ", entry);
   if (entry >= 1) {
     return {static_cast<std::int64_t>(entry), setting,
             cat("Lower cache_max_entry_count or cache_block_seq_len (now ", block_len, ")")};
   }
   require_step_sizes(config);
-  // A share of the free memory, but at most the blocks of max_batch_size sequences of full length.
+  // A share of the free memory, but at most the blocks of max_batch_size sequences of full length. On a CPU, other
+  // programs need the memory too: the default is max_batch_size short chats, or one sequence of full length.
+  const auto sequence = blocks_of(config.session_len);
+  const bool short_chats = by_device && config.device == "cpu";
+  const auto most = config.max_batch_size * (short_chats ? std::min(blocks_of(kShortChatTokens), sequence) : sequence);
   const auto share =
       std::floor(entry * static_cast<double>(memory.free_bytes) / static_cast<double>(memory.block_bytes));
-  return {std::min(static_cast<std::int64_t>(share), config.max_batch_size * blocks_of(config.session_len)), setting,
+  return {std::min(static_cast<std::int64_t>(share), std::max(most, sequence)), setting,
           cat("Lower cache_block_seq_len (now ", block_len, ")")};
 }
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from charonia_gateway import __version__
 from charonia_gateway.context import GatewayState
 
 router = APIRouter(tags=["service"])
@@ -19,6 +20,10 @@ async def live() -> dict[str, str]:
     return {"status": "live"}
 
 
+@router.get(
+    "/ping", summary="Like /health/ready, as vLLM and SageMaker call it", responses={503: {"description": "why not"}}
+)
+@router.get("/health", summary="Like /health/ready, as vLLM calls it", responses={503: {"description": "why not"}})
 @router.get("/health/ready", summary="Whether requests can be served", responses={503: {"description": "why not"}})
 async def ready(gateway: GatewayState) -> Response:
     """200 if a Triton server has a ready model and the gateway is not shutting down, else 503 with the reason. With
@@ -31,6 +36,11 @@ async def ready(gateway: GatewayState) -> Response:
     if all(reasons):
         return JSONResponse({"status": "not ready", "reason": reasons[0], **more}, 503)
     return JSONResponse({"status": "ready", **more})
+
+
+@router.get("/version", summary="The version of Charonia")
+async def version() -> dict[str, str]:
+    return {"version": __version__}
 
 
 @router.get("/metrics", summary="Prometheus metrics of the gateway", response_class=Response)

@@ -16,9 +16,10 @@ struct EngineConfig {
   // maximum number of sequences decoded together; 0: depends on the device: 64 on a CPU, 64 to 512 on a GPU, by its SMs
   // and memory; >= 0; runtime/memory_plan.h has the rule
   int max_batch_size = 0;
-  // KV block memory: share of the memory that is free after loading the weights, or a number of blocks;
-  // a share in (0, 1) or an integer >= 1
-  double cache_max_entry_count = 0.8;
+  // KV block memory: share of the memory that is free after loading the weights, or a number of blocks; 0: 0.8, and on
+  // a CPU at most max_batch_size sequences of 1024 tokens, or one of full length;
+  // 0, a share in (0, 1) or an integer >= 1; runtime/memory_plan.cpp has the rule
+  double cache_max_entry_count = 0.0;
   // tokens per KV block; >= 1
   int cache_block_seq_len = 64;
   // KV blocks that are allocated together when needed; -1: all at start; 0: the square root of their number; >= -1

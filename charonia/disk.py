@@ -1,0 +1,54 @@
+"""Room on a disk: checked before much is written, and named if a write fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from charonia.errors import CharoniaError, ModelError
+
+_FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def require_space(folder: Path, needed: int, what: str, error: type[CharoniaError] = ModelError) -> None:
+    """Raises `error` if the file system of `folder` has less than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise error(
+            f"{what} needs about {needed / 1e9:.1f} GB in {folder}, but {free / 1e9:.1f} GB are free: free some space, "
+            "or choose another folder"
+        )
+
+
+@contextlib.contextmanager
+def explained(folder: Path, what: str) -> Iterator[None]:
+    """Raises ModelError, with the free space, if the disk of `folder` is full or read-only, or if the user may not
+    write there. Other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        place = Path(error.filename or "/")
+        denied = isinstance(error, PermissionError) and (folder in place.parents or place in (folder, *folder.parents))
+        if not (denied or is_full_or_read_only(error)):
+            raise
+        raise ModelError(f"{what} cannot be written: {reason(error, folder)}") from error
+
+
+def is_full_or_read_only(error: OSError) -> bool:
+    return error.errno in _FULL_OR_READ_ONLY
+
+
+def reason(error: OSError, folder: Path | None = None) -> str:
+    """The reason, the file, the free space on its disk, and the remedy. folder: where the file is if the error does not
+    name it."""
+    place = Path(error.filename) if error.filename else folder
+    free = ""
+    for known in (place, *place.parents) if place else ():
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(known).free / 1e9:.1f} GB are free)"
+            break
+    at = f" at {place}" if place else ""
+    return f"{error.strerror}{at}{free}: free some space, correct the permissions, or choose another folder"

@@ -1,0 +1,62 @@
+"""Options of other servers, and their names here (docs/coming_from.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+HINTS = {
+    # vLLM, SGLang
+    "--max-model-len": "--session-len",
+    "--max-num-seqs": "--max-batch-size",
+    "--max-num-batched-tokens": "--token-budget",
+    "--gpu-memory-utilization": "--cache-max-entry-count (a share of the memory that is free after the weights)",
+    "--kv-cache-memory-bytes": "--cache-size",
+    "--kv-cache-dtype": "--quant-policy (8 or 4; 0: not quantised)",
+    "--tensor-parallel-size": "--tp",
+    "--block-size": "--cache-block-seq-len",
+    "--served-model-name": "--model-name",
+    "--port": "--gateway-port",
+    "--api-key": "charonia keys create NAME --file FILE, and CHARONIA_GATEWAY_KEYS_FILE=FILE",
+    "--allowed-origins": "CHARONIA_GATEWAY_ALLOWED_ORIGINS",
+    "--ssl-certfile": "CHARONIA_GATEWAY_TLS_CERT",
+    "--ssl-keyfile": "CHARONIA_GATEWAY_TLS_KEY",
+    "--enforce-eager": "--no-cuda-graphs",
+    "--quantization": "nothing: the format of the weights is detected",
+    "--load-format": "nothing: the format of the weights is detected",
+    "--trust-remote-code": "nothing: code of models is never run",
+    "--enable-auto-tool-choice": "nothing: tools are always on",
+    "--revision": "MODEL@REVISION",
+    "--mem-fraction-static": "--cache-max-entry-count (a share of the memory that is free after the weights)",
+    "--context-length": "--session-len",
+    "--max-running-requests": "--max-batch-size",
+    # LMDeploy
+    "--server-name": "--host",
+    "--server-port": "--gateway-port",
+    "--instance-num": "--max-batch-size",
+    "--api-keys": "charonia keys create NAME --file FILE, and CHARONIA_GATEWAY_KEYS_FILE=FILE",
+    "--max-prefill-token-num": "--token-budget",
+    # llama.cpp
+    "--ctx-size": "--session-len",
+    "--parallel": "--max-batch-size",
+    "--batch-size": "--token-budget",
+    "--n-gpu-layers": "--device cuda or --device cpu: a model is on one of the two",
+    "--alias": "--model-name",
+    "--cache-type-k": "--quant-policy (8 or 4; 0: not quantised)",
+    "--cache-type-v": "--quant-policy (8 or 4; 0: not quantised)",
+}
+
+
+class HintingGroup(TyperGroup):
+    """Adds the hint to the error about an unknown option."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            hint = HINTS.get(str(getattr(error, "option_name", "")).replace("_", "-"))
+            if hint and hasattr(error, "possibilities"):
+                error.message = f"No such option: {error.option_name}: here {hint}"  # type: ignore[attr-defined]
+                error.possibilities = None
+            raise
