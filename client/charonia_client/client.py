@@ -91,7 +91,7 @@ _TOKENIZE_TIMEOUT_S = 60.0
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _CANCEL_TIMEOUT_S = 1.0
 # Preprocessing has one queue, in order of arrival, and its requests cannot be cancelled. So only this many requests are
-# there at once; the others wait here, where clients take turns. Large requests do not delay the small ones.
+# there at a time; the others wait here, where clients take turns. Large requests do not delay the small ones.
 _LARGE_BYTES = 1 << 16
 _MAX_SMALL = 16
 _MAX_LARGE = 4
@@ -190,7 +190,7 @@ class Client:
         Leaving the iterator (`break` with `contextlib.aclosing`, cancellation, an exception) cancels the request on the
         server, and a session drops the turn. `request_id` must be unique among the running requests; by default it is a
         new UUID. `timeout_s` is a limit for the whole call, the request's `timeout_ms` for its work on the server.
-        `progress` is what has arrived from other servers; the parts continue after it.
+        `progress` has the tokens from other servers; the parts continue after them.
         Raises BadRequest, Overloaded, DeadlineExceeded, Unavailable or ServerError.
         """
         request_id = request_id or str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""What has arrived of a request's responses. With it, another server can continue them."""
+"""The tokens of a request's responses that have arrived. With them, another server can continue the responses."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Progress:
         return [None if one.ended else one.tokens for one in self._responses]
 
     def take(self, chunk: Any) -> Any | None:
-        """Takes the next chunk. Its numbers become those of the response from its begin. Returns the chunk for the
+        """Takes the next chunk. Its numbers then describe the response from its first submission. Returns the chunk for the
         reader, or None while a whole response is not complete."""
         one = self._responses[chunk.sequence_index]
         one.take(chunk, self._offset_ms)

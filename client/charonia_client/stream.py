@@ -39,7 +39,7 @@ _RELOADED = "was loaded again"  # the error of a subscription whose model was re
 class Stream:
     """The chunks of one request, until each of its responses has ended. One task may read.
 
-    `progress` is what has arrived from other servers. `choose` returns the subscription to use. If the server does not
+    `progress` has the tokens from other servers. `choose` returns the subscription to use. If the server does not
     know it, because the model was reloaded, the request is sent again once, with the subscription that `choose` then
     returns.
     """
@@ -131,7 +131,7 @@ class Stream:
         self.begun = True
         if chunk.finish_reason:
             self._running -= 1
-        # After an error, another server may continue with what has arrived.
+        # After an error, another server may continue after the last chunk.
         if not self._abandoned and not self._error and (chunk := self._progress.take(chunk)) is not None:
             if len(self._chunks) < _READ_AHEAD or not self._join(chunk):
                 # A copy, because a chunk of a delivery keeps the whole delivery in memory.

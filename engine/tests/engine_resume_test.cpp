@@ -13,7 +13,7 @@ using testing::kVocab;
 using testing::request;
 using testing::with_runs;
 
-// What a client has received of one sequence.
+// The tokens and texts of one sequence that a client has received.
 struct Received {
   std::vector<TokenId> tokens;
   std::string text;

@@ -91,7 +91,7 @@ def request_of(number: int) -> tuple[str, dict[str, Any]]:
 
 PIECES = {"content", "reasoning_content", "arguments", "text", "delta", "partial_json"}  # parts of a longer text
 PIECES |= {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
-# What differs between two equal responses. Cached tokens depend on what the server computed before.
+# Fields that differ between two equal responses. Cached tokens depend on what the server computed before.
 VOLATILE = {"id", "created", "created_at", "completed_at", "item_id", "call_id", "timings", "sequence_number"}
 VOLATILE |= {"prompt_tokens_details", "input_tokens_details", "input_tokens", "cache_read_input_tokens", "metadata"}
 

@@ -44,7 +44,7 @@ def chunk(at: int, last: bool, index: int = 0) -> Any:
 
 
 def counting(stop_at: int, seen: list[Any], failure: str = "[503] it ends", sequences: int = 1) -> Behaviour:
-    """A model that says WORDS in each sequence and continues what it is sent. It fails before word `stop_at`."""
+    """A model that says WORDS in each sequence and continues the sequences of a request. It fails before word `stop_at`."""
 
     async def behave(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         seen.append(resumed(request))
@@ -200,7 +200,7 @@ async def test_a_full_server_is_asked_until_it_has_room() -> None:
     behaviours = iter([counting(2, seen), full, full, full, full, counting(9, seen)])
     async with Two(lambda request: next(behaviours)(request), lambda request: next(behaviours)(request)) as two:
         assert await two.text() == "".join(WORDS)
-        assert len(seen) == 6
+        assert (len(seen), two.resumes) == (6, 1)
 
 
 async def test_a_request_that_breaks_every_server_ends_with_the_first_error() -> None:

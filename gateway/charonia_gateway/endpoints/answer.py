@@ -84,7 +84,8 @@ class Answer:
         self._tried: list[Endpoint] = []
         self._failures: list[CharoniaError] = []
         self._resume_until = 0.0
-        self._num_resumes = 0
+        self._num_asked = 0  # servers to continue
+        self._num_resumes = 0  # the same, but without servers that were asked again because they were full
         self._record = current_record.get() or Record()
         self._num_logprobs = 0  # of `first`
 
@@ -136,7 +137,7 @@ class Answer:
     # --- one server after the other
 
     def _can_move(self) -> bool:
-        """Whether another server can continue with what has arrived."""
+        """Whether another server can continue after the last token."""
         return (
             self._promise is not None
             and self._progress.resumable
@@ -166,9 +167,9 @@ class Answer:
             await asyncio.sleep(_ASK_AGAIN_S if full else _LOOK_AGAIN_S)
 
     async def _send(self, endpoint: Endpoint) -> None:
-        """Sends the request, with what has arrived, to a server. `rest` then has the parts."""
+        """Sends the request, with the tokens that have arrived, to a server. `rest` then has the parts."""
         pool, request = self._pool, self._request
-        # At once, so that requests that are sent at the same time are spread over the servers.
+        # Before any other task runs, so that simultaneous requests are spread over the servers.
         self.endpoint = endpoint
         endpoint.acquire()
         endpoint.turn = pool.next_turn()
@@ -182,14 +183,16 @@ class Answer:
                 raise Unavailable(f"the tokens of server {endpoint.target} may differ")
             self._begin_again(promise)
         if self._progress.begun:
-            self._num_resumes += 1
-            self._record.num_resumes += 1
-            self._engine_id = f"{self._id}.{self._num_resumes}"
-            pool.on_resume()
-            log.warning(
-                "the response %s continues at server %s after %d tokens: %s",
-                self._id, endpoint.target, self._progress.num_tokens, self._failures[0],
-            )  # fmt: skip
+            self._num_asked += 1
+            self._engine_id = f"{self._id}.{self._num_asked}"
+            if not isinstance(self._failures[-1], Overloaded):
+                self._num_resumes += 1
+                self._record.num_resumes += 1
+                pool.on_resume()
+                log.warning(
+                    "the response %s continues at server %s after %d tokens: %s",
+                    self._id, endpoint.target, self._progress.num_tokens, self._failures[0],
+                )  # fmt: skip
         elif self._failures:
             pool.on_retry()
         gone_s = time.monotonic() - self._began
