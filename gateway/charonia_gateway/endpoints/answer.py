@@ -85,7 +85,7 @@ class Answer:
         self._failures: list[CharoniaError] = []
         self._resume_until = 0.0
         self._num_asked = 0  # servers to continue
-        self._num_resumes = 0  # the same, but without servers that were asked again because they were full
+        self._num_resumes = 0  # the same without servers that were full
         self._record = current_record.get() or Record()
         self._num_logprobs = 0  # of `first`
 
