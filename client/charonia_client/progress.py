@@ -89,8 +89,8 @@ class Progress:
         return [None if one.ended else one.tokens for one in self._responses]
 
     def take(self, chunk: Any) -> Any | None:
-        """Takes the next chunk. Its numbers then describe the response from its first submission. Returns the chunk for the
-        reader, or None while a whole response is not complete."""
+        """Takes the next chunk. Its numbers then describe the response from its first submission. Returns the chunk for
+        the reader, or None while a whole response is not complete."""
         one = self._responses[chunk.sequence_index]
         one.take(chunk, self._offset_ms)
         if not self.joins:

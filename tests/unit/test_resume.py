@@ -44,7 +44,7 @@ def chunk(at: int, last: bool, index: int = 0) -> Any:
 
 
 def counting(stop_at: int, seen: list[Any], failure: str = "[503] it ends", sequences: int = 1) -> Behaviour:
-    """A model that says WORDS in each sequence and continues the sequences of a request. It fails before word `stop_at`."""
+    """A model that says WORDS in each sequence, after the words that a request has. It fails before word `stop_at`."""
 
     async def behave(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
         seen.append(resumed(request))
