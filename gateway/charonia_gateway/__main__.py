@@ -14,8 +14,7 @@ from pydantic_settings import CliApp
 from charonia_gateway.check import SettingsError, check_files, explained
 from charonia_gateway.imports import without_gc
 from charonia_gateway.logs import configure_logging
-from charonia_gateway.origins import machine_names
-from charonia_gateway.port import PortError, is_loopback
+from charonia_gateway.port import PortError, is_loopback, machine_names
 from charonia_gateway.settings import Settings
 
 log = logging.getLogger("charonia_gateway")

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from charonia_gateway.errors import ApiError
+from charonia_gateway.port import machine_names
 from charonia_gateway.record import record_of
 from charonia_gateway.settings import ANY_ORIGIN
 
@@ -30,12 +31,6 @@ def _is_local(host: str) -> bool:
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
         return "." not in name or name.endswith(".localhost") or bool(ipaddress.ip_address(name))
     return False
-
-
-def machine_names() -> set[str]:
-    """The host name of this machine, and this name in the domain `local` (mDNS)."""
-    name = socket.gethostname().lower()
-    return {name} if "." in name else {name, f"{name}.local"}
 
 
 def _is_own(origin: str, host: str, names: Collection[str] | None) -> bool:

@@ -86,3 +86,9 @@ def held_port(host: str, port: int) -> list[socket.socket]:
         held += bound_sockets(host, port, shared=True)
         on_error.pop_all()
     return held
+
+
+def machine_names() -> set[str]:
+    """The host name of this machine, and this name in the domain `local` (mDNS)."""
+    name = socket.gethostname().lower()
+    return {name} if "." in name else {name, f"{name}.local"}
