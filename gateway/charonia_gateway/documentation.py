@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -89,7 +90,11 @@ def complete_schema(app: FastAPI, model_name: str, is_open: Callable[[str, str],
         for path in schema["paths"].values():
             body = path.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
             for example in body.get("examples", {}).values():
-                example["value"] = {"model": model_name, **example["value"]}
+                value = example["value"]
+                if "body" in value:  # a logged request, as text
+                    example["value"] = {**value, "body": value["body"].replace('"MODEL"', json.dumps(model_name))}
+                else:
+                    example["value"] = {"model": model_name, **value}
         if is_open:
             text = "an API key of the gateway; the header x-api-key works, too"
             scheme = {"type": "http", "scheme": "bearer", "description": text}

@@ -45,7 +45,7 @@ class ReplayRequest(BaseModel):
     **describe(
         ReplayRequest,
         Replayed,
-        {"a completion": {"path": "/v1/completions", "body": '{"prompt": "Hi"}', "seeds": {"0": 7}}},
+        {"a completion": {"path": "/v1/completions", "body": '{"model": "MODEL", "prompt": "Hi"}', "seeds": {"0": 7}}},
         stream=None,
         errors={410: "the server of the session's history takes no requests"},
     ),
