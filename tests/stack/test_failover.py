@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 
 import engine_metrics
 import httpx
+import openai
 import pytest
 from gateway_process import gateway
 from stack import DEMO_MODEL, HANG_S, SLOW, Stack, running
@@ -28,7 +30,7 @@ ROUNDS = int(os.environ.get("CHARONIA_FAILOVER_ROUNDS", "2"))
 SEED = int(os.environ.get("CHARONIA_FAILOVER_SEED", "1"))
 STREAMS = 64
 TOKENS = 900
-USER = [{"role": "user", "content": "Tell me about Triton and his conch shell."}]
+USER: Any = [{"role": "user", "content": "Tell me about Triton and his conch shell."}]
 TOOLS = [
     {
         "type": "function",
@@ -143,6 +145,8 @@ async def response_to(http: httpx.AsyncClient, path: str, body: dict[str, Any], 
     """The response without what differs between two equal responses."""
     if not body.get("stream"):
         answer = await http.post(path, json=body)
+        while "best_of" in body and answer.status_code == 503:  # nothing can be continued, and clients retry
+            answer = await http.post(path, json=body)
         assert answer.status_code == 200, answer.text
         return stable(answer.json())
     events = []
@@ -156,8 +160,18 @@ async def response_to(http: httpx.AsyncClient, path: str, body: dict[str, Any], 
     return joined(events)
 
 
+async def text_with_openai(http: httpx.AsyncClient) -> str:
+    """The text of a stream that OpenAI's client reads."""
+    async with openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model="model", messages=USER, max_tokens=TOKENS, seed=5, stream=True, extra_body={"ignore_eos": True}
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
 async def all_responses(http: httpx.AsyncClient, counter: Counter) -> list[Any]:
-    return await asyncio.gather(*(response_to(http, *request_of(number), counter) for number in range(STREAMS)))
+    responses = (response_to(http, *request_of(number), counter) for number in range(STREAMS))
+    return await asyncio.gather(*responses, text_with_openai(http))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +218,9 @@ async def test_killed_servers_change_no_byte_of_any_response(servers: list[Stack
         expected = await all_responses(http, counter)
         num_events = counter.count
         assert await gateway_metric(http, "resumes_total") == 0
-        for number in range(ROUNDS):
+        for number in itertools.count():
+            if number >= ROUNDS and await gateway_metric(http, "resumes_total"):
+                break
             victim = chance.choice(servers)
             # Most responses have begun. The servers are ahead of the client, so most have ended at half of the events.
             at = chance.randrange(num_events // 20, num_events // 4)
@@ -213,7 +229,6 @@ async def test_killed_servers_change_no_byte_of_any_response(servers: list[Stack
                 assert got == wanted, f"round {number}, {list(KINDS)[index % len(KINDS)]}, {request_of(index)}"
             await asyncio.to_thread(victim.until_ready)
             await all_up(http, servers)
-        assert await gateway_metric(http, "resumes_total") > 0
 
 
 async def test_a_server_that_shuts_down_hands_its_responses_over(slow_model: Path, tmp_path: Path) -> None:
