@@ -40,12 +40,15 @@ def read_log(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(lines, 1):
                 try:
                     entry = json.loads(line)
-                    entry["path"], entry["body"], entry["choices"]
+                    known = isinstance(entry["path"], str) and isinstance(json.loads(entry["body"]), dict)
+                    known = known and all({"token_ids", "finish_reason"} <= set(one) for one in entry["choices"])
                 except (ValueError, KeyError, TypeError):
+                    known = False
+                if not known:
                     raise ModelError(
-                        f"line {number} of {file} is not from a request log: name a file that "
-                        "CHARONIA_GATEWAY_LOG_REQUESTS has named"
-                    ) from None
+                        f"line {number} of {file} is not from a request log: name a file that the gateway wrote "
+                        "for CHARONIA_GATEWAY_LOG_REQUESTS"
+                    )
                 yield number, entry
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from None
@@ -106,7 +109,7 @@ async def replay(
 ) -> list[Outcome]:
     """Send the requests of a log, `concurrency` at the same time. Returns their results in the order of the log. Raises
     ModelError if no gateway responds."""
-    rest = iter(entries)
+    rest = iter(list(entries))  # an unreadable line is an error before the first request
     outcomes: list[Outcome] = []
 
     async with gateway_client(url, api_key, tls_ca) as client:

@@ -77,12 +77,17 @@ class KeyMiddleware:
             await self._app(scope, receive, send)
             return
 
+        held = 1
+        ending: asyncio.Future[None] | None = None
+
         async def with_limits(message: Message) -> None:
+            nonlocal ending
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(headers)
+            elif ending is None and (not message.get("more_body") or (record.usage and record.usage.ended)):
+                # Before the end is sent: the client may send its next request as soon as it has read it.
+                ending = asyncio.ensure_future(self._end(key, holder, scope, record, held))
             await send(message)
-
-        held = 1
 
         async def hold(sequences: int) -> None:
             nonlocal held
@@ -99,7 +104,7 @@ class KeyMiddleware:
         finally:
             record.hold = None  # avoids a reference cycle
             # Also if this task is cancelled: the tokens were used, and the servers may still work on the request.
-            await asyncio.shield(asyncio.ensure_future(self._end(key, holder, scope, record, held)))
+            await asyncio.shield(ending or asyncio.ensure_future(self._end(key, holder, scope, record, held)))
 
     def _checked(self, text: str | None) -> Key:
         if text is None:
@@ -127,7 +132,8 @@ class KeyMiddleware:
             if tokens:
                 self._metrics.key_tokens.labels(key.name, kind).inc(tokens)
         await self._limiter.charge(key, prompt + generated)
-        await asyncio.gather(*(until_over() for until_over in record.calls))
+        for until_over in record.calls:  # not gather(), which waits even if nothing runs
+            await until_over()
         await self._limiter.end(key, holder, sequences)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from charonia_client import GenerateRequest
+from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import Depends, Request
 
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields, parse, read_body
@@ -180,7 +180,13 @@ class Head:
 
     def timings(self, usage: Usage) -> dict[str, Any]:
         """The response's field `timings`, if requested."""
-        timings = usage.timings()
+        return {"timings": self._with_resumes(usage.timings())} if self._with_timings else {}
+
+    def timings_so_far(self, usage: Usage, part: GenerateResponse) -> dict[str, Any] | None:
+        """The field `timings` of a stream's chunk."""
+        return self._with_resumes(usage.timings_so_far(part))
+
+    def _with_resumes(self, timings: dict[str, Any] | None) -> dict[str, Any] | None:
         if timings and self._record.num_resumes:
             timings["resumes"] = self._record.num_resumes
-        return {"timings": timings} if self._with_timings else {}
+        return timings

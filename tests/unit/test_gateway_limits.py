@@ -139,6 +139,32 @@ async def test_a_client_that_leaves_is_charged(file: KeyFile, stream: bool, char
         await until(is_charged)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_key_may_send_its_next_request_at_the_end_of_a_response(file: KeyFile, stream: bool) -> None:
+    file.add("one", max_concurrent=1)
+    following: list[asyncio.Task[httpx.Response]] = []
+    async with gateway(keys_file=file.path) as (web, server):
+        server.behaviour = tell
+        app = web._transport.app  # type: ignore[attr-defined]
+
+        async def ask_next_at_the_end(scope: Any, receive: Any, send: Any) -> None:
+            async def watched(message: Any) -> None:
+                body = message.get("body", b"")
+                ends = b"[DONE]" in body if stream else body.endswith(b"}")
+                await send(message)
+                if ends and not following:
+                    again = web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
+                    following.append(asyncio.create_task(again))
+
+            await app(scope, receive, watched)
+
+        transport = httpx.ASGITransport(ask_next_at_the_end)
+        async with httpx.AsyncClient(transport=transport, base_url="http://g") as first:
+            sent = {**CHAT, "stream": stream}
+            answer = await first.post("/v1/chat/completions", json=sent, headers=file.bearer("one"))
+        assert (answer.status_code, (await following[0]).status_code) == (200, 200)
+
+
 async def test_a_key_has_as_many_requests_at_once_as_it_may(file: KeyFile) -> None:
     file.add("one", max_concurrent=1)
     begun, go = asyncio.Event(), asyncio.Event()

@@ -141,7 +141,9 @@ def test_a_file_that_is_no_request_log_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "log"
     with pytest.raises(ModelError, match="cannot be read: No such file"):
         list(read_log(file))
-    for text in ("INFO: hello", "[]", '{"path": "/v1/completions"}'):
+    odd = [("x", []), ("[]", []), ({}, []), ("{}", 5), ("{}", [5]), ("{}", [{}])]
+    made = [json.dumps({"path": "/v1/completions", "body": body, "choices": choices}) for body, choices in odd]
+    for text in ("INFO: hello", "[]", '{"path": "/v1/completions"}', *made):
         file.write_text(text)
         with pytest.raises(ModelError, match=r"line 1 of .* is not from a request log"):
             list(read_log(file))

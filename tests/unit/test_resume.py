@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,6 +20,7 @@ from charonia_client import (
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
+from gateway_in_process import MODEL, ask
 from triton_double import Behaviour, Double, error, part
 from tritonclient.grpc import service_pb2 as pb
 
@@ -256,3 +258,17 @@ async def test_the_only_server_continues_after_its_restart() -> None:
         assert "".join([part.text async for part in answer]) == "".join(WORDS)
         over.set()
         await restarting
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("field", ["timings", "timings_per_token"])
+async def test_timings_of_a_stream_count_resumes(path: str, field: str) -> None:
+    behaviours = iter([counting(2, []), counting(9, [])])
+    body = {"model": MODEL, "stream": True, field: True}
+    body |= {"prompt": "Count"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Count"}]}
+    response = await ask(path, body, lambda sent: next(behaviours)(sent), resume_timeout_s=20, check_interval_s=0.05)
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    resumes = [chunk["timings"].get("resumes") for chunk in chunks if chunk.get("timings")]
+    assert resumes[-1] == 1
+    if field == "timings_per_token":
+        assert resumes[0] is None

@@ -113,7 +113,7 @@ async def _stream(
                 continue
             events = b""
             if body.timings_per_token:
-                chunk["timings"] = usage.timings_so_far(part)
+                chunk["timings"] = head.timings_so_far(usage, part)
             if not begun[index]:
                 begun[index] = True
                 chunk["system_fingerprint"] = head.system_fingerprint

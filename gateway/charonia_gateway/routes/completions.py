@@ -159,7 +159,7 @@ async def _stream(
                 choice["text"], choice["logprobs"] = await offload(count_entries(part), shown.of, index, part)
                 choice["finish_reason"] = shown.finish_reason(part)
                 if body.timings_per_token:
-                    chunk["timings"] = usage.timings_so_far(part)
+                    chunk["timings"] = head.timings_so_far(usage, part)
                 elif choice["finish_reason"] and usage.ended:
                     chunk |= head.timings(usage)
                 # A special token has no text, but it has a log probability.
