@@ -87,7 +87,7 @@ async def _replayed(client: Any, number: int, entry: dict[str, Any]) -> Outcome:
     outcome.logged_fingerprint = entry.get("system_fingerprint")
     body = stateless(entry["path"], entry["body"])
     if body is None:
-        outcome.detail = "it continues what a server has kept"
+        outcome.detail = "it belongs to a session or continues a stored response"
         return outcome
     sent = {"path": entry["path"], "body": body, "seeds": entry.get("seeds", {})}
     try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from answer_formats import CALLS_VARIABLE, AnswerFormats, is_continued
+from answer_formats import CALLS_VARIABLE, GENERIC_VARIABLE, AnswerFormats, is_continued
 from charonia_answers.formats import is_closed, is_open
 from charonia_answers.lark import lark_of
 from charonia_answers.tag_parts import Format, NoTagError, either
@@ -200,6 +200,7 @@ class AnswerGuides:
             problem = f"{what}: the model's format of calls is not known"
             remedy = f"send tool_choice = none, or start the server with {CALLS_VARIABLE} = hermes or another format "
             remedy += "(charonia serve --tool-call-parser)"
+            remedy += f", or with {GENERIC_VARIABLE} = true" if choice.forced else ""
             raise PromptError("tool_choice" if choice.forced else "tools", problem, remedy)
         if given.type == "structural_tag":
             what = "calls are forced" if choice.forced else "a function is strict"

@@ -38,7 +38,7 @@ class RequestLog:
                     os.fchmod(file, 0o600)
                     os.write(file, line)
         except OSError as error:
-            log.warning("a request is missing in %s: %s", self._file, error)
+            log.warning("a request could not be written to %s: %s", self._file, error)
 
     def _rotate(self) -> None:
         for number in range(_OLD_LOGS, 0, -1):

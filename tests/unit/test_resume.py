@@ -23,6 +23,7 @@ from charonia_gateway.record import Record, current_record
 from gateway_in_process import MODEL, ask
 from triton_double import Behaviour, Double, error, part
 from tritonclient.grpc import service_pb2 as pb
+from waiting import until
 
 HANG_S = 120
 WORDS = ["One ", "two ", "three ", "four ", "five."]
@@ -214,7 +215,9 @@ async def test_a_request_that_breaks_every_server_ends_with_the_first_error() ->
 
 
 @pytest.mark.parametrize("different", [{"arithmetic": b"gpu"}, {"deterministic": False}])
-async def test_a_server_whose_tokens_may_differ_does_not_continue(different: dict[str, Any]) -> None:
+async def test_a_server_whose_tokens_may_differ_does_not_continue(
+    different: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[Any] = []
     two = Two(counting(2, seen), counting(9, seen), resume_timeout_s=0)
     for name, value in different.items():
@@ -227,6 +230,7 @@ async def test_a_server_whose_tokens_may_differ_does_not_continue(different: dic
     async with two:
         assert await two.text(stream=False) == "".join(WORDS)
         assert seen == [None, None, None], "the client has nothing yet, so it begins again"
+        await until(lambda: "the servers differ in weights, settings or processor" in caplog.text)
 
 
 @pytest.mark.parametrize("fields", [{"session_id": "s", "interactive": True}, {"stream": False, "best_of": 2}])

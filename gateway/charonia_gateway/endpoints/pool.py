@@ -124,9 +124,7 @@ class Pool:
                 endpoint = Endpoint(self._connect(target), self._changed)
                 self.endpoints.append(endpoint)
                 self._on_change(target, False)
-                watch = asyncio.create_task(self._watch(endpoint))
-                self._watches.add(watch)
-                watch.add_done_callback(self._watches.discard)
+                self._keep(asyncio.create_task(self._watch(endpoint)))
 
     async def _watch(self, endpoint: Endpoint) -> None:
         await endpoint.watch(self._check_interval_s, self._check_timeout_s)
@@ -165,10 +163,24 @@ class Pool:
     def _changed(self, endpoint: Endpoint) -> None:
         """A server is up or down."""
         self._on_change(endpoint.target, endpoint.up)
+        if endpoint.up and len(self.endpoints) > 1:
+            self._keep(asyncio.create_task(self._compare()))
         if any(one.draining and one.requests for one in self.endpoints):
-            move = asyncio.create_task(self._leave_draining_servers())
-            self._watches.add(move)
-            move.add_done_callback(self._watches.discard)
+            self._keep(asyncio.create_task(self._leave_draining_servers()))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _compare(self) -> None:
+        """Warns if servers cannot continue each other's responses."""
+        promises = {one.target: await one.promise() for one in self.endpoints if one.usable}
+        if len(set(promises.values())) > 1:
+            log.warning(
+                "the servers differ in weights, settings or processor, so some cannot continue the responses of others "
+                "(docs/operations.md): %s",
+                ", ".join(f"{target} has fingerprint {promise or 'none'}" for target, promise in promises.items()),
+            )
 
     async def _leave_draining_servers(self) -> None:
         for answer in list(self.answers):

@@ -53,7 +53,7 @@ class TimingsBody(_Body):
     predicted_ms: float = Field(description="from the first token to the end")
     predicted_per_second: float | None = Field(description="of the tokens after the first")
     resumes: int | None = Field(
-        None, description="how often another server continued the response; absent if it did not"
+        None, description="how often a server continued the response of a server that failed or shut down"
     )
 
 
