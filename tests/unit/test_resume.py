@@ -276,3 +276,13 @@ async def test_timings_of_a_stream_count_resumes(path: str, field: str) -> None:
     assert resumes[-1] == 1
     if field == "timings_per_token":
         assert resumes[0] is None
+
+
+async def test_a_request_whose_server_fails_before_its_first_token_waits_for_another_one() -> None:
+    seen: list[Any] = []
+    async with Two(counting(0, seen), counting(9, seen)) as two:
+        other = two.pool.endpoints[1]
+        other.failed("it is away for a moment")
+        assert await two.text() == "".join(WORDS)
+        assert (seen[0], seen[-1]) == (None, None)
+        assert other.up

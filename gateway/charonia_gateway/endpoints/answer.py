@@ -37,6 +37,7 @@ log = logging.getLogger("charonia_gateway")
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
 _MAX_FAILURES = 3  # of servers that were asked to continue, without a new token
 _MAX_RESUMES = 16  # of a request
+_BEGIN_WAIT_S = 5.0  # for a server that can begin a request, after another one failed
 _LOOK_AGAIN_S = 0.1  # for a server that can continue
 _ASK_AGAIN_S = 0.5  # servers that were full
 
@@ -83,7 +84,7 @@ class Answer:
         # Since the last new token.
         self._tried: list[Endpoint] = []
         self._failures: list[CharoniaError] = []
-        self._resume_until = 0.0
+        self._begin_until = self._resume_until = 0.0
         self._num_asked = 0  # servers to continue
         self._num_resumes = 0  # the same without servers that were full
         self._record = current_record.get() or Record()
@@ -145,18 +146,30 @@ class Answer:
             and self._num_resumes < _MAX_RESUMES
         )
 
+    def _waits(self) -> bool:
+        """Whether a request that begins anew waits until a server is healthy."""
+        failed = bool(self._failures) and isinstance(self._failures[-1], Unavailable)
+        several = len(self._pool.endpoints) > 1 and not self._request.interactive
+        return failed and several and len(self._failures) < _MAX_FAILURES and time.monotonic() < self._begin_until
+
     async def _able(self) -> list[Endpoint]:
         """The servers that can continue."""
         healthy = [one for one in self._pool.endpoints if one.usable and not one.doubtful]
         return [one for one in healthy if await one.promise() == self._promise]
 
     async def _choose(self) -> Endpoint | None:
-        """Returns the next server to try. A response that has begun waits for one, because the failed server may be
-        started again."""
+        """Returns the next server to try. After a failure the request waits for one: a little if it begins anew, longer
+        if it has begun, because the failed server may be started again."""
         while True:
             servers = self._pool.endpoints
             if not self._progress.begun or not self._can_move():
-                return choose(servers, self._request, self._tried, self._owner)
+                endpoint = choose(servers, self._request, self._tried, self._owner)
+                if endpoint or not self._waits():
+                    return endpoint
+                if healthy := [one for one in servers if one.usable and not one.doubtful]:
+                    return choose(healthy, self._request, (), self._owner)
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                continue
             endpoint = choose(await self._able(), self._request, self._tried, self._owner)
             if endpoint is None and not self._request.stream:  # the client has nothing yet: any server can begin again
                 endpoint = choose([one for one in servers if one.usable], self._request, self._tried, self._owner)
@@ -245,6 +258,8 @@ class Answer:
             self._failures.clear()
             self._tried = [endpoint] if endpoint else []
             self._resume_until = time.monotonic() + self._pool.resume_timeout_s
+        if not self._failures:
+            self._begin_until = time.monotonic() + min(_BEGIN_WAIT_S, self._pool.resume_timeout_s)
         self._failures.append(error)
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
         failed = sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
