@@ -68,7 +68,9 @@ def kill_container(project: Project) -> None:
 
 
 @pytest.mark.parametrize("kill", [kill_triton, kill_container])
-async def test_streams_pause_while_a_killed_server_starts_and_whole_responses_fail(slow: Project, kill: Callable[[Project], None]) -> None:
+async def test_streams_pause_while_a_killed_server_starts_and_whole_responses_fail(
+    slow: Project, kill: Callable[[Project], None]
+) -> None:
     url = slow.gateway
     begun = [asyncio.Event() for _ in range(CLIENTS)]
     kinds = (streamed, unstreamed)
