@@ -13,7 +13,6 @@ from dataclasses import replace
 from charonia_client import CharoniaError, GenerateRequest, GenerateResponse, Overloaded, ServerError, Unavailable
 
 from charonia_gateway import __version__
-from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.record import Record, current_key, current_owner, current_record
 from charonia_gateway.usage import estimated_tokens
@@ -118,8 +117,8 @@ class Engine:
             record.seeds[first] = request.seed
         with _client_session_names(request.session_id):
             async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
-                if record and answer.endpoint:
-                    record.system_fingerprint = await self._fingerprint(answer.endpoint)
+                if record:
+                    record.system_fingerprint = self._fingerprint(answer.fingerprint)
                 for part in answer.first:
                     yield _checked(part, record, first, may_be_cancelled)
                 while True:
@@ -132,9 +131,8 @@ class Engine:
                     except (Overloaded, Unavailable) as error:
                         await answer.resume(error)
 
-    async def _fingerprint(self, endpoint: Endpoint) -> str:
-        """`system_fingerprint`, which changes when the tokens of a request may change."""
-        server = (await endpoint.model_info()).get("fingerprint")
+    def _fingerprint(self, server: str | None) -> str:
+        """`system_fingerprint`, which changes when the tokens of a request may change. server: its fingerprint."""
         return f"fp_{hashlib.sha256(f'{self._model} {__version__} {server}'.encode()).hexdigest()[:10]}"
 
     async def end_session(self, session_id: str) -> None:

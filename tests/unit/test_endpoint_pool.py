@@ -205,6 +205,21 @@ async def test_requests_at_the_same_time_are_spread() -> None:
     servers.check_integrity()
 
 
+async def test_a_response_has_the_fingerprint_of_its_server_also_if_that_dies_at_once() -> None:
+    servers = Servers(1)
+    fake = servers.fakes[0]
+
+    async def dies(request: GenerateRequest, **_: Any) -> AsyncGenerator[GenerateResponse, None]:
+        fake.answers["model_info"] = Unavailable("it has died")
+        yield GenerateResponse("all", (1,), finish_reason="stop")
+
+    fake.answers["model_info"] = {"fingerprint": "of the server"}
+    fake.generate = dies  # type: ignore[method-assign]
+    answer = await servers.pool.begin(ask(stream=True), "id")
+    assert answer.fingerprint == "of the server"
+    await answer.aclose()
+
+
 async def test_a_wrong_request_is_not_retried() -> None:
     servers = Servers()
     for fake in servers.fakes:

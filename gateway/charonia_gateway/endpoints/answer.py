@@ -69,6 +69,7 @@ class Answer:
 
     def __init__(self, pool: Servers, request: GenerateRequest, id: str, timeout_s: float | None) -> None:
         self.endpoint: Endpoint | None = None  # the server that has the request
+        self.fingerprint: str | None = None  # of that server
         self.first: list[GenerateResponse] = []
         self._rest: AsyncGenerator[GenerateResponse, None] | None = None
         self._pool = pool
@@ -190,7 +191,9 @@ class Answer:
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
-        promise = await endpoint.promise()
+        info = await endpoint.model_info()
+        self.fingerprint = info.get("fingerprint")
+        promise = self.fingerprint if info.get("deterministic") else None  # as Endpoint.promise() has it
         if self._promise is None or promise != self._promise or not self._progress.resumable:
             if request.stream and self._progress.begun:
                 raise Unavailable(f"the tokens of server {endpoint.target} may differ")
