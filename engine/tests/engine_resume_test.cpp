@@ -32,6 +32,18 @@ struct Received {
   }
 };
 
+// Records the labels of finished requests.
+class FinishedRequests : public MetricsSink {
+ public:
+  void add(Metric metric, double, int label) override {
+    if (metric == Metric::request_success) labels.push_back(label);
+  }
+  void set(Metric, double) override {}
+  void observe(Metric, double) override {}
+
+  std::vector<int> labels;  // only the engine thread writes it
+};
+
 class EngineResumeTest : public testing::EngineFixture {
  protected:
   static Request sampled(int max_tokens = 40) {
@@ -112,6 +124,22 @@ TEST_P(EngineResumeTest, ContinuesSeveralSequencesSomeOfWhichHaveEnded) {
   asked.sampling.logprobs = 2;
   asked.sampling.prompt_logprobs = 1;
   expect_same_after_every_cut(asked);
+}
+
+// An invalid label ends the server's process.
+TEST_P(EngineResumeTest, ARequestWhoseFirstSequenceHasEndedCountsWithTheReasonOfTheNext) {
+  const auto sink = std::make_shared<FinishedRequests>();
+  Engine one(weights(), {}, sink);
+  auto asked = sampled(10);
+  asked.sampling.n = 3;
+  asked.resumed = {std::nullopt, {{1, 2}}, std::nullopt};
+  Collector out(3);
+  out.leave_out(0);
+  out.leave_out(2);
+  one.submit(asked, out.callback());
+  EXPECT_EQ(out.last(1).finish_reason, FinishReason::length);
+  one.close();
+  EXPECT_EQ(sink->labels, (std::vector<int>{static_cast<int>(FinishReason::length) - 1}));
 }
 
 TEST_P(EngineResumeTest, ContinuesWithinForcedTokens) {

@@ -25,7 +25,8 @@ bool better(const Result& a, const Result& b) {
 
 std::vector<Result> RequestState::ended(Result result) {
   num_output += result.num_output_tokens;
-  if (result.index == 0 && reason == FinishReason::none) reason = result.finish_reason;
+  const bool is_first = completions.empty() || result.index == completions.front()->index;
+  if (is_first && reason == FinishReason::none) reason = result.finish_reason;
   if (result.finish_reason == FinishReason::error) reason = FinishReason::error;
   std::vector<Result> out;
   if (!chooses()) {

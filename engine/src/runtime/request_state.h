@@ -61,7 +61,7 @@ struct RequestState {
   std::vector<Result> ended(Result result);
 
   // Sums over the completions that have ended.
-  FinishReason reason = FinishReason::none;  // error if a completion failed, else the reason of completion 0
+  FinishReason reason = FinishReason::none;  // error if a completion failed, else the reason of the first completion
   std::int64_t num_output = 0;
 
  private:
