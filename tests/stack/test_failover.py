@@ -26,7 +26,7 @@ from waiting import until
 pytestmark = pytest.mark.slow
 
 # The proof of a release runs 50, in parts with other seeds.
-ROUNDS = int(os.environ.get("CHARONIA_FAILOVER_ROUNDS", "1"))
+ROUNDS = int(os.environ.get("CHARONIA_FAILOVER_ROUNDS", "2"))
 SEED = int(os.environ.get("CHARONIA_FAILOVER_SEED", "1"))
 STREAMS = 64
 TOKENS = 900

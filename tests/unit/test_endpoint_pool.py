@@ -220,6 +220,21 @@ async def test_a_response_has_the_fingerprint_of_its_server_also_if_that_dies_at
     await answer.aclose()
 
 
+async def test_a_server_that_describes_itself_late_is_known_after_the_first_part() -> None:
+    servers = Servers(1)
+    fake = servers.fakes[0]
+
+    async def describes(request: GenerateRequest, **_: Any) -> AsyncGenerator[GenerateResponse, None]:
+        fake.answers["model_info"] = {"fingerprint": "late", "deterministic": True}
+        yield GenerateResponse("all", (1,), finish_reason="stop")
+
+    fake.answers["model_info"] = Unresponsive("it is busy")
+    fake.generate = describes  # type: ignore[method-assign]
+    answer = await servers.pool.begin(ask(stream=True), "id")
+    assert answer.fingerprint == "late"
+    await answer.aclose()
+
+
 async def test_a_wrong_request_is_not_retried() -> None:
     servers = Servers()
     for fake in servers.fakes:

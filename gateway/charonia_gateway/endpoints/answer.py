@@ -99,6 +99,8 @@ class Answer:
             try:
                 await self._send(endpoint)
                 await self._read_first()
+                if self.fingerprint is None:  # a busy server may describe itself late
+                    self._promise = await self._identify(endpoint)
                 return await self._keep_session(endpoint)
             except (Overloaded, Unavailable) as error:
                 if self._failed(error):
@@ -148,7 +150,7 @@ class Answer:
         )
 
     def _waits(self) -> bool:
-        """Whether a request that begins anew waits until a server is healthy."""
+        """Whether a request without tokens waits for a healthy server."""
         failed = bool(self._failures) and isinstance(self._failures[-1], Unavailable)
         several = len(self._pool.endpoints) > 1 and not self._request.interactive
         return failed and several and len(self._failures) < _MAX_FAILURES and time.monotonic() < self._begin_until
@@ -159,8 +161,8 @@ class Answer:
         return [one for one in healthy if await one.promise() == self._promise]
 
     async def _choose(self) -> Endpoint | None:
-        """Returns the next server to try. After a failure the request waits for one: a little if it begins anew, longer
-        if it has begun, because the failed server may be started again."""
+        """Returns the next server to try. After a failure the request waits for one: 5 s at most if it has no tokens,
+        longer if it has some, because the failed server may restart."""
         while True:
             servers = self._pool.endpoints
             if not self._progress.begun or not self._can_move():
@@ -191,9 +193,7 @@ class Answer:
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
-        info = await endpoint.model_info()
-        self.fingerprint = info.get("fingerprint")
-        promise = self.fingerprint if info.get("deterministic") else None  # as Endpoint.promise() has it
+        promise = await self._identify(endpoint)
         if self._promise is None or promise != self._promise or not self._progress.resumable:
             if request.stream and self._progress.begun:
                 raise Unavailable(f"the tokens of server {endpoint.target} may differ")
@@ -221,6 +221,12 @@ class Answer:
         self._record.calls.append(partial(endpoint.client.until_over, self._engine_id))
         if moved and request.session_id is not None:  # an outdated history must not be continued
             await endpoint.client.end_session(request.session_id)
+
+    async def _identify(self, endpoint: Endpoint) -> str | None:
+        """Sets the fingerprint, and returns the promise as Endpoint.promise() does."""
+        info = await endpoint.model_info()
+        self.fingerprint = info.get("fingerprint")
+        return self.fingerprint if info.get("deterministic") else None
 
     def _begin_again(self, promise: str | None) -> None:
         joins = promise is not None and len(self._pool.endpoints) > 1 and not self._request.interactive
