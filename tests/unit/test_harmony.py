@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import test_answer_tags
+from agent_requests import engine_request
+from agent_requests import read as read_body
 from answer_formats import AnswerFormats
 from answer_guide import AnswerGuides, Guide, ToolChoice
 from charonia_answers.harmony import MARKS
@@ -20,7 +22,10 @@ from charonia_answers.reading import Part, Reader
 from context_length import GUIDE_MAX_BYTES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompt_ids import PromptError
+from prepare import special_tokens
+from prompt_ids import PromptError, encode_chat, load_tokenizer
+from released_templates import released_templates
+from released_tokenizers import write_released_tokenizer
 from test_answer_tags import calls_of, reader_of, tiny_models
 
 CASES = int(os.environ.get("CHARONIA_TEST_ANSWERS", "1000"))
@@ -271,3 +276,172 @@ def test_continued_response_may_call_a_strict_function(model: Model) -> None:
 def test_name_of_a_forced_function_has_no_white_space(model: Model) -> None:
     with pytest.raises(PromptError, match=r'function "a b" cannot be called: .* white space'):
         model.guide(model.harmony, ToolChoice("required"), [{"name": "a b"}])
+
+
+# --- prompts with the released template and tokenizer
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("gptoss")
+    write_released_tokenizer("gptoss", folder)
+    (folder / "chat_template.jinja").write_text(released_templates()["trl/gptoss"])
+    return load_tokenizer(folder)
+
+
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "The weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+ARGUMENTS = {"city": "Paris"}
+CHAT: dict[str, Any] = {
+    "reasoning_effort": "high",
+    "messages": [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello.", "reasoning_content": "A greeting."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "I look it up.",
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ],
+    "tools": [{"type": "function", "function": WEATHER}],
+}
+RESPONSES: dict[str, Any] = {
+    "reasoning": {"effort": "high"},
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": "Hi"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "A greeting."}]},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Weather?"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "I look it up."}]},
+        {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": json.dumps(ARGUMENTS)},
+        {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+    ],
+    "tools": [{"type": "function", **WEATHER}],
+}
+MESSAGES: dict[str, Any] = {
+    "max_tokens": 9,
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+    "system": "Be brief.",
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "A greeting.", "signature": ""},
+                {"type": "text", "text": "Hello."},
+            ],
+        },
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I look it up.", "signature": ""},
+                {"type": "tool_use", "id": "c1", "name": "get_weather", "input": ARGUMENTS},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "sunny"}]},
+    ],
+    "tools": [
+        {"name": "get_weather", "description": WEATHER["description"], "input_schema": WEATHER["parameters"]},
+    ],
+}
+
+
+@pytest.mark.slow  # downloads packages
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSES), ("/v1/messages", MESSAGES)],
+    ids=["chat", "responses", "messages"],
+)
+def test_prompt_of_each_api_is_that_of_transformers(released: Any, path: str, body: dict[str, Any]) -> None:
+    request = engine_request(read_body(path, {"model": "m", **body}))
+    made = encode_chat(released, request.messages or (), request.tools, variables=request.chat_template_kwargs)
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+    messages = [
+        *CHAT["messages"][:4],
+        {"role": "assistant", "thinking": "I look it up.", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    expected = released.apply_chat_template(
+        messages, tools=CHAT["tools"], add_generation_prompt=True, reasoning_effort="high", return_dict=False
+    )
+    assert made.token_ids == expected
+    assert "Reasoning: high" in made.text and "analysis<|message|>I look it up.<|end|>" in made.text
+    assert "A greeting." not in made.text
+    # After the final response, the template drops the reasoning of the call too.
+    later = [*(request.messages or ()), {"role": "assistant", "content": "Sunny."}, {"role": "user", "content": "OK"}]
+    assert "I look it up." not in encode_chat(released, later, request.tools).text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({}, "medium"),
+        *(({"reasoning_effort": effort}, effort) for effort in ("low", "medium", "high")),
+        *(({"reasoning_effort": effort}, "low") for effort in ("none", "minimal")),
+        *(({"reasoning_effort": effort}, "high") for effort in ("xhigh", "max")),
+        ({"enable_thinking": False}, "low"),
+        ({"enable_thinking": False, "reasoning_effort": "high"}, "high"),
+        ({"reasoning_effort": ["x"]}, "medium"),
+    ],
+)
+def test_effort_is_one_that_the_model_has_learned(released: Any, variables: dict[str, Any], shown: str) -> None:
+    text = encode_chat(released, [{"role": "user", "content": "x"}], variables=variables).text
+    assert f"Reasoning: {shown}\n" in text
+
+
+@pytest.mark.slow
+def test_prompt_has_calls_with_a_text_and_reasoning_and_begun_responses(released: Any) -> None:
+    user, (call,) = CHAT["messages"][3], CHAT["messages"][4]["tool_calls"]
+    other = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    message = {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "First.",
+        "tool_calls": [call, other],
+    }
+    results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("c1", "c2")]
+    text = encode_chat(released, [user, message, *results, {"role": "developer", "content": "Be brief."}, user]).text
+    assert text.partition("<|start|>assistant")[2] == (
+        "<|channel|>analysis<|message|>First.\n\nI look.<|end|>"
+        '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>'
+        '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"c1"<|end|>'
+        "<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{}<|call|>"
+        '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"c2"<|end|>'
+        "<|start|>user<|message|>Be brief.\n\nWeather?<|end|><|start|>assistant"
+    )
+    begun = encode_chat(released, [user, {"role": "assistant", "content": "It is "}], continues=True)
+    assert begun.text.endswith("<|end|><|start|>assistant<|channel|>final<|message|>It is ") and begun.num_begun == 6
+    session = encode_chat(released, [user], interactive=True)
+    added = released.decode(session.continuation_ids)
+    assert added == "<|end|><|start|>user<|message|>Weather?<|end|><|start|>assistant"
+
+
+@pytest.mark.slow
+def test_released_tokenizer_spells_all_marks_as_special_tokens(released: Any) -> None:
+    formats = AnswerFormats(released.chat_template, {}, special_tokens(released)).describe()
+    assert (formats["tool_calls"], formats["reasoning"]) == ("harmony", "harmony")
+    assert formats["special"].keys() == set(MARKS)
+    assert [formats["special"][mark] for mark in ("<|return|>", "<|call|>", "<|end|>")] == [200002, 200012, 200007]
+    ids = released.encode(ANALYSIS + PREAMBLE + CALL, add_special_tokens=False)
+    special = set(formats["special"].values())
+    tokens = [(id, b"" if id in special else released.decode([id]).encode()) for id in ids]
+    reader = Reader(formats, TOOLS)
+    parts = [reader.read([token], (0, len(token[1])), last=at == len(tokens) - 1) for at, token in enumerate(tokens)]
+    assert together(parts) == ("I look.", "I think.", [CALLED])
