@@ -52,7 +52,6 @@ from charonia_client.tensors import (
     encode_question,
     encode_tokenize,
     set_subscription,
-    with_arithmetic,
 )
 from charonia_client.tls import Tls
 from charonia_client.turns import Turns
@@ -85,7 +84,7 @@ _PROBE_TIMEOUT_S = 15.0
 # servers then keep their connections open forever.
 _REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
-# A text of megabytes may have to wait for other requests.
+# Preprocessing may be busy with texts of megabytes.
 _TOKENIZE_TIMEOUT_S = 60.0
 # A cancel request that fails is repeated after these times. It is idempotent.
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
@@ -340,8 +339,7 @@ class Client:
 
         async def known() -> dict[str, Any]:
             await subscription.opened()
-            info = await subscription.described("model_info")
-            return with_arithmetic(info, subscription.arithmetic, subscription.deterministic)
+            return await subscription.model_info()
 
         try:
             return await asyncio.wait_for(known(), timeout_s)
@@ -353,7 +351,7 @@ class Client:
         tokens in their markup. Raises Unavailable, ServerError."""
         return await self._describe("answer_formats", timeout_s)
 
-    async def _describe(self, what: str, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
+    async def _describe(self, what: str, timeout_s: float = _TOKENIZE_TIMEOUT_S) -> dict[str, Any]:
         return decode_described(await self._infer(encode_question(what, self.tokenizer), timeout_s))
 
     async def _infer(self, message: Any, timeout_s: float = _UNARY_TIMEOUT_S) -> Any:

@@ -175,7 +175,7 @@ async def test_responses_are_parsed_by_the_formats_of_the_model(double: Double, 
         return [one async for one in client.generate(thinks("a", **fields))]
 
     answers = await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(8)), ask(logprobs=2)), HANG_S)
-    assert double.asked == ["answer_formats"], "once"
+    assert double.asked == ["model_info", "answer_formats"], "once each"
     plain = await read(client, "a")
     for parts in answers:
         assert joined(parts) == "They think.</think>Paris"

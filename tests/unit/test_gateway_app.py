@@ -144,8 +144,7 @@ async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: 
 
 
 async def test_a_bias_of_a_token_beyond_the_vocabulary_is_rejected_before_the_server() -> None:
-    async with gateway() as (web, server):
-        server.info = {"vocab_size": 100}
+    async with gateway(info={"vocab_size": 100}) as (web, server):
         beyond, last = [
             await web.post("/v1/chat/completions", json={**CHAT, "logit_bias": {"5": 1, token: 1}})
             for token in ("100", "99")
