@@ -90,10 +90,10 @@ _TOKENIZE_TIMEOUT_S = 60.0
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _CANCEL_TIMEOUT_S = 1.0
 # Preprocessing has one queue, in order of arrival, and its requests cannot be cancelled. So only this many requests are
-# there at a time; the others wait here, where clients take turns. Large requests do not delay the small ones.
+# there at a time; the others wait here, where clients take turns. Large requests do not delay the small ones: they use
+# all processes of preprocessing except one.
 _LARGE_BYTES = 1 << 16
 _MAX_SMALL = 16
-_MAX_LARGE = 4
 
 
 def _sibling(ensemble: str, part: str) -> str:
@@ -146,7 +146,7 @@ class Client:
         self._active: dict[str, Stream] = {}  # by request id
         self._stops: set[asyncio.Task[None]] = set()
         self._ending: dict[str, Stream] = {}  # abandoned streams by request id, until the server has ended them
-        self._small, self._large = Turns(_MAX_SMALL), Turns(_MAX_LARGE)
+        self._small, self._large = Turns(_MAX_SMALL), Turns(1)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
@@ -342,9 +342,11 @@ class Client:
             return await subscription.model_info()
 
         try:
-            return await asyncio.wait_for(known(), timeout_s)
+            info = await asyncio.wait_for(known(), timeout_s)
         except asyncio.TimeoutError:
             raise Unresponsive(f"Triton at {self.target} did not describe its model in {timeout_s:g} s") from None
+        self._large.most = max(1, info.get("instances", 1) - 1)
+        return info
 
     async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The formats of the model's `tool_calls` and `reasoning`, None if it has none, and the ids of the `special`
