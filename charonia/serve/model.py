@@ -18,7 +18,6 @@ from charonia.errors import ModelError, ServeError
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
 from charonia.settings import ServeSettings, env_name
-from charonia.text.tokenizer import load_tokenizer, replace_chat_template
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.tensor_parallel import ranks_of
@@ -66,6 +65,8 @@ def prepare_all(
     for name, model in asked:
         workspace_dir = prepare(model, run_dir, inference, say, held)
         if settings.chat_template is not None:
+            from charonia.text.tokenizer import load_tokenizer, replace_chat_template  # no other start needs NumPy
+
             replace_chat_template(load_tokenizer(workspace_dir / workspace.TOKENIZER), settings.chat_template)
         found.append((name or model_name(workspace_dir), workspace_dir))
     given = shares.parse_shares(settings.model_shares, len(found))
