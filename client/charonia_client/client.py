@@ -447,8 +447,22 @@ class Client:
 
     async def _open_stream(self, timeout_s: float) -> None:
         """Opens a stream and ends it without a request, which needs Triton's thread for streams."""
-        async for _ in self._stub.ModelStreamInfer(iter(()), timeout=timeout_s):
-            pass
+
+        async def read() -> None:
+            async for _ in self._stub.ModelStreamInfer(iter(()), timeout=timeout_s):
+                pass
+
+        # If the connection breaks when gRPC ends the requests, gRPC cancels the call. Its CancelledError is not for the
+        # caller's task.
+        reading = asyncio.ensure_future(read())
+        try:
+            await asyncio.wait((reading,))
+        finally:
+            reading.cancel()
+        if reading.cancelled():
+            no_metadata = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, no_metadata, no_metadata, "the connection broke")
+        reading.result()
 
     async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
         """Returns when the server answers, accepts streams, and both of its models are ready. Raises Unresponsive if a
