@@ -22,6 +22,7 @@ from charonia_client import (
     Unavailable,
     Unresponsive,
 )
+from charonia_client.delivery import Chunk
 from charonia_gateway.endpoints import endpoint as endpoints
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import NotLoaded, Pool, SessionLost
@@ -72,6 +73,8 @@ class Fake:
         for part in self.parts:
             if isinstance(part, CharoniaError):
                 raise part
+            if progress:
+                progress.take(Chunk(output_ids=part.token_ids))
             yield part
             await self.go_on.wait()
 
