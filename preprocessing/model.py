@@ -44,7 +44,12 @@ class TritonPythonModel:
         weights = folder.resolve().parent / "weights"
         settings = (weights, engine_config, os.environ)
         limit = context_length(*settings)
-        self.info = {**model_info(*settings, limit), "fingerprint": fingerprint(*settings, folder)}
+        groups = json.loads(args["model_config"])["instance_group"]
+        self.info = {
+            **model_info(*settings, limit),
+            "fingerprint": fingerprint(*settings, folder),
+            "instances": sum(group["count"] for group in groups),
+        }
         try:
             tokenizer, guide_bytes = load_tokenizer(folder), guide_max_bytes(*settings)
             self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes)
@@ -154,6 +159,7 @@ def fields_of(request: Any) -> Fields:
         tools=text(request, "tools"),
         tool_choice=text(request, "tool_choice"),
         parallel_tool_calls=flag(request, "parallel_tool_calls", True),
+        any_arguments=flag(request, "any_arguments", False),
         chat_template_kwargs=text(request, "chat_template_kwargs"),
         continue_final_message=flag(request, "continue_final_message", False),
         add_special_tokens=flag(request, "add_special_tokens", None),
