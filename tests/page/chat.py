@@ -87,6 +87,11 @@ def button(page: Page | Locator, name: str) -> Locator:
     return page.get_by_role("button", name=name, exact=True)
 
 
+def chat_link(page: Page, title: str) -> Locator:
+    """Return the chat in the list."""
+    return page.get_by_role("link", name=title, exact=True)
+
+
 def ask(page: Page, server: Scripted, answer: Any) -> Locator:
     server.script(answer)
     say(page, "Hello?")

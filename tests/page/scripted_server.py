@@ -45,8 +45,8 @@ def _refusal(request: Request) -> Response | None:
     return None
 
 
-def _event(choice: dict[str, Any]) -> str:
-    return f"data: {json.dumps({'choices': [{'index': 0, **choice}]})}\n\n"
+def _event(choice: dict[str, Any], **fields: Any) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, **choice}], **fields})}\n\n"
 
 
 async def _events(pieces: list[Any], prompt_tokens: int, text: bool) -> AsyncIterator[str]:
@@ -73,6 +73,7 @@ async def _events(pieces: list[Any], prompt_tokens: int, text: bool) -> AsyncIte
             finish = piece["finish"]
         elif "timings" in piece:
             measured = piece
+            yield _event({"delta": {}}, **measured)
         else:
             count += 1
             yield _event({"delta": piece})

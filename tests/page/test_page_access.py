@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from chat import answers, button, expect, finished, say
+from chat import answers, button, chat_link, expect, finished, say
 from missing_tools import missing_tool
 from scripted import Scripted
 
@@ -89,7 +89,7 @@ def test_no_rule_of_accessibility_is_broken(
     button(page, "Show chats").click()
     expect(page.get_by_label("Search chats")).to_be_visible()
     assert problems(page) == [], "the chats on a phone"
-    button(page, "First").click()
+    chat_link(page, "First").click()
     server.script(reason="the model is being loaded")
     page.evaluate("dispatchEvent(new Event('online'))")
     page.get_by_text("The server is not ready yet").wait_for()

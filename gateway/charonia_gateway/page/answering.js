@@ -60,9 +60,15 @@ function takeCalls(answer, deltas) {
 
 const SHORT_MS = 50; // shorter intervals measure only the network's speed
 
-/** Tokens per second: the server's measurement, else from the times of arrival. */
-function speed({ completion_tokens: count }, timings, ms) {
-  return timings ? timings.predicted_per_second : ms > SHORT_MS ? ((count - 1) * 1000) / ms : null;
+/** The tokens and their speed, as far as the server has measured them; else from the times of arrival. */
+function figures({ usage, timings, begunTokens = 0 }, ms) {
+  const prompt = usage?.prompt_tokens ?? timings.cache_n + timings.prompt_n;
+  const completion = usage?.completion_tokens ?? timings.predicted_n;
+  return {
+    tokensPerS: timings ? timings.predicted_per_second : ms > SHORT_MS ? ((completion - 1) * 1000) / ms : null,
+    promptTokens: prompt - begunTokens,
+    completionTokens: begunTokens + completion,
+  };
 }
 
 /** Reads one stream. Times and speed are for this stream, tokens for the whole response. */
@@ -70,7 +76,8 @@ async function take(answer, pieces, changed) {
   const sent = performance.now();
   let first = null;
   let last = null;
-  for await (const { delta, finish, usage, timings, begunTokens = 0 } of pieces) {
+  for await (const piece of pieces) {
+    const { delta, finish, usage, timings } = piece;
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
       last = performance.now();
       first ??= last;
@@ -79,13 +86,8 @@ async function take(answer, pieces, changed) {
     if (delta.content) answer.content += delta.content;
     if (delta.tool_calls) takeCalls(answer, delta.tool_calls);
     if (finish) answer.finish = finish;
-    if (usage) {
-      answer.stats = {
-        firstTokenS: first === null ? null : (first - sent) / 1000,
-        tokensPerS: speed(usage, timings, last - first),
-        promptTokens: usage.prompt_tokens - begunTokens,
-        completionTokens: begunTokens + usage.completion_tokens,
-      };
+    if (usage || timings) {
+      answer.stats = { firstTokenS: first === null ? null : (first - sent) / 1000, ...figures(piece, last - first) };
     }
     answer.state = "writing";
     changed();

@@ -142,7 +142,7 @@ const noting = () =>
 async function* stream(path, body, signal) {
   const key = apiKey(); // the key of this request; it may have changed when an error arrives
   const response = await request(path, {
-    body: { ...body, stream: true, stream_options: { include_usage: true }, timings: true },
+    body: { ...body, stream: true, stream_options: { include_usage: true }, timings_per_token: true },
     signal,
   });
   const events = response.body.pipeThrough(noting()).pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream());

@@ -81,13 +81,18 @@ export async function remove(id) {
   channel.postMessage(id);
 }
 
-/** Answers other tabs' requests for the messages that this tab is writing: `ids()`. */
-export function tellWhatIsWritten(ids) {
+/** Answers other tabs' requests: for the ids of the messages that this tab is writing, and to stop the response in a
+ * conversation. */
+export function answerTabs({ written, stop }) {
   writers.onmessage = ({ data }) => {
-    const mine = ids();
+    const mine = written();
     if (data.ask && mine.length) writers.postMessage({ writes: mine });
+    if (data.stop) stop(data.stop);
   };
 }
+
+/** Stops the response that another tab is writing in a conversation. */
+export const stopElsewhere = (id) => writers.postMessage({ stop: id });
 
 /** The ids of the messages that other tabs are writing. */
 export async function writtenElsewhere() {

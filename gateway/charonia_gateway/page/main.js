@@ -71,8 +71,11 @@ const head = () => html`<header class="head">
 function banner() {
   if (state.refused) return html`<div class="banner" role="alert">${text("failed")}: ${state.refused.message}</div>`;
   if (!state.problem) return nothing;
-  const words = ["lost", "silent"].includes(state.problem.kind) ? text("serverLost") : text("serverNotReady", state.problem.message);
-  return html`<div class="banner" role="status">${words}</div>`;
+  const isLost = ["lost", "silent"].includes(state.problem.kind);
+  return html`<div class="banner" role="status">
+    ${text(isLost ? "serverLost" : "serverNotReady")}
+    <details><summary>${text("details")}</summary><p>${state.problem.message}</p></details>
+  </div>`;
 }
 
 // --- Conversation
@@ -169,8 +172,10 @@ function composer() {
       <label class="icon-button" title=${text("attach")}>
         ${icon("attach")}<input class="visually-hidden" type="file" multiple aria-label=${text("attach")} @change=${takeFiles}>
       </label>
+      <span class="spacer"></span>
+      ${busy || actions.isWrittenElsewhere() ? iconButton("stop", text("stop"), actions.stop, { className: "send stop" }) : nothing}
       ${busy
-        ? iconButton("stop", text("stop"), actions.stop, { className: "send stop" })
+        ? nothing
         : html`<button type="submit" class="icon-button send" title=${text("send")} aria-label=${text("send")}>${icon("send")}</button>`}
     </div>
   </form>`;

@@ -155,11 +155,11 @@ const decimals = (value, digits) =>
   value.toLocaleString(language(), { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 function stats(message) {
-  if (!message.stats || message.state) return nothing;
+  if (!message.stats) return nothing;
   const { firstTokenS, tokensPerS, completionTokens } = message.stats;
-  const parts = [text("tokens", completionTokens ?? 0)];
+  const parts = [...(message.model ? [message.model] : []), text("tokens", completionTokens ?? 0)];
   if (tokensPerS) parts.push(`${decimals(tokensPerS, tokensPerS < 100 ? 1 : 0)} ${text("tokensPerSecond")}`);
-  if (firstTokenS !== null) parts.push(text("firstToken", decimals(firstTokenS, 2)));
+  if (firstTokenS !== null && !message.state) parts.push(text("firstToken", decimals(firstTokenS, 2)));
   return html`<span class="stats">${parts.join(" · ")}</span>`;
 }
 
@@ -177,8 +177,8 @@ function assistantMessage(message, busy, isLast) {
             ? html`<button type="button" class="plain small" ?disabled=${busy} @click=${() => actions.goOn(message)}>
                 ${icon("play")} ${text("continue")}
               </button>`
-            : nothing}
-          ${stats(message)}`}
+            : nothing}`}
+      ${stats(message)}
     </div>
   </article>`;
 }

@@ -81,7 +81,7 @@ function forget(conversation) {
   setDraft(conversation.id, "");
   if (state.current.id === conversation.id) {
     if (typed && !draft("")) setDraft("", typed);
-    newChat();
+    leave();
     notify(text("removedElsewhere"));
   }
   update();
@@ -232,12 +232,41 @@ export function notify(words, action = null) {
 
 // --- Conversations
 
-export function newChat() {
-  state.current = store.newConversation();
+function show(conversation) {
+  state.current = conversation;
   state.editing = null;
   state.files = [];
   state.sidebarOpen = false;
   update();
+}
+
+/** The address of a conversation within the page. A new conversation has none. */
+export const address = ({ id }) => `#chat/${id}`;
+
+/** Makes the browser's address the current conversation's. change: "pushState" adds a page to the browser's history,
+ * "replaceState" does not. */
+function setAddress(change) {
+  const wanted = state.current.leaf === null ? "" : address(state.current);
+  if (location.hash !== wanted) history[change](null, "", wanted || location.pathname + location.search);
+}
+
+/** Shows the conversation of the browser's address: of a link, a reload, or the history. */
+function openAddress() {
+  const found = state.conversations.find((one) => address(one) === location.hash);
+  show(found ?? store.newConversation());
+  if (location.hash && !found) notify(text("noSuchChat"));
+  setAddress("replaceState");
+}
+
+export function newChat() {
+  show(store.newConversation());
+  setAddress("pushState");
+}
+
+/** Shows a new chat instead of a deleted one. */
+function leave() {
+  show(store.newConversation());
+  setAddress("replaceState");
 }
 
 /** Puts conversations into the list and replaces objects with the same ids: a change of another tab is a new object. */
@@ -249,14 +278,6 @@ function keep(...conversations) {
 
 /** The current state of a conversation that was drawn: another tab may have changed it since. */
 const latest = (drawn) => state.conversations.find(({ id }) => id === drawn.id) ?? drawn;
-
-export function openChat(drawn) {
-  state.current = latest(drawn);
-  state.editing = null;
-  state.files = [];
-  state.sidebarOpen = false;
-  update();
-}
 
 export function renameChat(drawn, title) {
   const conversation = latest(drawn);
@@ -279,7 +300,7 @@ export function removeChat(drawn) {
   const conversation = latest(drawn);
   dismiss(conversation);
   const removed = store.remove(conversation.id).catch(() => {});
-  if (state.current.id === conversation.id) newChat();
+  if (state.current.id === conversation.id) leave();
   const undo = async () => {
     await removed;
     restore([latest(conversation)]);
@@ -385,12 +406,19 @@ export function send(typed) {
   conversation.title ||= (typed.trim() || state.files[0].name).split("\n")[0].slice(0, 80);
   state.files = [];
   keep(conversation);
+  setAddress("replaceState");
   saveNow(conversation);
   answerUnder(conversation, message.id);
   return true;
 }
 
-export const stop = () => state.running.get(state.current.id)?.abort();
+/** Whether another tab is writing a response to the shown messages. */
+export const isWrittenElsewhere = () => !isRunning() && store.path(state.current).some((message) => message.state);
+
+export function stop() {
+  if (isWrittenElsewhere()) store.stopElsewhere(state.current.id);
+  else state.running.get(state.current.id)?.abort();
+}
 
 /** Whether a message that was drawn still exists: another tab may have deleted the chat since. */
 const isHere = ({ id }) => id in state.current.messages;
@@ -464,14 +492,16 @@ export async function attach(files) {
 /** Loads the stored data and contacts the server. draw() draws the state. */
 export async function start(draw) {
   redraw = draw;
-  newChat();
+  show(store.newConversation());
   try {
     state.conversations = await store.open(changedElsewhere);
     forgetDrafts(new Set(state.conversations.map(({ id }) => id)));
   } catch {
     state.stored = false;
   }
-  store.tellWhatIsWritten(() => Array.from(writing.keys(), ({ id }) => id));
+  openAddress();
+  window.addEventListener("hashchange", openAddress);
+  store.answerTabs({ written: () => Array.from(writing.keys(), ({ id }) => id), stop: (id) => state.running.get(id)?.abort() });
   settle();
   window.addEventListener("pagehide", () => {
     for (const message of writing.keys()) breakOff(message);
