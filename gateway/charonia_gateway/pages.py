@@ -37,8 +37,11 @@ _POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-# Only the libraries that render HTML may convert text to HTML.
-_CHAT_POLICY = _POLICY | {"require-trusted-types-for": "'script'", "trusted-types": "lit-html dompurify"}
+# Only the libraries that render HTML may convert text to HTML, and only one module may start workers.
+_CHAT_POLICY = _POLICY | {
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "lit-html dompurify charonia-workers",
+}
 # swagger-ui has images in its style sheet, and inline styles.
 _DOCS_POLICY = _POLICY | {"img-src": "'self' data:", "style-src": "'self' 'unsafe-inline'"}
 _HEADERS = {

@@ -30,7 +30,7 @@ MODELS = ("first", "second/model")
 app = FastAPI(openapi_url=None)
 script: list[dict[str, Any]] = []
 seen: list[dict[str, Any]] = []
-ready: dict[str, Any] = {"reason": None, "key": None, "refused": False, "models": MODELS}
+ready: dict[str, Any] = {"reason": None, "key": None, "refused": False, "models": MODELS, "accepts_tools": True}
 released = asyncio.Event()
 health_asked = 0
 
@@ -106,8 +106,10 @@ async def answer(request: Request) -> Response:
 @app.get("/v1/models")
 async def models(request: Request) -> Response:
     sampling = {"temperature": 0.6}
+    tools = {"accepts_tools": ready["accepts_tools"]}
     found = [
-        {"id": name, "max_model_len": CONTEXT, "default_sampling_parameters": sampling} for name in ready["models"]
+        {"id": name, "max_model_len": CONTEXT, "default_sampling_parameters": sampling, **tools}
+        for name in ready["models"]
     ]
     if ready["key"] and request.headers.get("authorization") == "Bearer of-no-model":
         return JSONResponse({"object": "list", "data": []})
@@ -143,6 +145,7 @@ async def set_script(request: Request) -> None:
         key=body.get("key"),
         refused=body.get("refused", False),
         models=body.get("models", MODELS),
+        accepts_tools=body.get("accepts_tools", True),
     )
 
 

@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from charonia_gateway.pages import FOLDER
-from chat import answers, ask, button, chat_link, expect, field, finished, kept, noticed, opened, say, until
+from chat import (
+    answers,
+    ask,
+    button,
+    chat_link,
+    expect,
+    field,
+    finished,
+    kept,
+    noticed,
+    opened,
+    say,
+    set_functions,
+    until,
+)
 from free_ports import free_ports
 from scripted import Scripted
 
@@ -104,7 +118,6 @@ def test_reasoning_is_folded_and_not_sent_back(page: Page, server: Scripted) -> 
 
 
 def test_calls_of_functions_are_shown_and_answered(page: Page, server: Scripted) -> None:
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
     more = {"index": 0, "function": {"arguments": '{"city":"Rome"}'}}
     server.script([{"tool_calls": [call]}, {"tool_calls": [more]}, {"finish": "tool_calls"}], "It is sunny.")
@@ -112,9 +125,8 @@ def test_calls_of_functions_are_shown_and_answered(page: Page, server: Scripted)
     page.get_by_label("Functions (JSON)").fill("{")
     page.get_by_label("Functions (JSON)").blur()
     expect(page.get_by_text("Not saved:")).to_be_visible()
-    page.get_by_label("Functions (JSON)").fill(json.dumps(tools))
-    page.get_by_label("Functions (JSON)").blur()
     page.keyboard.press("Escape")
+    tools = set_functions(page, "weather")
     say(page, "Weather?")
     expect(finished(page).locator("pre")).to_have_text('{\n  "city": "Rome"\n}')
     page.get_by_label("Result: weather").fill("sunny")
@@ -156,13 +168,27 @@ Inline $e^{i\\pi} = -1$ and \\(a_1\\), but $5 or $6.
 $$\\sum_{i=1}^n i$$
 
 [link](https://example.com)
+
+- [ ] open
+- [x] done
+
+|a<br>b|
+|---|
+
+Noted[^1].
+
+[^1]: The *note*.
 """
     answer = ask(page, server, text)
+    expect(answer.locator("li.task")).to_have_text(["☐ open", "☑ done"])
+    expect(answer.locator("th br")).to_have_count(1)
+    expect(answer.locator("p sup")).to_have_text("[1]")
+    expect(answer.locator(".footnotes li em")).to_have_text("note")
     expect(answer.locator(".katex")).to_have_count(3)
     expect(answer.locator(".katex-display")).to_have_count(1)
     expect(answer).to_contain_text("but $5 or $6.")
     expect(answer.locator("code .hljs-keyword")).to_have_text(["def", "return"])
-    expect(answer.locator("td").last).to_have_css("text-align", "end")
+    expect(answer.locator("td").nth(1)).to_have_css("text-align", "end")
     link = answer.get_by_role("link", name="link")
     assert link.get_attribute("rel") == "noopener noreferrer nofollow"
     # KaTeX positions elements with styles, which the page's policy must allow.
@@ -178,7 +204,7 @@ $$\\sum_{i=1}^n i$$
 def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("alpha ``` beta")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
-    chooser = page.get_by_label("Attach text files").last
+    chooser = page.get_by_label("Attach text or PDF files").last
     chooser.set_input_files([tmp_path / "notes.txt", tmp_path / "picture.png"])
     noticed(page, "picture.png is not a text file")
     for kind, name in (("drop", "dropped.txt"), ("paste", "pasted.txt")):
@@ -199,6 +225,38 @@ def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None
     (asked,) = server.requests()
     notes = "notes.txt\n````\nalpha ``` beta\n````"
     assert asked["messages"][0]["content"] == f"{notes}\n\npasted.txt\n```\nof pasted.txt\n```\n\nSum up"
+
+
+PDF = b"""%PDF-1.4
+1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj
+2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj
+3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 200]/Contents 4 0 R/Resources<</Font<</F 5 0 R>>>>>>endobj
+4 0 obj<</Length 66>>stream
+BT /F 12 Tf 9 99 Td (Two lines) Tj 0 -20 Td (of a page) Tj ET     
+endstream endobj
+5 0 obj<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>endobj
+trailer<</Root 1 0 R>>
+"""
+
+
+def test_pdf_and_older_encodings_are_read(page: Page, server: Scripted) -> None:
+    files = {
+        "a.pdf": PDF,
+        "b.txt": "größer".encode("utf-16"),
+        "c.txt": "größer".encode("latin-1"),
+        "picture.pdf": PDF.replace(b"Tj", b"% "),
+        "broken.pdf": b"%PDF-nothing",
+    }
+    payload = [{"name": name, "mimeType": "", "buffer": content} for name, content in files.items()]
+    page.get_by_label("Attach text or PDF files").last.set_input_files(payload)
+    noticed(page, "picture.pdf has no text")
+    noticed(page, "broken.pdf cannot be read")
+    say(page, "Sum up")
+    finished(page)
+    (asked,) = server.requests()
+    texts = {"a.pdf": "Two lines\nof a page", "b.txt": "größer", "c.txt": "größer"}
+    parts = [f"{name}\n```\n{text}\n```" for name, text in texts.items()]
+    assert asked["messages"][0]["content"] == "\n\n".join([*parts, "Sum up"])
 
 
 # --- Hostile responses
@@ -633,6 +691,99 @@ def test_settings_are_the_gateways(page: Page, server: Scripted) -> None:
     assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (asked["model"], asked["top_k"], asked["reasoning_effort"]) == ("second/model", 40, "low")
     assert "temperature" not in asked
+
+
+def test_a_chat_has_settings_of_its_own_and_presets(page: Page, server: Scripted) -> None:
+    system, top_k = page.get_by_label("System prompt"), page.get_by_label("top_k")
+
+    def sent() -> tuple[Any, Any]:
+        say(page, "Hello?")
+        finished(page)
+        (asked,) = server.requests()
+        server.script()
+        return asked["messages"][0]["content"], asked.get("top_k")
+
+    button(page, "Settings").click()
+    system.fill("For all chats")
+    system.blur()
+    page.get_by_label("Settings for this chat only").check()
+    system.fill("For this chat")
+    top_k.fill("5")
+    top_k.blur()
+    page.get_by_label("Name of a preset").fill("five")
+    button(page, "Save these settings").click()
+    page.keyboard.press("Escape")
+    assert sent() == ("For this chat", 5)
+    kept(page)
+    page.reload()
+    button(page, "Regenerate").click()
+    expect(answers(page).locator(".versions")).to_have_text(re.compile("2 / 2"))
+    finished(page)
+    assert server.requests()[0]["top_k"] == 5
+    server.script()
+    button(page, "New chat").first.click()
+    assert sent() == ("For all chats", None)
+    button(page, "New chat").first.click()
+    button(page, "Settings").click()
+    expect(system).to_have_value("For all chats")
+    button(page, "five").click()
+    expect(system).to_have_value("For this chat")
+    page.keyboard.press("Escape")
+    assert sent() == ("For this chat", 5)
+    chat_link(page, "Hello?").last.click()
+    button(page, "Settings").click()
+    page.get_by_label("Settings for this chat only").uncheck()
+    expect(top_k).to_have_value("5")  # of the preset, for all chats
+    button(page, "Delete the preset five").click()
+    expect(button(page, "five")).to_have_count(0)
+
+
+def test_the_form_of_the_answer_is_sent(page: Page, server: Scripted) -> None:
+    form = page.get_by_label("Form of the answer")
+
+    def sent() -> dict[str, Any]:
+        page.keyboard.press("Escape")
+        button(page, "New chat").first.click()
+        say(page, "Hello?")
+        expect(button(finished(page), "Continue")).to_have_count(0)  # only the rest would have the form
+        body = server.requests()[-1]
+        button(page, "Settings").click()
+        return {name: body[name] for name in ("response_format", "structured_outputs") if name in body}
+
+    server.script(*[["half", {"finish": "length"}]] * 3)
+    button(page, "Settings").click()
+    form.select_option("json_object")
+    assert sent() == {"response_format": {"type": "json_object"}}
+    form.select_option("json_schema")
+    schema = page.get_by_role("textbox", name="JSON schema")
+    schema.fill("{")
+    schema.blur()
+    expect(page.get_by_text("Not saved:")).to_be_visible()
+    schema.fill('{"type": "object"}')
+    schema.blur()
+    described = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+    assert sent() == {"response_format": {"type": "json_schema", "json_schema": described}}
+    form.select_option("regex")
+    page.get_by_role("textbox", name="Regular expression").fill("yes|no")
+    page.get_by_role("textbox", name="Regular expression").blur()
+    assert sent() == {"structured_outputs": {"regex": "yes|no"}}
+
+
+def test_functions_are_off_for_a_chat_and_warn_if_the_model_has_none(page: Page, server: Scripted) -> None:
+    server.script(accepts_tools=False)
+    page.reload()
+    page.get_by_label("Model", exact=True).wait_for()
+    switch = button(page, "Functions in this chat")
+    expect(switch).to_have_count(0)
+    set_functions(page, "weather")
+    expect(page.get_by_text("first cannot call functions")).to_be_visible()
+    switch.click()
+    expect(page.get_by_text("first cannot call functions")).to_have_count(0)
+    say(page, "Hello?")
+    finished(page)
+    assert "tools" not in server.requests()[0]
+    button(page, "New chat").first.click()
+    expect(switch).to_have_attribute("aria-pressed", "true")
 
 
 def test_chinese(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:

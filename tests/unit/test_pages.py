@@ -35,7 +35,7 @@ async def test_every_file_has_its_headers(path: str, libraries: None) -> None:
     assert policy["frame-ancestors"] == "'none'"
     if path == "/":
         assert policy["require-trusted-types-for"] == "'script'"
-        assert policy["trusted-types"] == "lit-html dompurify"
+        assert policy["trusted-types"] == "lit-html dompurify charonia-workers"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
     assert answer.headers["referrer-policy"] == "no-referrer"

@@ -28,11 +28,18 @@ function toApi(message) {
 /** The body of the request for a response to `parent`. */
 export function requestBody(conversation, parent, model) {
   const messages = path(conversation, parent).map(toApi);
-  if (preferences.system.trim()) messages.unshift({ role: "system", content: preferences.system });
-  const body = { model, messages, ...preferences.sampling };
-  const tools = parseTools(preferences.tools);
-  if (tools.length) body.tools = tools;
-  return body;
+  const settings = conversation.settings ?? preferences;
+  if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
+  const tools = conversation.toolsOff ? [] : parseTools(settings.tools);
+  return { model, messages, ...settings.sampling, ...responseFormat(settings), ...(tools.length && { tools }) };
+}
+
+function responseFormat({ format, schema, regex }) {
+  if (format === "regex") return regex && { structured_outputs: { regex } };
+  if (format === "json_schema" && schema.trim()) {
+    return { response_format: { type: format, json_schema: { name: "answer", schema: JSON.parse(schema), strict: true } } };
+  }
+  return format && { response_format: { type: "json_object" } };
 }
 
 /** Waits, and calls tick(seconds left) meanwhile. An aborted signal throws early. */

@@ -77,19 +77,12 @@ async function request(path, { body, signal } = {}) {
 
 const json = async (path, options) => (await request(path, options)).json();
 
-/** The model's defaults of sampling parameters by name. */
-export async function defaultSampling(model) {
-  const { data } = await json("v1/models");
-  return data.find(({ id }) => id === model)?.default_sampling_parameters ?? {};
-}
-
-/** The context length in tokens by the name of the model; null if unknown. The server may have none of a key's models.
- */
+/** The descriptions of the models by name. The server may have none of a key's models. */
 export async function models() {
   const key = apiKey();
   const { data } = await json("v1/models");
   if (!data.length) throw new ServerError("key", text("noModels"), { key });
-  return new Map(data.map((model) => [model.id, model.max_model_len ?? null]));
+  return new Map(data.map((model) => [model.id, model]));
 }
 
 /** Why requests cannot be served now, or null. */

@@ -1,6 +1,7 @@
 // Conversations: trees of messages, kept in this browser's IndexedDB.
 //
-// conversation  {id, title, created, updated, leaf, messages: {id: message}}
+// conversation  {id, title, created, updated, leaf, messages: {id: message}}, and if they differ from other chats' the
+//               settings (preferences.js) and toolsOff
 // message       {id, parent, role, content, created}, and as its role needs files (of the user), or reasoning, toolCalls,
 //               finish, error, stats (of the assistant), or toolCallId (of a tool)
 // An edited message and a regenerated response are siblings of the old one. `leaf` is the end of the shown branch.
@@ -13,6 +14,7 @@ const STORE = "conversations";
 const FORMAT = "charonia-chat-1";
 const REMEMBERED_MS = 30 * 24 * 3600 * 1000; // how long a deletion is remembered
 const ROLES = ["user", "assistant", "tool"];
+const CHANGED = [["renamed", ["title"]], ["adjusted", ["settings", "toolsOff"]]]; // times of changes, and what they changed
 const CLAIM_MS = 2000; // time for a tab to report its running responses; a tab that draws a huge response is slow
 
 let database;
@@ -51,8 +53,9 @@ export async function save(conversation, undo = false) {
   const transaction = database.transaction(STORE, "readwrite");
   const kept = await transaction.store.get(conversation.id);
   if (kept?.removed && !undo) return false;
-  if ((kept?.renamed ?? 0) > (conversation.renamed ?? 0)) {
-    Object.assign(conversation, { title: kept.title, renamed: kept.renamed }); // another tab renamed it, while this one wrote
+  for (const [changed, names] of CHANGED) {
+    if (!((kept?.[changed] ?? 0) > (conversation[changed] ?? 0))) continue;
+    for (const name of [changed, ...names]) conversation[name] = kept[name]; // another tab changed it, while this one wrote
   }
   const stored = kept?.messages ?? {};
   let grown = false;

@@ -40,11 +40,11 @@ function moveFocus() {
 
 const modelChooser = () =>
   html`<select class="model" aria-label=${text("model")} title=${state.model} @change=${(event) => actions.chooseModel(event.target.value)}>
-    ${state.models.map((name) => html`<option value=${name} ?selected=${name === state.model}>${name}</option>`)}
+    ${[...state.models.keys()].map((name) => html`<option value=${name} ?selected=${name === state.model}>${name}</option>`)}
   </select>`;
 
 function contextMeter() {
-  const all = state.contextLength.get(state.model);
+  const all = state.models.get(state.model)?.max_model_len;
   const stats = path(state.current).findLast((message) => message.stats)?.stats;
   if (!all || !stats) return nothing;
   const used = (stats.promptTokens ?? 0) + (stats.completionTokens ?? 0);
@@ -162,6 +162,14 @@ const removeFile = (index) => {
 const fileChip = (file, index) =>
   html`<span class="file chip">${file.name}${iconButton("close", text("removeFile", file.name), () => removeFile(index))}</span>`;
 
+function toolsSwitch() {
+  if (!actions.hasTools()) return nothing;
+  const on = !state.current.toolsOff;
+  return html`<button type="button" class="icon-button switch" aria-pressed=${on} title=${text(on ? "toolsOn" : "toolsOff")}
+      aria-label=${text("toolsSwitch")} @click=${actions.switchTools}>${icon("tool")}</button>
+    ${on && state.models.get(state.model)?.accepts_tools === false ? html`<span class="hint problem" role="status">${text("toolsUnknown", state.model)}</span>` : nothing}`;
+}
+
 function composer() {
   const busy = state.running.has(state.current.id);
   return html`<form class="composer" @submit=${submit}>
@@ -172,6 +180,7 @@ function composer() {
       <label class="icon-button" title=${text("attach")}>
         ${icon("attach")}<input class="visually-hidden" type="file" multiple aria-label=${text("attach")} @change=${takeFiles}>
       </label>
+      ${toolsSwitch()}
       <span class="spacer"></span>
       ${busy || actions.isWrittenElsewhere() ? iconButton("stop", text("stop"), actions.stop, { className: "send stop" }) : nothing}
       ${busy

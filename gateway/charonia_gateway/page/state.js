@@ -3,12 +3,12 @@
 import { models, whyNotThisPage } from "./api.js";
 import { write } from "./answering.js";
 import * as store from "./conversations.js";
+import { textOf } from "./files.js";
 import { text } from "./languages.js";
 import { finish } from "./markdown.js";
-import { apiKey, draft, forgetDrafts, preferences, setApiKey, setDraft, setPreference } from "./preferences.js";
+import { apiKey, draft, forgetDrafts, preferences, requestSettings, setApiKey, setDraft, setPreference } from "./preferences.js";
 import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
-const MAX_FILE_BYTES = 1_000_000;
 const SAVE_MS = 1000;
 const SETTLE_MS = 10_000; // between two checks of responses that other tabs write
 
@@ -18,9 +18,8 @@ export const state = {
   query: "",
   files: [], // of the composer: {name, text}
   editing: null, // id of the message that is edited
-  models: [],
+  models: new Map(), // the server's descriptions by name
   model: "",
-  contextLength: new Map(), // by model
   running: new Map(), // conversation id to AbortController
   problem: null, // why the server is not available: an Error
   refused: null, // why the server rejects this page's requests: an Error
@@ -158,13 +157,12 @@ function serverChanged(problem) {
 
 /** The name of the model for a request. again: the server may have other models now. */
 async function currentModel(again = false) {
-  if (!outdated && !again && state.contextLength.get(state.model)) return state.model;
-  state.contextLength = await models();
-  state.models = [...state.contextLength.keys()];
+  if (!outdated && !again && state.models.get(state.model)?.max_model_len) return state.model;
+  state.models = await models();
   outdated = false;
   const before = state.model;
-  if (!state.models.includes(before)) {
-    state.model = state.models.includes(preferences.model) ? preferences.model : state.models[0];
+  if (!state.models.has(before)) {
+    state.model = state.models.has(preferences.model) ? preferences.model : state.models.keys().next().value;
     if (before) notify(text("modelChanged", state.model));
   }
   update();
@@ -335,6 +333,52 @@ export async function importChats(file) {
 
 export const foundChats = () => state.conversations.filter((one) => store.matches(one, state.query));
 
+// --- Settings of requests
+
+/** The settings of the shown chat: its own, or those of all chats. */
+export const settings = () => state.current.settings ?? preferences;
+
+function adjusted() {
+  state.current.adjusted = Date.now();
+  if (state.conversations.includes(state.current)) saveNow(state.current);
+  update();
+}
+
+export function set(name, value) {
+  if (!state.current.settings) {
+    setPreference(name, value);
+    return update();
+  }
+  state.current.settings[name] = value;
+  adjusted();
+}
+
+/** Gives the shown chat its own settings, or the settings of all chats. */
+export function setOwn(own) {
+  if (own) state.current.settings = requestSettings(preferences);
+  else delete state.current.settings;
+  adjusted();
+}
+
+export function applyPreset(name) {
+  for (const [setting, value] of Object.entries(requestSettings(preferences.presets[name]))) set(setting, value);
+}
+
+export const savePreset = (name) => setPreference("presets", { ...preferences.presets, [name]: requestSettings(settings()) });
+
+export function removePreset(name) {
+  const { [name]: _, ...rest } = preferences.presets;
+  setPreference("presets", rest);
+  update();
+}
+
+export const hasTools = () => Boolean(settings().tools.trim());
+
+export function switchTools() {
+  state.current.toolsOff = !state.current.toolsOff;
+  adjusted();
+}
+
 // --- Messages
 
 const isRunning = (conversation = state.current) => state.running.has(conversation.id);
@@ -437,6 +481,7 @@ export const canGoOn = (message) =>
   Boolean(message.content) &&
   !message.reasoning &&
   !message.toolCalls?.length &&
+  !settings().format && // it would constrain the rest only
   ["length", "stopped", "broken", "failed"].includes(message.finish);
 
 export function edit(id) {
@@ -474,16 +519,11 @@ export function showVersion(message) {
 
 export async function attach(files) {
   for (const file of files) {
-    if (file.size > MAX_FILE_BYTES) {
-      notify(text("tooLarge", file.name, `${MAX_FILE_BYTES / 1e6} MB`));
-      continue;
-    }
     try {
-      const content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-      if (content.includes("\0")) throw new Error("binary");
-      state.files = [...state.files, { name: file.name, text: content }];
-    } catch {
-      notify(text("notText", file.name));
+      const read = { name: file.name, text: await textOf(file) };
+      state.files = [...state.files, read];
+    } catch (error) {
+      notify(error.message);
     }
   }
   update();
