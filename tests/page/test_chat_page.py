@@ -61,21 +61,32 @@ def test_an_answer_is_streamed_with_its_figures(page: Page, server: Scripted) ->
 
 
 def test_stop_and_continue(page: Page, server: Scripted) -> None:
-    server.script(["Once upon", {"wait": True}, "never"], [" a time", "."])
+    timings = {"prompt_n": 10, "cache_n": 2, "predicted_n": 9, "predicted_per_second": 5}
+    server.script(["Once upon", {"timings": timings}, {"wait": True}, "never"], [" a time", "."])
     say(page, "Tell")
-    expect(answers(page).first).to_contain_text("Once upon")
+    expect(answers(page).first).to_contain_text("9 tokens")
     field(page).press("Escape")
     expect(finished(page)).to_contain_text("Stopped")
     button(page, "Continue").click()
     answer = finished(page)
     expect(answer.locator(".markdown")).to_have_text("Once upon a time.")
     expect(answer).not_to_contain_text("Stopped")
-    expect(answer.locator(".stats")).to_contain_text("11 tokens")  # a byte of the begun response counts as a token
+    expect(answer.locator(".stats")).to_contain_text("11 tokens")
     conversation, going_on = server.requests()
-    messages = json.dumps(conversation["messages"], separators=(", ", ": "))
-    assert bytes(going_on["prompt"]).decode() == messages + "Once upon"
-    used = len(going_on["prompt"]) + 2
-    expect(page.get_by_role("meter")).to_have_attribute("aria-label", f"{used} of 100 tokens of the context are used")
+    assert going_on["messages"] == [*conversation["messages"], {"role": "assistant", "content": "Once upon"}]
+    assert (going_on["continue_final_message"], going_on["add_generation_prompt"]) == (True, False)
+    expect(page.get_by_role("meter")).to_have_attribute("aria-label", "14 of 100 tokens of the context are used")
+
+
+def test_the_progress_of_a_long_prompt_is_shown(page: Page, server: Scripted) -> None:
+    progress = {"total": 2000, "cache": 0, "processed": 512, "time_ms": 900}
+    server.script([{"prompt_progress": progress}, {"wait": True}, "Read"])
+    say(page, "Much")
+    expect(answers(page)).to_contain_text("Reading your message: 512 of 2,000 tokens")
+    assert server.requests()[0]["return_progress"] is True
+    server.release()
+    expect(finished(page).locator(".markdown")).to_have_text("Read")
+    expect(answers(page).locator("progress")).to_have_count(0)
 
 
 def test_regenerate_edit_and_versions(page: Page, server: Scripted) -> None:
@@ -627,9 +638,11 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
         button(page, "Export chats").click()
     exported = tmp_path / "chats.json"
     download.value.save_as(exported)
+    chooser = page.get_by_label("Import chats")
+    chooser.set_input_files(exported)
+    noticed(page, "All chats of this file are here already")
     button(page, "Delete: Capital of France?").click()
     expect(page.locator(".chat-title")).to_have_count(0)
-    chooser = page.get_by_label("Import chats")
     chooser.set_input_files(exported)
     noticed(page, "1 chat imported")
     page.locator(".chat-title").click()
@@ -641,7 +654,7 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     file = json.loads(exported.read_text())
     (message, *_) = file["conversations"][0]["messages"].values()
     for wrong, said in (
-        ('{"format": 1}', "expected a file that this page has exported"),
+        ('{"format": 1}', "expected a file that this page, ChatGPT, Open WebUI or llama.cpp's page has exported"),
         ("no JSON", "Unexpected token"),
     ):
         exported.write_text(wrong)
@@ -652,6 +665,67 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     chooser.set_input_files(exported)
     noticed(page, "is not a message before")
     expect(page.locator(".chat-title")).to_have_count(1)
+
+
+CHATGPT_NODES = {
+    "root": {"parent": None, "message": None},
+    "s": {"parent": "root", "message": ("system", {"content_type": "text", "parts": [""]})},
+    "u": {"parent": "s", "message": ("user", {"content_type": "text", "parts": ["Hi?"]})},
+    "t": {"parent": "u", "message": ("assistant", {"content_type": "thoughts", "thoughts": []})},
+    "a": {"parent": "t", "message": ("assistant", {"content_type": "text", "parts": ["Hi!"]})},
+}
+
+
+def chatgpt_node(name: str) -> dict[str, Any]:
+    node: dict[str, Any] = CHATGPT_NODES[name]
+    said = node["message"] and {"author": {"role": node["message"][0]}, "content": node["message"][1]}
+    return {"id": name, "parent": node["parent"], "message": said, "children": []}
+
+
+CHATGPT = {
+    "conversation_id": "c1",
+    "title": "Of ChatGPT",
+    "create_time": 1.5,
+    "update_time": 2.5,
+    "current_node": "a",
+    "mapping": {name: chatgpt_node(name) for name in CHATGPT_NODES},
+}
+WEBUI_MESSAGES = [
+    {"id": "u", "parentId": None, "role": "user", "content": "Hi?", "timestamp": 1},
+    {"id": "a", "parentId": "u", "role": "assistant", "content": '<details type="reasoning">Hm</details>\nHi!'},
+]
+OPEN_WEBUI = {
+    "id": "c2",
+    "title": "Of Open WebUI",
+    "chat": {"history": {"currentId": "a", "messages": {one["id"]: one for one in WEBUI_MESSAGES}}},
+    "created_at": 1,
+    "updated_at": 2,
+}
+LLAMA_CPP = {
+    "conv": {"id": "c3", "name": "Of llama.cpp", "lastModified": 2000, "currNode": "a"},
+    "messages": [
+        {"id": "r", "type": "root", "role": "system", "content": "", "parent": None, "timestamp": 1},
+        {"id": "u", "type": "text", "role": "user", "content": "Hi?", "parent": "r", "timestamp": 1},
+        {"id": "a", "type": "text", "role": "assistant", "content": "Hi!", "parent": "u", "timestamp": 2},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("title", "file"),
+    [("Of ChatGPT", [CHATGPT]), ("Of Open WebUI", [OPEN_WEBUI]), ("Of llama.cpp", LLAMA_CPP)],
+)
+def test_chats_of_other_pages_are_imported_once(page: Page, server: Scripted, title: str, file: Any) -> None:
+    payload = {"name": "chats.json", "mimeType": "", "buffer": json.dumps(file).encode()}
+    page.get_by_label("Import chats").set_input_files(payload)
+    noticed(page, "1 chat imported")
+    page.get_by_label("Import chats").set_input_files(payload)
+    noticed(page, "All chats of this file are here already")
+    chat_link(page, title).click()
+    expect(answers(page).locator(".markdown")).to_have_text("Hi!")
+    say(page, "And?")
+    finished(page, 2)
+    assert [one["content"] for one in server.requests()[0]["messages"]] == ["Hi?", "Hi!", "And?"]
 
 
 # --- Settings, languages, looks
@@ -817,6 +891,9 @@ def test_phone(server: Scripted, new_context: Callable[..., BrowserContext]) -> 
     button(page, "Show chats").click()
     chat_link(page, "Hello?").click()
     expect(page.get_by_label("Search chats")).to_be_hidden()
+    button(page, "Settings").click()
+    page.get_by_label("temperature").wait_for()
+    assert page.get_by_role("dialog").evaluate("(one) => one.scrollWidth - one.clientWidth") == 0
 
 
 def test_the_keyboard_reaches_everything(page: Page) -> None:

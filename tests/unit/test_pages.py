@@ -44,6 +44,12 @@ async def test_every_file_has_its_headers(path: str, libraries: None) -> None:
         assert again.status_code == 304
 
 
+async def test_only_the_worker_of_mcp_may_contact_other_servers(libraries: None) -> None:
+    async with client() as web:
+        answer = await web.get("/page/mcp_worker.js")
+    assert "connect-src http: https:;" in answer.headers["content-security-policy"]
+
+
 @pytest.mark.parametrize("name", ["chat.html", "docs.html"])
 def test_no_page_has_a_script_or_an_address_in_it(name: str) -> None:
     text = (pages.FOLDER / name).read_text()

@@ -2,9 +2,12 @@
 
 import * as api from "./api.js";
 import { path } from "./conversations.js";
+import * as mcp from "./mcp.js";
 import { parseTools, preferences } from "./preferences.js";
 import { isWell, look, tell, untilReady } from "./server_watch.js";
 
+/** The fields of a response that is not complete. */
+export const MOMENTARY = ["state", "waitS", "waitsFor", "progress"];
 const LONGEST_WAIT_S = 30;
 const COME_AGAIN = ["busy", "limit", "away", "unloaded"]; // kinds of errors
 
@@ -30,7 +33,7 @@ export function requestBody(conversation, parent, model) {
   const messages = path(conversation, parent).map(toApi);
   const settings = conversation.settings ?? preferences;
   if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
-  const tools = conversation.toolsOff ? [] : parseTools(settings.tools);
+  const tools = conversation.toolsOff ? [] : [...parseTools(settings.tools), ...mcp.functions()];
   return { model, messages, ...settings.sampling, ...responseFormat(settings), ...(tools.length && { tools }) };
 }
 
@@ -68,7 +71,7 @@ function takeCalls(answer, deltas) {
 const SHORT_MS = 50; // shorter intervals measure only the network's speed
 
 /** The tokens and their speed, as far as the server has measured them; else from the times of arrival. */
-function figures({ usage, timings, begunTokens = 0 }, ms) {
+function figures({ usage, timings }, begunTokens, ms) {
   const prompt = usage?.prompt_tokens ?? timings.cache_n + timings.prompt_n;
   const completion = usage?.completion_tokens ?? timings.predicted_n;
   return {
@@ -78,13 +81,13 @@ function figures({ usage, timings, begunTokens = 0 }, ms) {
   };
 }
 
-/** Reads one stream. Times and speed are for this stream, tokens for the whole response. */
-async function take(answer, pieces, changed) {
+/** Reads one stream. Times and speed are for this stream, tokens for the whole response, of which begunTokens were there. */
+async function take(answer, pieces, begunTokens, changed) {
   const sent = performance.now();
   let first = null;
   let last = null;
   for await (const piece of pieces) {
-    const { delta, finish, usage, timings } = piece;
+    const { delta, finish, usage, timings, progress } = piece;
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
       last = performance.now();
       first ??= last;
@@ -94,9 +97,10 @@ async function take(answer, pieces, changed) {
     if (delta.tool_calls) takeCalls(answer, delta.tool_calls);
     if (finish) answer.finish = finish;
     if (usage || timings) {
-      answer.stats = { firstTokenS: first === null ? null : (first - sent) / 1000, ...figures(piece, last - first) };
+      answer.stats = { firstTokenS: first === null ? null : (first - sent) / 1000, ...figures(piece, begunTokens, last - first) };
     }
-    answer.state = "writing";
+    answer.state = progress ? "reading" : "writing";
+    answer.progress = progress;
     changed();
   }
 }
@@ -112,13 +116,19 @@ export async function write(conversation, answer, { model, begun, signal, change
   Object.assign(answer, { state: "waiting", finish: null, error: null });
   let wait = 1;
   let again = false; // whether the models were requested again
+  const before = answer.content;
+  const begunTokens = begun ? (answer.stats?.completionTokens ?? 0) : 0;
   for (;;) {
-    const before = answer.content;
     const fresh = () => (begun ? answer.content === before : isEmpty(answer));
     try {
       answer.model = await model(again);
+      if (!conversation.toolsOff) await mcp.settled();
       const body = requestBody(conversation, answer.parent, answer.model);
-      await take(answer, begun ? api.continuation(body, before, signal) : api.chat(body, signal), changed);
+      if (begun) {
+        body.messages.push({ role: "assistant", content: before });
+        Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+      }
+      await take(answer, api.chat(body, signal), begunTokens, changed);
       tell(null);
       break;
     } catch (error) {
@@ -157,8 +167,6 @@ export async function write(conversation, answer, { model, begun, signal, change
       }
     }
   }
-  delete answer.state;
-  delete answer.waitS;
-  delete answer.waitsFor;
+  for (const name of MOMENTARY) delete answer[name];
   changed();
 }

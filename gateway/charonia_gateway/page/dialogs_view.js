@@ -3,6 +3,7 @@
 import { html, nothing } from "./libraries/lit-html/lit-html.js";
 import { chatParameters } from "./api.js";
 import { language, text } from "./languages.js";
+import * as mcp from "./mcp.js";
 import { iconButton } from "./message_view.js";
 import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
 import * as actions from "./state.js";
@@ -27,6 +28,7 @@ let errors = {}; // rejected input by the setting's name
 export async function openSettings() {
   state.settingsOpen = true;
   errors = {};
+  mcp.connectAll(actions.update); // again to those that failed
   actions.update();
   parameters ??= await chatParameters().catch(() => undefined);
   actions.update();
@@ -166,16 +168,47 @@ function forgetKey() {
   actions.notify(text("keyForgotten"));
 }
 
+function serverItem(server) {
+  const { tools, error, ready } = mcp.status(server);
+  const words = error ?? (ready ? tools.map(({ name }) => name).join(", ") || text("noTools") : text("connecting"));
+  const remove = () => actions.setServers(preferences.servers.filter((one) => one !== server));
+  return html`<li>
+    <div class="row"><code>${server.url}</code>${iconButton("close", text("removeServer", server.url), remove)}</div>
+    <p class="hint ${error ? "problem" : ""}" role="status">${words}</p>
+  </li>`;
+}
+
+function toolServers() {
+  const add = (event) => {
+    event.preventDefault();
+    const { url, token } = event.target.elements;
+    const others = preferences.servers.filter((one) => one.url !== url.value);
+    actions.setServers([...others, { url: url.value, token: token.value }]);
+    event.target.reset();
+  };
+  return html`<fieldset>
+    <legend>${text("servers")}</legend>
+    <p class="hint">${text("serversHelp")}</p>
+    <ul class="servers">${preferences.servers.map(serverItem)}</ul>
+    <form class="row" @submit=${add}>
+      <input name="url" type="url" required pattern="https?://.+" aria-label=${text("serverUrl")} placeholder="https://…/mcp">
+      <input name="token" type="password" autocomplete="off" aria-label=${text("serverToken")} placeholder=${text("serverToken")}>
+      <button type="submit" class="plain">${text("addServer")}</button>
+    </form>
+  </fieldset>`;
+}
+
 const settingsBody = () => html`
   <label class="check">
-    <input type="checkbox" .checked=${Boolean(state.current.settings)} @change=${(event) => actions.setOwn(event.target.checked)}>${text("ownSettings")}
+    <input type="checkbox" .checked=${Boolean(state.current.settings)} @change=${(event) => actions.setOwn(event.target.checked)}>
+    ${text("ownSettings")}
   </label>
   <label class="block">
     ${text("systemPrompt")}
     <textarea rows="4" .value=${actions.settings().system} @change=${(event) => actions.set("system", event.target.value)}></textarea>
     <span class="hint">${text("systemHelp")}</span>
   </label>
-  ${sampling()} ${answerFormat()} ${codeField("tools", parseTools)} ${presets()}
+  ${sampling()} ${answerFormat()} ${codeField("tools", parseTools)} ${toolServers()} ${presets()}
   <fieldset>
     <legend>${text("appearance")}</legend>
     ${chooser("theme", text("theme"), [["", text("themeAuto")], ["light", text("themeLight")], ["dark", text("themeDark")]])}

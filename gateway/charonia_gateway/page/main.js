@@ -165,9 +165,10 @@ const fileChip = (file, index) =>
 function toolsSwitch() {
   if (!actions.hasTools()) return nothing;
   const on = !state.current.toolsOff;
+  const fits = state.models.get(state.model)?.accepts_tools !== false;
   return html`<button type="button" class="icon-button switch" aria-pressed=${on} title=${text(on ? "toolsOn" : "toolsOff")}
       aria-label=${text("toolsSwitch")} @click=${actions.switchTools}>${icon("tool")}</button>
-    ${on && state.models.get(state.model)?.accepts_tools === false ? html`<span class="hint problem" role="status">${text("toolsUnknown", state.model)}</span>` : nothing}`;
+    ${on && !fits ? html`<span class="hint problem" role="status">${text("toolsUnknown", state.model)}</span>` : nothing}`;
 }
 
 function composer() {
@@ -192,7 +193,7 @@ function composer() {
 
 const notice = () =>
   html`<div class="notice ${state.notice ? "shown" : ""}" role="status">
-    ${state.notice?.text}
+    <span>${state.notice?.text}</span>
     ${state.notice?.action
       ? html`<button type="button" class="plain small" @click=${state.notice.action.run}>${state.notice.action.label}</button>`
       : nothing}

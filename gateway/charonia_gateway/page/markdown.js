@@ -42,7 +42,7 @@ for (const name of ["th_open", "td_open"]) {
   };
 }
 
-// Footnotes without links: the page's address is that of the chat.
+// Footnotes without links, because the page's address names the chat.
 Object.assign(markdown.renderer.rules, {
   footnote_ref: (...all) => `<sup>${markdown.renderer.rules.footnote_caption(...all)}</sup>`,
   footnote_block_open: () => '<hr><ol class="footnotes">',

@@ -20,6 +20,7 @@ const DEFAULTS = {
   model: "",
   ...REQUEST_SETTINGS,
   presets: {}, // request settings by name
+  servers: [], // MCP servers: {url, token}
   sidebar: true,
 };
 

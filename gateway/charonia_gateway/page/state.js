@@ -1,14 +1,17 @@
 // The page's state, and the actions of its buttons.
 
 import { models, whyNotThisPage } from "./api.js";
-import { write } from "./answering.js";
+import { MOMENTARY, write } from "./answering.js";
+import { exported, imported } from "./chat_files.js";
 import * as store from "./conversations.js";
 import { textOf } from "./files.js";
 import { text } from "./languages.js";
 import { finish } from "./markdown.js";
+import * as mcp from "./mcp.js";
 import { apiKey, draft, forgetDrafts, preferences, requestSettings, setApiKey, setDraft, setPreference } from "./preferences.js";
 import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
+const MAX_ROUNDS = 25; // of calls without a question, after each message of the user
 const SAVE_MS = 1000;
 const SETTLE_MS = 10_000; // between two checks of responses that other tabs write
 
@@ -107,7 +110,7 @@ async function changedElsewhere(id) {
 const writing = new Map(); // conversation by message, for the messages that this tab is writing
 
 function breakOff(message) {
-  for (const name of ["state", "waitS", "waitsFor"]) delete message[name];
+  for (const name of MOMENTARY) delete message[name];
   message.finish = "broken";
 }
 
@@ -315,17 +318,22 @@ function restore(conversations) {
 
 export function exportChats() {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([store.exported(state.conversations)], { type: "application/json" }));
+  link.href = URL.createObjectURL(new Blob([exported(state.conversations)], { type: "application/json" }));
   link.download = `charonia-chats-${new Date().toISOString().slice(0, 10)}.json`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
+/** Imports the chats of a file. A known chat gets the messages that it lacks. */
 export async function importChats(file) {
   try {
-    const conversations = store.imported(await file.text());
-    restore(conversations);
-    notify(text("imported", conversations.length));
+    const known = new Map(state.conversations.map((one) => [one.id, one]));
+    const changed = imported(await file.text()).flatMap((one) => {
+      const mine = known.get(one.id);
+      return mine ? (store.adopt(mine, one) ? [mine] : []) : [one];
+    });
+    restore(changed);
+    notify(changed.length ? text("imported", changed.length) : text("importedNothing"));
   } catch (error) {
     notify(text("importFailed", error.message));
   }
@@ -338,9 +346,9 @@ export const foundChats = () => state.conversations.filter((one) => store.matche
 /** The settings of the shown chat: its own, or those of all chats. */
 export const settings = () => state.current.settings ?? preferences;
 
-function adjusted() {
-  state.current.adjusted = Date.now();
-  if (state.conversations.includes(state.current)) saveNow(state.current);
+function adjusted(conversation = state.current) {
+  conversation.adjusted = Date.now();
+  if (state.conversations.includes(conversation)) saveNow(conversation);
   update();
 }
 
@@ -372,7 +380,14 @@ export function removePreset(name) {
   update();
 }
 
-export const hasTools = () => Boolean(settings().tools.trim());
+export const hasTools = () => Boolean(settings().tools.trim() || preferences.servers.length);
+
+/** Sets the MCP servers, and connects to them. */
+export function setServers(servers) {
+  setPreference("servers", servers);
+  mcp.connectAll(update);
+  update();
+}
 
 export function switchTools() {
   state.current.toolsOff = !state.current.toolsOff;
@@ -434,8 +449,10 @@ async function answer(conversation, message, begun = false) {
   state.running.delete(conversation.id);
   writing.delete(message);
   state.spoken = message.error ?? text("answered");
-  if (state.conversations.includes(conversation)) saveNow(conversation);
   update();
+  if (!state.conversations.includes(conversation)) return;
+  saveNow(conversation);
+  if (message.finish === "tool_calls" && message.toolCalls?.length && mayRun(conversation, message)) runCalls(conversation, message);
 }
 
 const answerUnder = (conversation, parent) =>
@@ -500,14 +517,45 @@ export function sendEdited(message, content) {
   answerUnder(state.current, made.id);
 }
 
-/** Sends the results of a response's calls to the model. */
-export function sendResults(message, results) {
-  if (isRunning() || !isHere(message)) return;
+const toolId = ({ name }) => {
+  const { server, tool } = mcp.find(name) ?? {};
+  return server && `${server.url} ${tool.name}`;
+};
+
+/** Whether the page may run all calls of a message without a question. After many rounds it asks again. */
+function mayRun(conversation, message) {
+  const shown = store.path(conversation, message.id);
+  const sinceUser = shown.slice(shown.findLastIndex(({ role }) => role === "user"));
+  const rounds = sinceUser.filter(({ role }) => role === "assistant").length;
+  return rounds <= MAX_ROUNDS && message.toolCalls.every((call) => conversation.allowed?.includes(toolId(call)));
+}
+
+/** Sends the results of a response's calls to the model. typed: the results of functions that no MCP server has, by
+ * index. always: the calls may run without a question in this chat. */
+export async function sendResults(message, typed, always = false) {
+  const conversation = state.current;
+  if (isRunning(conversation) || !isHere(message)) return;
+  if (always) {
+    conversation.allowed = [...new Set([...(conversation.allowed ?? []), ...message.toolCalls.map(toolId).filter(Boolean)])];
+    adjusted(conversation);
+  }
+  await runCalls(conversation, message, typed);
+}
+
+async function runCalls(conversation, message, typed = []) {
+  const controller = new AbortController();
+  state.running.set(conversation.id, controller);
+  update();
+  const { signal } = controller;
+  const results = await Promise.all(message.toolCalls.map((call, index) => typed[index] ?? mcp.run(call, signal))).catch(() => null);
+  state.running.delete(conversation.id);
+  update();
+  if (!results || !state.conversations.includes(conversation)) return; // stopped
   let parent = message.id;
   message.toolCalls.forEach((call, index) => {
-    parent = store.add(state.current, parent, { role: "tool", content: results[index], toolCallId: call.id }).id;
+    parent = store.add(conversation, parent, { role: "tool", content: results[index], toolCallId: call.id }).id;
   });
-  answerUnder(state.current, parent);
+  answerUnder(conversation, parent);
 }
 
 export function showVersion(message) {
@@ -518,14 +566,16 @@ export function showVersion(message) {
 }
 
 export async function attach(files) {
+  const problems = [];
   for (const file of files) {
     try {
       const read = { name: file.name, text: await textOf(file) };
       state.files = [...state.files, read];
     } catch (error) {
-      notify(error.message);
+      problems.push(error.message);
     }
   }
+  if (problems.length) notify(problems.join("\n"));
   update();
 }
 
@@ -553,6 +603,7 @@ export async function start(draw) {
     if (outdated) loadModels();
     else if (state.refused) checkOrigin();
   });
+  mcp.connectAll(update);
   watch(serverChanged);
   update();
   await loadModels();

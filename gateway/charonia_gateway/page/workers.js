@@ -1,6 +1,9 @@
 // The page's workers. The security policy lets only this module start them.
 
-const FILES = { pdf: "libraries/pdfjs-dist/legacy/build/pdf.worker.min.mjs" };
+const FILES = {
+  mcp: "mcp_worker.js",
+  pdf: "libraries/pdfjs-dist/legacy/build/pdf.worker.min.mjs",
+};
 
 const address = (name) => new URL(FILES[name], import.meta.url).href;
 const policy = globalThis.trustedTypes?.createPolicy("charonia-workers", { createScriptURL: address });
