@@ -69,12 +69,12 @@ const head = () => html`<header class="head">
 </header>`;
 
 function banner() {
-  if (state.refused) return html`<div class="banner" role="alert">${text("failed")}: ${state.refused.message}</div>`;
-  if (!state.problem) return nothing;
-  const isLost = ["lost", "silent"].includes(state.problem.kind);
-  return html`<div class="banner" role="status">
-    ${text(isLost ? "serverLost" : "serverNotReady")}
-    <details><summary>${text("details")}</summary><p>${state.problem.message}</p></details>
+  const problem = state.refused ?? state.problem;
+  if (!problem) return nothing;
+  const words = { origin: "serverRefuses", lost: "serverLost", silent: "serverLost" }[problem.kind] ?? "serverNotReady";
+  return html`<div class="banner" role=${state.refused ? "alert" : "status"}>
+    ${text(words)}
+    <details><summary>${text("details")}</summary><p>${problem.message}</p></details>
   </div>`;
 }
 
