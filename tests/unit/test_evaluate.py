@@ -371,15 +371,6 @@ def test_questions_longer_than_the_context_are_refused_before_anything_is_measur
             check_prompts(engine, [question])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_named(models: list[Path], tmp_path: Path) -> None:
-    shutil.copytree(models[0], tmp_path / "model")
-    (tmp_path / "text.txt").write_text("a b c d")
-    (tmp_path / "model").chmod(0o555)
-    with pytest.raises(ModelError, match="--no-save"):
-        evaluate(tmp_path / "model", text=tmp_path / "text.txt", **SHORT)
-
-
 def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="tokenizer"):
         evaluate(DEMO / "model", models[0], save=False, settings={"threads": 1})

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -407,15 +404,3 @@ def test_run_folder_of_another_user_is_named(tmp_path: Path) -> None:
         finally:
             os.seteuid(user)
             (tmp_path / "run").chmod(0o700)
-
-
-@pytest.mark.slow
-def test_model_list_truncates_no_name(tmp_path: Path) -> None:
-    (tmp_path / "port-7").mkdir()
-    listed = [{"name": f"[bold]{'long' * 30}[/bold]", "state": "loaded", "ensemble": f"ensemble.{'x' * 60}"}]
-    command = [Path(sys.executable).parent / "charonia", "models", "list", "--run-dir", tmp_path, "--grpc-port", "7"]
-    with control.answering(tmp_path / "port-7", lambda _: listed):
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_S).stdout
-        assert shown.splitlines()[1].split() == list(listed[0].values()), shown
-        found = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=HANG_S).stdout
-    assert json.loads(found) == listed
