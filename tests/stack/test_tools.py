@@ -335,13 +335,11 @@ async def test_response_format_with_tools_applies_without_calls(api: openai.Asyn
     wrong = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"not": {}}}}
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(api, 0, response_format=wrong)
-    assert caught.value.param == "response_format" and "at /not" in caught.value.message
+    assert caught.value.param == "response_format" and 'Unimplemented keys: ["not"]' in caught.value.message
 
 
 async def test_unsupported_strict_schema_is_rejected(api: openai.AsyncOpenAI) -> None:
     function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(api, 1, tools=[{"type": "function", "function": function}])
-    assert (
-        caught.value.param == "tools" and 'function "f": the JSON schema, at /properties/a/not' in caught.value.message
-    )
+    assert caught.value.param == "tools" and 'function "f": the JSON schema, at /properties/a: ' in caught.value.message
