@@ -378,6 +378,8 @@ def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_pat
         evaluate(models[0], ask=False, window=9000, save=False, settings={"threads": 1})
     with pytest.raises(InvalidRequestError, match=r"none\.txt"):
         evaluate(models[0], text=tmp_path / "none.txt", save=False)
+    with pytest.raises(InvalidRequestError, match="device = null computes nothing, so there is nothing to evaluate"):
+        evaluate(models[0], settings={"device": "null"}, save=False)
 
 
 def test_questions_that_nobody_would_ask_are_refused(tmp_path: Path) -> None:
