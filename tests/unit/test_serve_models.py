@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from charonia_gateway.settings import Settings
+from test_plan import SMALL
 
 from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve import control, drain, shares
@@ -23,24 +24,10 @@ from charonia.weights.plan import Plan
 
 HANG_S = 120
 MIB = 1 << 20
-PLAN = Plan(
-    model_name="small",
-    weight_type="bf16",
-    data_type="bf16",
-    group_size=0,
-    ranks=1,
-    device="cpu",
-    device_note="",
-    weight_bytes=100 * MIB,
-    activation_bytes=100 * MIB,
-    kv_token_bytes=MIB // 64,
-    kv_block_bytes=MIB,
-    free_bytes=2400 * MIB,
-    num_blocks=1760,
-    cache_block_seq_len=64,
-    session_len=64 * 64,
-    max_batch_size=64,
-    token_budget=512,
+PLAN = replace(
+    SMALL,
+    **{"weight_bytes": 100 * MIB, "activation_bytes": 100 * MIB, "kv_token_bytes": MIB // 64, "kv_block_bytes": MIB},
+    **{"free_bytes": 2400 * MIB, "num_blocks": 1760},
 )
 
 
