@@ -141,6 +141,12 @@ def test_a_piped_chat_answers_each_message_and_leaves_on_exit(model: Path) -> No
 
 
 @pytest.mark.slow
+def test_chat_without_a_model_uses_the_model_of_the_environment(model: Path) -> None:
+    code, out, err = charonia("chat", "--max-tokens", "4", stdin="hello\n\n", env={"MODEL": str(model)})
+    assert code == 0 and out, err
+
+
+@pytest.mark.slow
 def test_a_chat_that_outgrows_the_context_forgets_its_oldest_messages(model: Path) -> None:
     messages = "".join(f"message number {index}, and it is not short\n\n" for index in range(8))
     code, _, err = charonia("chat", model, "--session-len", "200", "--max-tokens", "16", stdin=messages)
