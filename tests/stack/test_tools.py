@@ -339,12 +339,12 @@ async def test_forced_call_with_unsupported_schema_is_any_object(api: openai.Asy
     fields |= {"stream": stream, "parallel_tool_calls": False, **GREEDY}
     tool = {"type": "function", "function": function}
     answer = await api.chat.completions.with_raw_response.create(tools=[tool], **fields)
-    assert "at /properties/a/not" in answer.headers["charonia-not-enforced"]
+    assert "at /properties/a: " in answer.headers["charonia-not-enforced"]
     if not stream:
         (call,) = answer.parse().choices[0].message.tool_calls
         assert isinstance(json.loads(call.function.arguments), dict)
     tool = {"type": "function", "function": {**function, "strict": True}}
-    with pytest.raises(openai.BadRequestError, match="at /properties/a/not"):
+    with pytest.raises(openai.BadRequestError, match="at /properties/a: "):
         await api.chat.completions.create(tools=[tool], **fields)
 
 
