@@ -165,11 +165,8 @@ struct ModelConfig {
   std::vector<float> rope_short_factors;
   // longrope: long_factor; numbers separated by commas; rotary_embedding / 2 numbers
   std::vector<float> rope_long_factors;
-  // rotary base of the layers with a window; 0: same as other layers; >= 0; these layers have no rotary scaling (Gemma
-  // 3)
+  // rotary base of the layers with local rotation, which is not scaled; 0: no such layers; >= 0; Gemma 3
   float rope_local_theta = 0.0F;
-  // layers with rotation (r) and without (n); empty: all r; letters r and n
-  std::string layer_rotary;
   // the rotation pairs elements 2i and 2i + 1, not i and i + rotary_embedding / 2; GLM, ERNIE, Cohere
   bool rotary_interleaved = false;
   // log-n attention scaling begins at this position; 0: none; >= 0; q at position p >= logn_length is scaled by
@@ -182,10 +179,6 @@ struct ModelConfig {
   int q_scale_length = 0;
   // attention uses slopes (ALiBi) instead of a rotation; then rotary_embedding = 0
   bool alibi = false;
-  // number of previous tokens that attention reads; 0: all; >= 0
-  int sliding_window = 0;
-  // layers with the window (s) and without (f); empty: all s; letters s and f
-  std::string layer_windows;
   // factor of q k; 0: 1 / sqrt(size_per_head); >= 0
   float attention_scale = 0.0F;
   // soft cap of attention scores; 0: none; >= 0
@@ -247,8 +240,6 @@ struct ModelConfig {
   int shared_expert_inter_size = 0;
   // the shared expert's output is multiplied by a sigmoid
   bool shared_expert_gate = false;
-  // layers with experts (m) and dense ones (d); empty: all m; letters m and d
-  std::string layer_experts;
   // type of most of the weights; bf16 | fp16 | fp32 | int4 | int8 | fp8 | mxfp4
   std::string weight_type = "bf16";
   // type of activations and of weights that are not quantised; empty: weight_type;  | bf16 | fp16 | fp32
