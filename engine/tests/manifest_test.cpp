@@ -195,6 +195,11 @@ TEST_F(ManifestTest, AnotherVersionOrNumberOfRanksIsRejected) {
   }
 }
 
+TEST_F(ManifestTest, AConfigOfAnotherVersionIsRejected) {
+  std::ofstream(dir_ / "config.ini", std::ios::app) << "layer_windows = sf\n";
+  EXPECT_NE(error().find("unknown setting 'layer_windows'"), std::string::npos) << error();
+}
+
 // Manifests with a quantised tensor, with any files: an invalid quantisation is rejected before the files are checked.
 class QuantisedManifestTest : public ManifestTest {
  protected:
