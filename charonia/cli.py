@@ -270,7 +270,10 @@ def quantize(
         str | None, typer.Option(help="awq, gptq, smoothquant or rtn; default: depends on the scheme.")
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Input features that share a scale; 0: all. Default: 128 for w4a16, otherwise 0.")
+        int | None,
+        typer.Option(
+            help="Input features that share a scale; 0: all. Default: 128 or what fits for w4a16, otherwise 0."
+        ),
     ] = None,
     calibration: CalibrationOption = None,
     samples: SamplesOption = 128,
