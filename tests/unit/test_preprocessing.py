@@ -706,6 +706,7 @@ def test_fingerprint_changes_exactly_with_what_changes_tokens(tmp_path: Path) ->
         now(CHARONIA_TOOL_CALL_PARSER="hermes"),
         now(CHARONIA_ENGINE_BUILD="b"),
         written(weights / "manifest.json", '{"weights": "b"}'),
+        written(weights / "manifest.json", '{"weights": "b", "layers": [{"window": 8}]}'),
         written(weights / "manifest.json", '{"files": {"a": {"sha256": "c"}}}'),
         written(weights / "config.ini", "[llama]\nweight_type = int4\n"),
         written(tokenizer / "tokenizer_config.json", "{}"),
