@@ -71,7 +71,8 @@ class FakeDevice {
   StepResult step(const Scheduler& scheduler, const StepPlan& plan, const std::map<SeqId, Voice>& voices) {
     StepResult result;
     for (const auto& [from, to, kind] : plan.block_copies) {
-      for (std::int32_t i = 0; i < block_len_; ++i) slot(kind, to, i) = slot(kind, from, i);
+      const auto k = static_cast<std::size_t>(kind);
+      for (std::int32_t i = 0; i < block_len_; ++i) slot(k, to, i) = slot(k, from, i);
     }
     std::set<const std::uint64_t*> computed;
     for (const auto& part : plan.seqs) {
@@ -101,7 +102,7 @@ class FakeDevice {
   // A step that was not launched or failed: the contents of its slots are undefined.
   void fail(const Scheduler& scheduler, const StepPlan& plan) {
     for (const auto& [from, to, kind] : plan.block_copies) {
-      for (std::int32_t i = 0; i < block_len_; ++i) slot(kind, to, i) = kSpoilt;
+      for (std::int32_t i = 0; i < block_len_; ++i) slot(static_cast<std::size_t>(kind), to, i) = kSpoilt;
     }
     for (const auto& part : plan.seqs) {
       for (std::int32_t i = 0; i < part.num_tokens; ++i) {
@@ -117,8 +118,8 @@ class FakeDevice {
     return token >= 0 ? token : last_rows_.at(static_cast<std::size_t>(-1 - token));
   }
 
-  std::uint64_t& slot(int kind, BlockId block, std::int32_t position) {
-    return slots_[static_cast<std::size_t>(kind)].at(static_cast<std::size_t>(block * block_len_ + position % block_len_));
+  std::uint64_t& slot(std::size_t kind, BlockId block, std::int32_t position) {
+    return slots_[kind].at(static_cast<std::size_t>(block * block_len_ + position % block_len_));
   }
 
   // The slots of a position that the part reads or writes: of each kind whose window contains the position.
@@ -128,7 +129,7 @@ class FakeDevice {
     for (std::size_t k = 0; k < windows_.size(); ++k) {
       const auto& range = scheduler.units(part.id)[k];
       if (position <= part.first_position - windows_[k]) continue;
-      out.push_back(&slot(static_cast<int>(k) + 1, range.units.at(static_cast<std::size_t>(block - range.first)), position));
+      out.push_back(&slot(k + 1, range.units.at(static_cast<std::size_t>(block - range.first)), position));
     }
     return out;
   }

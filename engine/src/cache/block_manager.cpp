@@ -85,8 +85,8 @@ std::uint64_t BlockManager::default_hash(std::uint64_t parent_id, std::uint64_t 
 BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_caching, Hash hash)
     : BlockManager(num_blocks, block_len, enable_prefix_caching, std::max(num_blocks, 1), nullptr, hash) {}
 
-BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_caching, int chunk, Commit commit, Hash hash,
-                           std::span<const UnitKind> kinds) {
+BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_caching, int chunk, Commit commit,
+                           Hash hash, std::span<const UnitKind> kinds) {
   if (num_blocks < 1 || block_len < 1) {
     broken(cat("a pool of ", num_blocks, " blocks of ", block_len, " tokens: both must be at least 1"));
   }
@@ -96,7 +96,9 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
     if (kind.window < 1 || kind.num_units < 1 || kind.chunk < 0) {
       broken(cat("a kind with window ", kind.window, ", ", kind.num_units, " units and chunk ", kind.chunk));
     }
-    if (kind.chunk > 0 && kind.chunk < kind.num_units && !kind.commit) broken("a kind that grows needs a commit function");
+    if (kind.chunk > 0 && kind.chunk < kind.num_units && !kind.commit) {
+      broken("a kind that grows needs a commit function");
+    }
   }
   impl_ = std::make_unique<Impl>(num_blocks, block_len, enable_prefix_caching, chunk, std::move(commit), hash, kinds);
 }
@@ -261,10 +263,12 @@ void BlockManager::unpin(std::span<const PrefixNode> nodes) {
   }
 }
 
-bool BlockManager::pins_exceed(double share) const {
-  return num_pinned() > share * num_blocks() || std::ranges::any_of(kinds(), [share](const Units& kind) {
-           return kind.num_pinned() > share * kind.num_units();
-         });
+int BlockManager::excess_pins(double share) const {
+  auto excess = num_pinned() - static_cast<int>(share * num_blocks());
+  for (const auto& kind : kinds()) {
+    excess = std::max(excess, kind.num_pinned() - static_cast<int>(share * kind.num_units()));
+  }
+  return excess;
 }
 
 void BlockManager::forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt) {

@@ -1,9 +1,10 @@
 // The pools of KV blocks and the prefix index. It handles integers only: block ids and token ids.
 // docs/cache_and_scheduler.md describes it together with the scheduler.
 //
-// A model has one or more kinds of cache. The layers of kind 0, *full*, read all earlier tokens, so a sequence needs a
-// block for every block_len tokens. The layers of each further kind read only a window of the last tokens. They have a
-// pool of their own, whose blocks are called *units*. A sequence releases the units before its window (UnitRange).
+// A model has one or more kinds of cache (base/cache_kind.h). The layers of kind 0, *full*, read all earlier tokens, so
+// a sequence needs a block for every block_len tokens. The layers of each further kind read only a window of the last
+// tokens. They have a pool of their own, whose blocks are called *units*. A sequence releases the units before its
+// window (UnitRange).
 //
 // A block is in exactly one state:
 //   Free    no sequence uses it, and its contents are undefined
@@ -130,14 +131,14 @@ class BlockManager {
   void retain_units(std::size_t kind, std::span<const BlockId> units);
 
   // Pins blocks for a session: a pinned block and its ancestors are evicted only when no other Cached block is left. An
-  // evicted block loses its pins, and nodes that have left the index are skipped. Pins are counted. Of the other kinds,
-  // the units in the window after the last node are pinned. unpin() removes the pins of one pin(), which had the same
-  // nodes. It throws Error(internal) if there are none.
+  // evicted block loses its pins, and nodes that have left the index are skipped. Pins are counted. pin() also
+  // pins the units of the other kinds that the token after the last node reads. unpin() removes the pins of one pin(),
+  // which had the same nodes. It throws Error(internal) if there are none.
   void pin(std::span<const PrefixNode> nodes);
   void unpin(std::span<const PrefixNode> nodes);
   int num_pinned() const;  // blocks that have pins of their own
-  // Whether more than this share of the blocks, or of the units of a kind, is pinned.
-  bool pins_exceed(double share) const;
+  // How many more blocks, or units of a kind, are pinned than this share of them; 0 or less if there are no more.
+  int excess_pins(double share) const;
 
   // Removes the first block of `tokens` and its descendants from the index, because their contents may be wrong. Cached
   // blocks become Free, Active blocks become Free when they are released.

@@ -104,7 +104,7 @@ void Engine::Impl::make_sessions() {
   }
   const runtime::SessionStore::Limits limits{
       .ttl_s = config.session_ttl_s,
-      .pinned_blocks = static_cast<int>(config.session_quota * blocks_->num_blocks()),
+      .pinned = config.session_quota,
       .max_sessions = config.max_sessions};
   sessions_ = std::make_unique<runtime::SessionStore>(limits, *blocks_, std::move(files));
   sessions_->restore(info.warnings);

@@ -16,7 +16,7 @@ int Scheduler::Impl::all_blocks() const {
   return all;
 }
 
-// Of a kind with a window, a sequence needs at least the units for one token.
+// A sequence needs at least the units for one token of each kind with a window.
 bool Scheduler::Impl::cannot_fit(const Seq& seq) const {
   const auto blocks = blocks_for(seq.num_tokens());
   return blocks > pool.num_blocks() || std::ranges::any_of(pool.kinds(), [blocks](const cache::Units& kind) {

@@ -46,7 +46,7 @@
 #include <span>
 #include <vector>
 
-#include "base/block_copy.h"
+#include "base/cache_kind.h"
 #include "cache/block_manager.h"
 #include "schedule/step_time.h"
 

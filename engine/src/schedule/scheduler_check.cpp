@@ -44,12 +44,14 @@ void check_units(const Seq& seq, const cache::BlockManager& pool, int token_budg
   require(seq.units.size() == kinds.size(), "sequence ", seq.id, " has units of ", seq.units.size(), " kinds");
   for (std::size_t k = 0; k < kinds.size(); ++k) {
     const auto& range = seq.units[k];
-    require(range.first == kinds[k].first_needed(seq.computed) &&
-                range.end() * pool.block_len() >= seq.computed + seq.planned,
+    // A sequence with children may still have the units for the last token of its prompt.
+    const bool begins = range.first == kinds[k].first_needed(seq.computed) ||
+                        (seq.computed == seq.prompt_tokens && range.first == kinds[k].first_needed(seq.computed - 1));
+    require(begins && range.end() * pool.block_len() >= seq.computed + seq.planned,
             "sequence ", seq.id, " has units for the blocks ", range.first, " to ", range.end(), " with ", seq.computed,
             " tokens computed and ", seq.planned, " planned");
-    require(std::ssize(range.units) <= kinds[k].most_for(token_budget), "sequence ", seq.id, " has ",
-            range.units.size(), " units, more than ", kinds[k].most_for(token_budget));
+    require(std::ssize(range.units) <= kinds[k].most_for(token_budget + 1), "sequence ", seq.id, " has ",
+            range.units.size(), " units, more than ", kinds[k].most_for(token_budget + 1));
   }
 }
 

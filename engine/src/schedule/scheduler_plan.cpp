@@ -119,8 +119,8 @@ bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& pla
   return true;
 }
 
-// Allocates blocks for all tokens of a decode, and units for its next token. If necessary, takes blocks of sequences after it, the last one first.
-// Returns false if
+// Allocates blocks for all tokens of a decode, and units for its next token. If necessary, takes blocks of sequences
+// after it, the last one first. Returns false if
 //   - there was no sequence after it, so it was preempted itself,
 //   - a sequence is ending: its blocks become free when its last token is resolved; until then there is no preemption,
 //   - or the pool does not have that many blocks.

@@ -40,8 +40,8 @@ bool Scheduler::Impl::allocate_next(Seq& seq) {
   return has_all || pool.allocate(std::max(missing, 0), seq.blocks, units_wanted, seq.units);
 }
 
-// Takes units for the next num_tokens tokens. Leaves the units in reserve, but takes the unit of the next token if there
-// is one. Returns how many of the tokens have their units.
+// Takes units for the next num_tokens tokens. Leaves the units in reserve, but takes the unit of the next token if it
+// can. Returns how many of the tokens have their units.
 std::int32_t Scheduler::Impl::extend_units(Seq& seq, std::int32_t num_tokens) {
   for (std::size_t k = 0; k < num_kinds(); ++k) {
     auto& range = seq.units[k];
@@ -57,10 +57,12 @@ std::int32_t Scheduler::Impl::extend_units(Seq& seq, std::int32_t num_tokens) {
   return num_tokens;
 }
 
+// Its children compute the last token of the prompt again, usually in the next step. They begin with its units.
 void Scheduler::Impl::release_units_before_windows(Seq& seq) {
+  const bool keeps_for_children = !seq.children.empty() && seq.computed == seq.prompt_tokens;
   for (std::size_t k = 0; k < num_kinds(); ++k) {
     auto& range = seq.units[k];
-    const auto first = pool.kinds()[k].first_needed(seq.computed);
+    const auto first = pool.kinds()[k].first_needed(seq.computed - static_cast<int>(keeps_for_children));
     if (first <= range.first) continue;
     const auto count = first - range.first;
     pool.release_units(k, std::span(range.units).first(static_cast<std::size_t>(count)));
