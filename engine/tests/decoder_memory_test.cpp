@@ -82,7 +82,7 @@ class DecoderMemory : public ::testing::Test {
                     static_cast<double>(ops.allocated + ops.biases - needs.activations),
                 share * needed)
         << model.more;
-    EXPECT_EQ(needs.kv_block, decoder.kv_layout(limits.block_len).block_bytes());
+    for (const auto kind : kCacheKinds) EXPECT_EQ(needs.kv_block[kind], decoder.kv_layout().block_bytes(kind));
   }
 
   std::filesystem::path dir_;

@@ -144,15 +144,6 @@ void Decoder::issue_experts(const Layer& layer, const ops::Tensor& delta, const 
                activation_memory_->as<std::byte>() + activations_.experts_scratch, shared);
 }
 
-ops::KvLayout Decoder::kv_layout(int block_len) const {
-  return {.num_layers = config_.num_layer,
-          .kv_heads = shard_.kv_heads,
-          .head_dim = config_.size_per_head,
-          .block_len = block_len,
-          .dtype = precision_.kv,
-          .quant_bits = limits_.kv_quant_bits};
-}
-
 ops::Tensor Decoder::view(const Activations::Part& part, std::int64_t rows) const {
   return {activation_memory_->as<std::byte>() + part.offset, part.dtype, rows, part.cols, part.cols};
 }

@@ -29,7 +29,7 @@ class Decoder {
   // Issues the step, from its token ids to its samples. ops.collect() returns the samples.
   void launch(const ops::StepInput& input);
 
-  ops::KvLayout kv_layout(int block_len) const;
+  ops::KvLayout kv_layout() const { return model::kv_layout(config_, shard_, precision_.kv, limits_); }
   std::int64_t weight_bytes() const { return weight_bytes_; }
   std::int64_t weight_bytes_per_step() const { return weight_bytes_per_step_; }  // bytes that a step of one token reads
 

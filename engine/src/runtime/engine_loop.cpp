@@ -105,7 +105,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   masks_.hand_over();
   const auto stride = static_cast<std::int64_t>(step.block_tables.size() / step.plan.seqs.size());
   executor_->launch({.ids = step.ids,
-                     .attention = {step.query_start, step.positions, step.block_tables, stride},
+                     .attention = {step.query_start, step.positions, {step.block_tables, step.block_tables}, stride},
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,

@@ -75,7 +75,7 @@ struct RankMemory {
   std::size_t activations = 0;
   std::size_t loaded_steps = 0;   // for steps, allocated with the weights: scratch memory for dequantised weights
   std::size_t steps = 0;          // for steps, allocated later: arrays, workspace, captured CUDA graphs
-  std::size_t kv_block = 0;       // one block in all layers
+  PerKind<std::size_t> kv_block{};  // one block of each kind, in all its layers
 
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps; }
 };
