@@ -68,8 +68,9 @@ ops::KvLayout kv_layout(const ModelConfig& config, const Shard& shard, DType dty
       .layers = {}, .block_len = limits.block_len, .dtype = dtype, .quant_bits = limits.kv_quant_bits, .window = 0};
   for (int i = 0; i < config.num_layer; ++i) {
     const int window = window_of(config, i);
-    out.window = std::max(out.window, window);
-    out.layers.push_back({.kind = window > 0 ? CacheKind::window : CacheKind::full,
+    const bool slides = window > 0 && window < limits.max_positions;  // otherwise it never frees a block
+    if (slides) out.window = std::max(out.window, window);
+    out.layers.push_back({.kind = slides ? CacheKind::window : CacheKind::full,
                           .kv_heads = shard.kv_heads,
                           .k_dim = config.size_per_head,
                           .v_dim = config.size_per_head});
