@@ -73,7 +73,7 @@ class DecoderMemory : public ::testing::Test {
     CountingOps ops(ops::make_cpu_ops(1));
     const model::WeightFiles files(dir_, 1);
     const auto& manifest = files.manifest();
-    const auto needs = runtime::rank_memory("cpu", runtime::rules_of(ops), settings.model, manifest,
+    const auto needs = runtime::rank_memory("cpu", model::rules_of(ops), settings.model, manifest,
                                             model::Shard(settings.model, manifest, 0), limits);
     const model::Decoder decoder(settings.model, files, ops, limits);
     const auto needed = static_cast<double>(needs.weights);

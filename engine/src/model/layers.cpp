@@ -106,6 +106,10 @@ DType data_type(const ModelConfig& config) {
   return weight_dtype(type);
 }
 
+ops::Activation activation_of(std::string_view name) {
+  return name == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
+}
+
 bool has_experts(const ModelConfig& config, int layer) {
   if (config.num_experts == 0) return false;
   return config.layer_experts.empty() || config.layer_experts[static_cast<std::size_t>(layer)] == 'm';

@@ -1,7 +1,5 @@
 #include "model/shard.h"
 
-#include <algorithm>
-
 #include "base/text.h"
 #include "model/layers.h"
 
@@ -61,21 +59,6 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
            " rows, its share of vocab_size = ", config.vocab_size);
   }
   logits = rank + 1 < ranks ? logits_share : last;
-}
-
-ops::KvLayout kv_layout(const ModelConfig& config, const Shard& shard, DType dtype, const ops::StepLimits& limits) {
-  ops::KvLayout out{
-      .layers = {}, .block_len = limits.block_len, .dtype = dtype, .quant_bits = limits.kv_quant_bits, .window = 0};
-  for (int i = 0; i < config.num_layer; ++i) {
-    const int window = window_of(config, i);
-    const bool slides = window > 0 && window < limits.max_positions;  // otherwise it never frees a block
-    if (slides) out.window = std::max(out.window, window);
-    out.layers.push_back({.kind = slides ? CacheKind::window : CacheKind::full,
-                          .kv_heads = shard.kv_heads,
-                          .k_dim = config.size_per_head,
-                          .v_dim = config.size_per_head});
-  }
-  return out;
 }
 
 ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight) {

@@ -8,7 +8,6 @@
 #include "charonia/config.h"
 #include "model/manifest.h"
 #include "ops/device.h"
-#include "ops/step.h"
 
 namespace charonia::model {
 
@@ -27,9 +26,6 @@ struct Shard {
   // add up to the model.
   Shard(const ModelConfig& config, const Manifest& manifest, int rank);
 };
-
-// The KV cache of one rank.
-ops::KvLayout kv_layout(const ModelConfig& config, const Shard& shard, DType dtype, const ops::StepLimits& limits);
 
 // The shape of one rank's experts of a layer.
 ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight);

@@ -33,7 +33,7 @@ struct Executor::Rank {
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
-    const auto needs = rank_memory(ops->device(), rules_of(*ops), model, manifest, shard, limits);
+    const auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
     step_bytes = needs.steps;
     const auto free = ops->free_memory();
     left = free - std::min(free, needs.all_but_cache());

@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "charonia/engine.h"
 #include "charonia/error.h"
-#include "model/activations.h"
+#include "model/decoder_plan.h"
 #include "model/layers.h"
 #include "model/rope.h"
 #include "model/weights.h"
@@ -182,14 +182,7 @@ ops::StepLimits step_limits(const EngineConfig& config) {
           .kv_quant_bits = config.quant_policy};
 }
 
-DeviceRules rules_of(const ops::Device& device) {
-  return {[&device](DType weight) { return device.precision(weight); },
-          [&device](const ops::ExpertsShape& shape, std::int64_t rows) {
-            return device.experts_scratch_bytes(shape, rows);
-          }};
-}
-
-DeviceRules rules_of(std::string_view device) {
+model::DeviceRules rules_of(std::string_view device) {
   if (device == "cuda") {
     return {ops::cuda_precision, [](const ops::ExpertsShape& shape, std::int64_t rows) {
               return cuda::ExpertsWorkspace(shape, rows).bytes;
@@ -200,7 +193,7 @@ DeviceRules rules_of(std::string_view device) {
           [cpu](const ops::ExpertsShape& shape, std::int64_t rows) { return cpu->experts_scratch_bytes(shape, rows); }};
 }
 
-RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const ModelConfig& model,
+RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits) {
   const auto precision = rules.precision(model::data_type(model));
   auto elements = manifest.elements(shard.rank);
@@ -213,24 +206,20 @@ RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const 
   auto floats = static_cast<std::size_t>(elements.vectors);
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
-  const auto scratch =
-      shard.expert_inter > 0
-          ? rules.experts_scratch_bytes(model::experts_shape(model, shard, precision.weight), limits.max_rows)
-          : 0;
+  const model::DecoderPlan plan(model, shard, rules, limits);
   RankMemory out;
   if (device != "null") {  // the null device keeps no weights
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +
                   static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
                   model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
   }
-  out.activations = model::Activations(model, shard, precision, limits, scratch).bytes;
+  out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = elements.quantised_bytes > 0 ? cuda::kDequantisedBytes : 0;
     out.steps = cuda_step_bytes(model, shard, limits);
   }
-  const auto layout = model::kv_layout(model, shard, precision.kv, limits);
-  for (const auto kind : kCacheKinds) out.kv_block[kind] = layout.block_bytes(kind);
-  out.window = layout.window;
+  for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
+  out.window = plan.kv_layout.window;
   return out;
 }
 
