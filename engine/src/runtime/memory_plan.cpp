@@ -78,8 +78,8 @@ std::int64_t blocks_of(const EngineConfig& config, int tokens) {
   return (std::int64_t{tokens} + config.cache_block_seq_len - 1) / config.cache_block_seq_len;
 }
 
-// Whether the default of a CPU is in force. Other programs need the memory too: it is the blocks of max_batch_size short
-// chats, or of one sequence of full length.
+// Whether the cache has the default size of a CPU: the blocks of max_batch_size short chats, or of one sequence of full
+// length, because other programs need the memory too.
 bool is_for_short_chats(const EngineConfig& config) {
   return config.device == "cpu" && config.cache_users == 0 && config.cache_size.empty() &&
          config.cache_max_entry_count == 0;
@@ -88,7 +88,7 @@ std::int64_t blocks_of_short_chats(const EngineConfig& config) {
   return config.max_batch_size * std::min(blocks_of(config, kShortChatTokens), blocks_of(config, config.session_len));
 }
 
-// The length of the sequences for which the cache of a model with windows is divided.
+// The assumed length of sequences. The cache of a model with windows is divided for them.
 int tokens_of_sequence(const EngineConfig& config, int window) {
   constexpr int kWindows = 4;
   auto tokens = static_cast<std::int64_t>(kWindows) * window;
@@ -161,7 +161,8 @@ CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memo
   // A share of the free memory, but at most the blocks of max_batch_size sequences of full length.
   const auto sequence = blocks_of(config, config.session_len);
   const auto most = is_for_short_chats(config) ? blocks_of_short_chats(config) : config.max_batch_size * sequence;
-  const auto share = most_blocks(config, memory, static_cast<std::size_t>(entry * static_cast<double>(memory.free_bytes)));
+  const auto bytes = static_cast<std::size_t>(entry * static_cast<double>(memory.free_bytes));
+  const auto share = most_blocks(config, memory, bytes);
   return {std::min(share, std::max(most, sequence)), setting,
           cat("Lower cache_block_seq_len (now ", block_len, ")")};
 }

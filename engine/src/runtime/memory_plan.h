@@ -85,12 +85,10 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
 
 //
 // A model with windows has window blocks next to its full blocks: at most one for each full block, and enough for the
-// windows of the sequences that the full blocks hold, and for one step. These sequences are assumed to have
-// cache_user_tokens each. If this is not set, they have
-//   - session_len with cache_users,
-//   - the length for which a CPU's default cache is sized,
-//   - four windows otherwise: the cache then holds more long sequences than with a window block for each full block, and
-//     fewer short ones.
+// windows of the sequences that the full blocks hold, and for one step. The assumed length of these sequences is
+// cache_user_tokens. If this is not set, the length is session_len with cache_users, the length of a CPU's default, or
+// four windows. With four windows, the cache holds more long sequences than with a window block for each full block, and
+// fewer short ones.
 
 struct CacheMemory {
   PerKind<std::size_t> block_bytes{};  // one block of each kind, in all its layers

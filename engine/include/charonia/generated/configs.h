@@ -29,8 +29,8 @@ struct EngineConfig {
   std::string cache_size;
   // KV block memory for this many simultaneous sequences of cache_user_tokens; overrides cache_size; 0: not set; >= 0
   int cache_users = 0;
-  // tokens of each sequence of cache_users; 0: session_len. Without cache_users: the length of sequences for which the
-  // cache of a model with sliding windows is divided; 0: four windows; >= 0
+  // tokens of each sequence of cache_users; 0: session_len. Without cache_users: the assumed length of sequences, by
+  // which the cache of a model with sliding windows is divided; 0: four windows; >= 0
   int cache_user_tokens = 0;
   // reuse the KV blocks of equal prompt prefixes (results do not change)
   bool enable_prefix_caching = true;
