@@ -85,9 +85,10 @@ TEST_P(EngineWindowTest, ATurnOfASessionFindsItsWindow) {
     next.continuation_ids = prompt(15, turn);
     history.insert(history.end(), next.continuation_ids.begin(), next.continuation_ids.end());
     Collector out(*one, next);
-    EXPECT_EQ(out.tokens(), tokens_of(*expected, request(history, 10)));
+    const auto got = out.tokens();
+    EXPECT_EQ(got, tokens_of(*expected, request(history, 10)));
     EXPECT_EQ(out.last().num_cached_tokens > 0, turn > 0);
-    history.insert(history.end(), out.tokens().begin(), out.tokens().end());
+    history.insert(history.end(), got.begin(), got.end());
     one->check_integrity();
   }
 }
