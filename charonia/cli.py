@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from charonia import __version__, disk
-from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
+from charonia.api.options import ApiKeyOption, DtypeOption, ModelArgument, TlsCaOption, with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
@@ -28,7 +28,6 @@ app = typer.Typer(
     cls=HintingGroup,
     help="Converts, runs and measures large language models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables would truncate option names at 80 columns
 )
@@ -121,7 +120,12 @@ def check(workspace: Annotated[Path, typer.Argument(help="A workspace.", metavar
 @app.command()
 @with_engine_options(environment=True)
 def chat(
-    model: ModelArgument,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A workspace, a Hugging Face folder or a hub id (MODEL; default: the demo model).", metavar="[MODEL]"
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="A system message at the start.")] = None,
     enter_sends: Annotated[
         bool, typer.Option("--enter-sends", help="A single Enter sends (default: an empty line sends).")
@@ -144,6 +148,9 @@ def chat(
     from charonia.api.engine import Engine
     from charonia.api.results import SamplingParams
     from charonia.chat import run
+    from charonia.serve.model import model_or_default
+    from charonia.serve.models import asked_for
+    from charonia.settings import read_settings
     from charonia.text.tokenizer import replace_chat_template
 
     sampling = SamplingParams(
@@ -156,7 +163,8 @@ def chat(
     )
     # A chat runs one sequence at a time, so a batch of two is enough.
     chosen = {"max_batch_size": 2, "stream_interval_ms": 0, **(settings or {})}
-    with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
+    named = model_or_default(model or asked_for(read_settings())[0][1])
+    with Engine.from_pretrained(named, dtype=dtype, show_progress=True, **chosen) as engine:
         if chat_template is not None:
             replace_chat_template(engine.tokenizer, chat_template)
         run(engine, sampling, system=system, enter_sends=enter_sends)
@@ -328,12 +336,8 @@ def calibrate(
 def replay(
     file: Annotated[Path, typer.Argument(help="A log of requests: CHARONIA_GATEWAY_LOG_REQUESTS.", metavar="FILE")],
     url: Annotated[str | None, typer.Option(help="The gateway [charonia serve on this machine].")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="API key of the gateway.")
-    ] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="PEM file: the authorities of the gateway's certificate [public ones].")
-    ] = None,
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 8,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -355,6 +359,20 @@ def replay(
     else:
         show(outcomes)
     if found["broken"] or found["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor() -> None:
+    """Check whether this machine can serve: Python, Triton, GPU, memory, disk, ports. Each problem has a remedy.
+
+    Exit code 1 if there is a problem."""
+    from charonia.doctor import examine, show
+    from charonia.settings import read_settings
+
+    findings = list(examine(read_settings()))
+    show(findings)
+    if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)
 
 

@@ -185,7 +185,10 @@ class AnswerGuides:
                 )
         if reasoning is not None and is_open(before, reasoning):
             problem = "the chat template begins a response with reasoning, but a begun message is text after it"
-            remedy = 'send chat_template_kwargs = {"enable_thinking": false} if the template has it, or omit the field'
+            remedy = (
+                "end the conversation with the user's message, or turn reasoning off if the chat template allows it "
+            )
+            remedy += '(chat_template_kwargs = {"enable_thinking": false})'
             raise PromptError(field, problem, remedy)
 
     def _with_calls(

@@ -450,7 +450,7 @@ def _begun_answer(messages: Sequence[Message], *, interactive: bool) -> str:
     """Return the text of the last message, an unfinished response."""
     field, last = "continue_final_message", messages[-1]
     if interactive:
-        remedy = "send the whole conversation, without interactive"
+        remedy = "leave one of continue_final_message and interactive out"
         raise PromptError(field, "a session continues after complete responses only", remedy)
     if last["role"] != "assistant" or len(messages) < 2:
         raise PromptError(
@@ -954,7 +954,7 @@ def _cannot_continue(what: str) -> PromptError:
     return PromptError(
         "messages",
         f"the model's chat template {what}, so a session cannot continue with only the new messages",
-        "send the whole conversation, without interactive",
+        "send the whole conversation, without interactive (over REST: without session_id)",
     )
 
 

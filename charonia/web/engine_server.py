@@ -125,6 +125,8 @@ class EngineServer:
     ) -> AsyncGenerator[GenerateResponse, None]:
         request_id = request_id or str(uuid.uuid4())
         await self.check()
+        if progress:
+            progress.identify(await self.model_info())
         running = self._active[request_id] = _Running(request.session_id)
         deadline = None
         if timeout_s is not None:
@@ -147,11 +149,14 @@ class EngineServer:
                         self._over = str(error)
                     raise _to_client(error)
                 left -= bool(result.finish_reason)
-                response = self._response(request, made, result, first=result.index not in echoed)
+                only_progress = result.num_computed_tokens > 0
+                first = result.index not in echoed and not only_progress
+                response = self._response(request, made, result, first=first)
                 if parser:
                     parser.parse(response, in_reasoning=made.in_reasoning)
                 yield response
-                echoed.add(result.index)
+                if not only_progress:
+                    echoed.add(result.index)
         finally:
             if deadline:
                 deadline.cancel()
@@ -196,6 +201,7 @@ class EngineServer:
             owner=request.owner or "",
             stop_until=made.stop_until,
             fit_max_tokens=bool(request.fit_max_tokens),
+            prompt_progress=bool(request.prompt_progress),
             callback=deliver,
         )
 
@@ -216,6 +222,7 @@ class EngineServer:
             index=result.index,
             cum_logprob=result.cumulative_logprob,
             num_session_tokens=result.num_session_tokens,
+            num_computed_tokens=result.num_computed_tokens,
         )
         if request.logprobs is not None:
             response.logprobs = tuple(result.logprobs)

@@ -221,6 +221,8 @@ class GenerateResponse:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     num_reasoning_tokens: int = 0  # part of num_output_tokens
     num_session_tokens: int = 0  # part of num_input_tokens: the session's history
+    # With prompt_progress, in parts without tokens: part of num_input_tokens, computed or from the cache.
+    num_computed_tokens: int = 0
     stop_word: str | None = None  # with name_stop_word, on the last part: the stop word that ended the response, if any
     # With prompt_logprobs, on the first part of response 0: prompt_ids, prompt_tokens and prompt_special have an entry
     # for each token of the prompt. The other fields have an entry for each token from the second on.

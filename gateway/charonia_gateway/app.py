@@ -244,5 +244,5 @@ def create_app(
     app.add_exception_handler(CharoniaError, handle_engine_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
-    complete_schema(app, settings.model_name, parts.is_open)
+    complete_schema(app, settings.model_names[0], parts.is_open)
     return app

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from charonia_client import GenerateRequest, GenerateResponse
+from charonia_client.turns import Turns
 from fastapi import Depends, Request
 
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields, parse, read_body
@@ -17,7 +18,7 @@ from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError
 from charonia_gateway.logprobs import MAX_ENTRIES
 from charonia_gateway.metrics import Metrics
-from charonia_gateway.record import REQUEST_ID_HEADER, current_key, current_record, record_of
+from charonia_gateway.record import REQUEST_ID_HEADER, current_key, current_owner, current_record, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import CountTokensRequest
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
@@ -44,17 +45,26 @@ class Gateway:
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
+    # Python runs one thread at a time. With several large bodies the event loop would wait for each of them.
+    parsing: Turns = field(default_factory=lambda: Turns(1))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """All names that clients may use, each with the model's own name."""
+        own = list(self.engines)
+        return {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
 
     def allowed_models(self) -> list[str]:
-        """The models that the request's key may use."""
-        key = current_key()
-        return [name for name in self.engines if key is None or key.allows_model(name)]
+        """The names that the request's key may use."""
+        key, names = current_key(), self.names
+        return [name for name in names if key is None or key.allows_model(name) or key.allows_model(names[name])]
 
     def engine_of(self, model: str | None) -> Engine:
         """The engine of a model, by name; None: the default model. Raises ApiError 404 for an unknown model, 403 for a
         model that the request's key may not use."""
-        name = self.settings.model_name if model is None else model
-        if name not in self.engines:
+        names = self.names
+        name = next(iter(names)) if model is None else model
+        if name not in names:
             shown = name[:_MAX_MODEL_CHARACTERS]
             there = ", ".join(map(repr, self.allowed_models())) or "no model that this key may use"
             raise ApiError(
@@ -64,7 +74,7 @@ class Gateway:
                 code="model_not_found",
             )
         key = current_key()
-        if key and not key.allows_model(name):
+        if key and not (key.allows_model(name) or key.allows_model(names[name])):
             raise ApiError(
                 403,
                 f"the key {key.name!r} may not use the model {name!r}: it may use {', '.join(key.models or ())}",
@@ -72,13 +82,16 @@ class Gateway:
                 param="model",
                 code="model_not_allowed",
             )
-        return self.engines[name]
+        return self.engines[names[name]]
 
     async def read(self, request: Request, model: type[Body]) -> Body:
         """Read and check the body of a request for text or tokens. Raises ApiError 400, 403, 404, 413 or 415."""
         raw = await read_body(request, self.settings.max_body_bytes)
-        # A megabyte takes up to half a second. Other requests go on meanwhile.
-        body = parse(model, raw) if len(raw) <= _SMALL_BODY else await asyncio.to_thread(parse, model, raw)
+        if len(raw) <= _SMALL_BODY:
+            body = parse(model, raw)
+        else:
+            async with self.parsing.turn(current_owner() or ""):
+                body = await asyncio.to_thread(parse, model, raw)
         record = record_of(request.scope)
         record.operation = body.operation
         record.names = {} if isinstance(body, TokenizeBody | DetokenizeBody) else body.engine_names

@@ -119,6 +119,9 @@ def test_a_chat_template_of_serve_is_a_file_and_for_one_model(model: Path, tmp_p
         prepared(Path("/nothing"))
     (tmp_path / "given.jinja").write_text("x")
     prepared(tmp_path / "given.jinja")
+    (tmp_path / "bad.jinja").write_text("{% if %}")
+    with pytest.raises(ModelError, match=r"bad.jinja is not valid Jinja"):
+        prepared(tmp_path / "bad.jinja")
     with pytest.raises(ServeError, match=r"is for one model, and 2 were named: convert a model with charonia convert"):
         prepared(tmp_path / "given.jinja", more_models=f"second={model}")
 

@@ -238,7 +238,9 @@ def test_of_unknown_fields_nothing_large_is_kept(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("fields", "fits"),
     [
-        ({"z": [[]] * (MAX_VALUES // 3)}, True),
+        ({"z": [[]] * (MAX_VALUES // 6)}, True),
+        ({"z": [1] * (MAX_VALUES - 100)}, True),
+        ({"z": {str(key): 1 for key in range(MAX_VALUES // 4)}}, False),
         ({"z": [[]] * MAX_VALUES}, False),
         ({"z": [{}] * MAX_VALUES}, False),
         ({"z": [""] * (2 * MAX_VALUES)}, False),

@@ -87,7 +87,8 @@ class Sampling(BaseModel):
         None,
         ge=-(2**63),
         le=_UINT64,
-        description="the same request with the same seed returns the same response; -1: random",
+        description="the same request with the same seed returns the same response; -1: random; other negative "
+        "numbers are seeds",
     )
     presence_penalty: float | None = Field(
         None, ge=-2, le=2, description="makes tokens that were generated less likely; 0 has no effect"
@@ -277,6 +278,9 @@ class ChatRequest(Sampling):
     add_generation_prompt: bool | None = Field(None, description=ADD_GENERATION_PROMPT)
     continue_final_message: bool | None = Field(None, description=CONTINUE_FINAL_MESSAGE)
     chat_template: ChatTemplate = None
+    return_progress: bool | None = Field(
+        None, description="in a stream, report how much of a long prompt is computed, in `prompt_progress`"
+    )
     renew_session: bool | None = Field(None, description="first delete the history of session_id")
 
     @model_validator(mode="after")
@@ -328,6 +332,7 @@ class ChatRequest(Sampling):
             parallel_tool_calls=self.parallel_tool_calls if tools else None,
             chat_template_kwargs=self.template_variables(),
             continue_final_message=bool(self.continue_final_message),
+            prompt_progress=True if self.return_progress and self.stream else None,
             parsed=True if tools or reasons else None,
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
