@@ -102,6 +102,7 @@ def test_the_plan_of_a_model_with_windows_is_what_the_engine_has(tmp_path: Path)
     assert (made.window, made.num_blocks, made.num_window_blocks) == (128, 2 * 128, 2 * 9 + 5)
     assert made.kv_block_bytes == 0, "all layers have a window"
     assert made.most_users(2048) == 2
+    assert make_plan(tmp_path / "m", {**settings, "session_len": 128}).window == 0, "the window frees nothing"
     with Engine.from_pretrained(tmp_path / "m", **settings) as engine:
         assert (engine.info.num_blocks, engine.info.num_window_blocks) == (256, 23)
         assert engine.info.kv_cache_bytes == made.kv_cache_bytes == 23 * made.kv_window_block_bytes
