@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -368,13 +367,6 @@ def test_a_target_that_cannot_be_written_is_named(
         convert(model, tmp_path / "w")
 
 
-def test_many_end_ids_are_joined_in_linear_time(model: Path) -> None:
-    ids = list(range(200_000))
-    edit_config(model, eos_token_id=ids)
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, *ids[::-1]]}))
-    assert read_config(model).config.end_id == (7, *(one for one in ids[::-1] if one != 7))
-
-
 def test_an_end_token_that_the_model_cannot_generate_is_left_out(model: Path, tmp_path: Path) -> None:
     edit_config(model, eos_token_id=2)
     size = json.loads((model / "config.json").read_text())["vocab_size"]
@@ -613,19 +605,6 @@ def test_what_is_served_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> 
     assert workspace.read_manifest(two / workspace.WEIGHTS).ranks == 2
     assert prepare(str(two), tmp_path, {}) == two
     assert answers(two)[0] == answers(one)[0]
-
-
-def test_a_start_whose_workspace_is_there_imports_no_numpy(model: Path, tmp_path: Path) -> None:
-    linked = prepare(str(model), tmp_path, {})
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from charonia.serve.model import prepare\n"
-        "print(*(prepare(named, Path(sys.argv[1]), {}) for named in sys.argv[2:]), 'numpy' in sys.modules)\n"
-    )
-    arguments = [sys.executable, "-c", code, str(tmp_path), str(model), str(linked)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(linked), str(linked), "False"]
 
 
 def test_who_starts_at_the_same_time_takes_the_workspace_that_the_first_one_makes(

@@ -203,6 +203,16 @@ async def test_the_bound_of_log_probabilities_counts_all_prompts_of_a_request(mo
     assert statuses == [200, 400]
 
 
+@pytest.mark.parametrize(
+    ("formats", "accepts"), [({}, None), ({"tool_calls": None}, False), ({"tool_calls": "hermes"}, True)]
+)
+async def test_a_model_says_whether_it_accepts_tools(formats: dict[str, Any], accepts: bool | None) -> None:
+    async with gateway() as (web, server):
+        server.formats = formats
+        (listed,) = (await web.get("/v1/models")).json()["data"]
+        assert listed["accepts_tools"] is accepts
+
+
 async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:
     settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
     sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
