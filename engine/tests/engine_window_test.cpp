@@ -9,16 +9,16 @@ using testing::Collector;
 using testing::request;
 using testing::tokens_of;
 
-// Parameters: layer_windows, quant_policy, and whether the device computes asynchronously.
+// Parameters: the windows of the layers, quant_policy, and whether the device computes asynchronously.
 class EngineWindowTest : public testing::EngineFixtureBase,
-                         public ::testing::WithParamInterface<std::tuple<std::string, std::string, bool>> {
+                         public ::testing::WithParamInterface<std::tuple<std::vector<int>, std::string, bool>> {
  protected:
   void SetUp() override {
     EngineFixtureBase::SetUp();
     wrap_devices(std::get<2>(GetParam()));
     testing::TinyModel model;
     model.layers = 3;
-    model.more = "sliding_window = 8\nlayer_windows = " + std::get<0>(GetParam()) + "\n";
+    model.windows = std::get<0>(GetParam());
     write_tiny_workspace(weights(), model);
   }
   std::unique_ptr<Engine> reference() const {
@@ -44,8 +44,8 @@ class EngineWindowTest : public testing::EngineFixtureBase,
   }
 };
 INSTANTIATE_TEST_SUITE_P(Models, EngineWindowTest,
-                         ::testing::Combine(::testing::Values("sfs", "sss"), ::testing::Values("0", "8"),
-                                            ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(std::vector{8, 0}, std::vector{8}, std::vector{0, 5, 8}),
+                                            ::testing::Values("0", "8"), ::testing::Bool()));
 
 TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
   const auto expected = reference(), one = tight();
