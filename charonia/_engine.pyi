@@ -130,6 +130,7 @@ class EngineInfo:
     weight_bytes_per_step: int
     kv_cache_bytes: int
     num_blocks: int
+    num_window_blocks: int
     warnings: list[str]
     kernel_report: list[str]  # which kernels operations go to, as chosen at start; empty on the CPU
 

@@ -49,13 +49,16 @@ class Plan:
     weight_bytes: int
     activation_bytes: int  # includes other memory that steps need
     kv_token_bytes: int
-    kv_block_bytes: int
+    kv_block_bytes: int  # of the layers without a window
     free_bytes: int  # measured, or as given by the user
     num_blocks: int
     cache_block_seq_len: int
     session_len: int
     max_batch_size: int  # the value used for the plan; token_budget too
     token_budget: int
+    window: int = 0  # tokens that the layers with a window read; 0: there are none, and no window blocks
+    kv_window_block_bytes: int = 0
+    num_window_blocks: int = 0
     warnings: list[str] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
 
@@ -63,13 +66,34 @@ class Plan:
         """Return the number of blocks of a sequence with `tokens` tokens."""
         return -(-tokens // self.cache_block_seq_len)
 
+    def window_blocks(self, tokens: int) -> int:
+        """Return how many window blocks a sequence with `tokens` tokens needs while it generates; 0 without windows."""
+        return min(self.blocks(tokens), self.blocks(self.window - 1) + 1) if self.window else 0
+
+    def spell_blocks(self, full: int, window: int) -> str:
+        """Format numbers of blocks with their size."""
+        size = spell_bytes(full * self.kv_block_bytes + window * self.kv_window_block_bytes)
+        return f"{full} KV blocks and {window} window blocks ({size})" if self.window else f"{full} KV blocks ({size})"
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Return the size of all blocks."""
+        return self.num_blocks * self.kv_block_bytes + self.num_window_blocks * self.kv_window_block_bytes
+
     def most_users(self, context: int) -> int:
         """Return how many sequences of `context` tokens fit together; 0 for a context beyond session_len."""
-        return self.num_blocks // self.blocks(context) if context <= self.session_len else 0
+        if context > self.session_len:
+            return 0
+        users = self.num_blocks // self.blocks(context)
+        return min(users, self.num_window_blocks // self.window_blocks(context)) if self.window else users
 
     def longest_context(self, users: int) -> int:
         """Return how many tokens each of `users` sequences may have if all run together."""
-        return min(self.session_len, self.num_blocks // users * self.cache_block_seq_len)
+        blocks = self.num_blocks // users
+        windows = self.num_window_blocks // users
+        if self.window and windows < self.window_blocks(self.session_len):
+            blocks = min(blocks, windows)
+        return min(self.session_len, blocks * self.cache_block_seq_len)
 
     def contexts(self) -> list[int]:
         """Return 2k, 8k, 32k ... up to session_len."""
@@ -97,14 +121,13 @@ class Plan:
                 f"{users} users are more than max_batch_size = {self.max_batch_size} sequences at once: raise it with "
                 f"--max-batch-size {users}"
             )
-        needed = users * self.blocks(context)
-        if needed <= self.num_blocks:
+        if users <= self.most_users(context):
             return None
+        needed = self.spell_blocks(users * self.blocks(context), users * self.window_blocks(context))
         return (
-            f"{users} users with {context} tokens each need {needed} KV blocks "
-            f"({spell_bytes(needed * self.kv_block_bytes)}), but there are {self.num_blocks} "
-            f"({spell_bytes(self.num_blocks * self.kv_block_bytes)}): {self.most_users(context)} users with {context} "
-            f"tokens fit, or {users} with {self.longest_context(users)}"
+            f"{users} users with {context} tokens each need {needed}, but there are "
+            f"{self.spell_blocks(self.num_blocks, self.num_window_blocks)}: {self.most_users(context)} users with "
+            f"{context} tokens fit, or {users} with {self.longest_context(users)}"
         )
 
     def answers(self, users: int | None, context: int | None) -> dict[str, Any]:
@@ -114,7 +137,7 @@ class Plan:
         refusal = self.refusal(users, context)
         return {
             **asdict(self),
-            "kv_cache_bytes": self.num_blocks * self.kv_block_bytes,
+            "kv_cache_bytes": self.kv_cache_bytes,
             "most_users": [{"context": length, "users": self.most_users(length)} for length in contexts],
             "longest_context": [{"users": count, "context": self.longest_context(count)} for count in counts],
             "fits": refusal is None,
@@ -204,14 +227,19 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     memory = Table(title=f"{plan.model_name} ({plan.weight_type}) on {plan.device}{ranks}", title_justify="left")
     memory.add_column("memory")
     memory.add_column("size", justify="right")
-    for name, size in (
+    rows = [
         ("weights", plan.weight_bytes),
         ("activations and steps", plan.activation_bytes),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
         ("free", plan.free_bytes),
-        (f"KV cache of {plan.num_blocks} blocks", plan.num_blocks * plan.kv_block_bytes),
-    ):
+        (f"KV cache of {plan.num_blocks} blocks", plan.kv_cache_bytes),
+    ]
+    if plan.window:
+        window_block = f"window block: {plan.cache_block_seq_len} of the last {plan.window} tokens"
+        rows[4:4] = [(window_block, plan.kv_window_block_bytes)]
+        rows[-1] = (f"KV cache of {plan.num_blocks} and {plan.num_window_blocks} window blocks", plan.kv_cache_bytes)
+    for name, size in rows:
         memory.add_row(name, spell_bytes(size))
     console.print(memory)
     console.print(
@@ -243,10 +271,12 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
         for table in ([fits] if not users else []) + ([longest] if not context else []):
             console.print(table)
     elif plan.refusal(users, context) is None:
-        needed = users * plan.blocks(context)
+        full, windows = users * plan.blocks(context), users * plan.window_blocks(context)
+        of_windows = f" and {windows} of {plan.num_window_blocks} window blocks" if plan.window else ""
+        needed = spell_bytes(full * plan.kv_block_bytes + windows * plan.kv_window_block_bytes)
         console.print(
-            f"{users} users with {context} tokens each fit: they need {needed} of {plan.num_blocks} blocks "
-            f"({spell_bytes(needed * plan.kv_block_bytes)}).",
+            f"{users} users with {context} tokens each fit: they need {full} of {plan.num_blocks} blocks{of_windows} "
+            f"({needed}).",
             highlight=False,
         )
 

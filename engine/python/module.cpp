@@ -330,6 +330,9 @@ void bind_plan(py::module_& m) {
         out["activation_bytes"] = plan.activation_bytes;
         out["kv_token_bytes"] = plan.kv_token_bytes;
         out["kv_block_bytes"] = plan.kv_block_bytes;
+        out["kv_window_block_bytes"] = plan.kv_window_block_bytes;
+        out["window"] = plan.window;
+        out["num_window_blocks"] = plan.num_window_blocks;
         out["free_bytes"] = plan.free_bytes;
         out["num_blocks"] = plan.num_blocks;
         out["cache_block_seq_len"] = plan.config.cache_block_seq_len;
@@ -416,6 +419,7 @@ void bind_info(py::module_& m) {
       .def_readonly("weight_bytes_per_step", &EngineInfo::weight_bytes_per_step)
       .def_readonly("kv_cache_bytes", &EngineInfo::kv_cache_bytes)
       .def_readonly("num_blocks", &EngineInfo::num_blocks)
+      .def_readonly("num_window_blocks", &EngineInfo::num_window_blocks)
       .def_readonly("warnings", &EngineInfo::warnings)
       .def_readonly("kernel_report", &EngineInfo::kernel_report)
       .def("__repr__", [](const EngineInfo& info) {

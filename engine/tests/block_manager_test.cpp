@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
 
+#include "cache/units.h"
 #include "charonia/error.h"
 
 namespace charonia::cache {
@@ -17,12 +19,67 @@ struct Shape {
   // chunk 0: all blocks have memory. memory: the number of blocks that fit into memory.
   int num_blocks, block_len, chunk, memory;
   bool bad_hash, prefixes = true;
+  std::vector<UnitKind> kinds = {};
 };
 
 // All contents collide, except for one bit.
 std::uint64_t bad_hash(std::uint64_t, std::uint64_t, std::span<const TokenId> tokens) {
   return static_cast<std::uint64_t>(tokens.front() & 1);
 }
+
+// One kind after kind 0: the node of each unit, found by its unique id.
+struct ReferenceKind {
+  struct Unit {
+    std::uint64_t node = 0;  // 0: not in the tree
+    int use = 0;
+    std::uint64_t last_used = 0;
+  };
+
+  UnitKind kind;
+  std::vector<Unit> units;
+  std::map<std::uint64_t, int> pins;  // by node
+  std::uint64_t clock = 0;
+
+  int count(bool active) const {
+    return static_cast<int>(
+        std::ranges::count_if(units, [&](const Unit& u) { return active ? u.use > 0 : u.use == 0 && u.node != 0; }));
+  }
+  int free() const { return static_cast<int>(units.size()) - count(true) - count(false); }
+  Unit& at(BlockId id) { return units.at(static_cast<std::size_t>(id)); }
+  BlockId of_node(std::uint64_t node) const {
+    const auto found = std::ranges::find(units, node, &Unit::node);
+    return found == units.end() ? -1 : static_cast<BlockId>(found - units.begin());
+  }
+  void release(BlockId id) {
+    if (--at(id).use == 0) at(id).last_used = ++clock;
+  }
+  void drop(std::uint64_t node) {
+    pins.erase(node);
+    for (auto& unit : units) {
+      if (unit.node == node) unit.node = 0;
+    }
+  }
+  // Evicts if no unit is free. Returns whether the pool may have given this unit.
+  bool take(BlockId id) {
+    if (free() == 0) {
+      Unit* first = nullptr;
+      const auto key = [this](const Unit& unit) { return std::pair(pins.contains(unit.node), unit.last_used); };
+      for (auto& unit : units) {
+        if (unit.use == 0 && unit.node != 0 && (first == nullptr || key(unit) < key(*first))) first = &unit;
+      }
+      first->node = 0;
+    }
+    if (at(id).use != 0 || at(id).node != 0) return false;
+    at(id).use = 1;
+    return true;
+  }
+  std::int32_t first_needed(int block_len, std::size_t depth) const {
+    const int computed = static_cast<int>(depth) * block_len;
+    int first = 0;  // the block of the first token that a query at position `computed` reads
+    while ((first + 1) * block_len <= computed - kind.window + 1) ++first;
+    return first;
+  }
+};
 
 class Reference {
  public:
@@ -38,7 +95,13 @@ class Reference {
       : shape_(shape),
         total_(shape.num_blocks),
         committed_(shape.chunk == 0 ? shape.num_blocks : std::min(shape.chunk, shape.num_blocks)),
-        nodes_(static_cast<std::size_t>(shape.num_blocks)) {}
+        nodes_(static_cast<std::size_t>(shape.num_blocks)) {
+    for (const auto& kind : shape.kinds) {
+      kinds.push_back({kind, std::vector<ReferenceKind::Unit>(static_cast<std::size_t>(kind.num_units)), {}});
+    }
+  }
+
+  std::vector<ReferenceKind> kinds;
 
   int total() const { return total_; }
   int committed() const { return committed_; }
@@ -106,8 +169,8 @@ class Reference {
     return static_cast<int>(blocks.size()) == n;
   }
 
-  void forget(const PrefixNode& prefix) {
-    if (prefix.unique_id != 0 && at(prefix.block).unique_id == prefix.unique_id) drop(at(prefix.block));
+  void forget(std::span<const TokenId> tokens, std::uint64_t salt) {
+    if (const auto id = find(0, salt, tokens.first(static_cast<std::size_t>(shape_.block_len))); id >= 0) drop(at(id));
   }
 
  private:
@@ -131,6 +194,7 @@ class Reference {
   void drop(Node& node) {
     const auto unique_id = std::exchange(node.unique_id, 0);
     node.pins = 0;
+    for (auto& kind : kinds) kind.drop(unique_id);
     for (auto& child : nodes_) {
       if (child.unique_id != 0 && child.parent_id == unique_id) drop(child);
     }
@@ -160,6 +224,7 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     std::uint64_t salt = 0;
     std::vector<BlockId> blocks;
     std::vector<PrefixNode> nodes;
+    std::vector<UnitRange> units;
   };
 
   int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
@@ -168,12 +233,14 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     const auto hash = shape_.bad_hash ? bad_hash : BlockManager::default_hash;
     const auto& shape = shape_;
     if (shape.chunk == 0) {
-      return std::make_unique<BlockManager>(shape.num_blocks, shape.block_len, shape.prefixes, hash);
+      return std::make_unique<BlockManager>(shape.num_blocks, shape.block_len, shape.prefixes, shape.num_blocks,
+                                            nullptr, hash, shape.kinds);
     }
     const auto commit = [this](int n) {
       if (n > shape_.memory) throw Error(ErrorCode::resource_exhausted, "no memory is left");
     };
-    return std::make_unique<BlockManager>(shape.num_blocks, shape.block_len, shape.prefixes, shape.chunk, commit, hash);
+    return std::make_unique<BlockManager>(shape.num_blocks, shape.block_len, shape.prefixes, shape.chunk, commit, hash,
+                                          shape.kinds);
   }
 
   std::span<const TokenId> tokens_of(const User& user, std::size_t index) const {
@@ -188,29 +255,62 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     for (int i = 0; i < full * shape_.block_len; ++i) user.tokens.push_back(below(3) == 0 ? below(4) : 0);
     const int looked_up = below(4) == 0 ? below(full * shape_.block_len + 1) : full * shape_.block_len;
     auto match = pool_->match(user.tokens, looked_up, user.salt);
-    std::uint64_t parent_id = 0;
-    for (std::size_t i = 0; static_cast<int>(i + 1) * shape_.block_len <= looked_up; ++i) {
-      const auto id = reference_.find(parent_id, user.salt, tokens_of(user, i));
-      if (id < 0) {
-        ASSERT_EQ(match.blocks.size(), i);
-        break;
-      }
-      ASSERT_LT(i, match.blocks.size());
-      ASSERT_EQ(match.blocks[i], id);
-      ASSERT_EQ(match.nodes[i].unique_id, reference_.at(id).unique_id);
-      ++reference_.at(id).use;
+    std::vector<BlockId> path;
+    std::size_t depth = 0;  // of the longest path that has all its units
+    for (std::uint64_t parent_id = 0; static_cast<int>(path.size() + 1) * shape_.block_len <= looked_up;) {
+      const auto id = reference_.find(parent_id, user.salt, tokens_of(user, path.size()));
+      if (id < 0) break;
+      path.push_back(id);
       parent_id = reference_.at(id).unique_id;
+      const auto valid = [&](const ReferenceKind& kind) {
+        const auto first = kind.first_needed(shape_.block_len, path.size());
+        return std::all_of(path.begin() + first, path.end(),
+                           [&](BlockId node) { return kind.of_node(reference_.at(node).unique_id) >= 0; });
+      };
+      if (std::ranges::all_of(reference_.kinds, valid)) depth = path.size();
+    }
+    path.resize(depth);
+    ASSERT_EQ(match.blocks, path);
+    ASSERT_EQ(match.num_tokens, static_cast<int>(depth) * shape_.block_len);
+    for (std::size_t i = 0; i < depth; ++i) {
+      ASSERT_EQ(match.nodes[i].unique_id, reference_.at(path[i]).unique_id);
+      ++reference_.at(path[i]).use;
     }
     user.blocks = match.blocks;
     user.nodes = match.nodes;
+    user.units = match.units;
     const int missing = full + below(2) - static_cast<int>(user.blocks.size());
-    const auto matched = user.blocks.size();
-    const bool given = pool_->allocate(missing, user.blocks);
-    ASSERT_TRUE(reference_.allocate(missing, given, std::span(user.blocks).subspan(matched)));
+    std::vector<int> missing_units;
+    bool units_fit = true;
+    for (std::size_t k = 0; k < user.units.size(); ++k) {
+      auto& kind = reference_.kinds[k];
+      auto& range = user.units[k];
+      ASSERT_EQ(range.first, kind.first_needed(shape_.block_len, depth));
+      ASSERT_EQ(range.end(), std::ssize(path));
+      for (auto i = range.first; i < range.end(); ++i) {
+        ASSERT_EQ(range.at(i), kind.of_node(match.nodes[static_cast<std::size_t>(i)].unique_id));
+        ++kind.at(range.at(i)).use;
+      }
+      missing_units.push_back(missing);
+      units_fit = units_fit && missing <= kind.kind.num_units - kind.count(true);
+    }
+    const auto before = user;
+    const bool given = pool_->allocate(missing, user.blocks, missing_units, user.units);
+    if (given || units_fit) {
+      ASSERT_TRUE(reference_.allocate(missing, given, std::span(user.blocks).subspan(before.blocks.size())));
+    }
+    ASSERT_TRUE(units_fit || !given);
+    for (std::size_t k = 0; given && k < user.units.size(); ++k) {
+      for (auto i = before.units[k].units.size(); i < user.units[k].units.size(); ++i) {
+        ASSERT_TRUE(reference_.kinds[k].take(user.units[k].units[i]));
+      }
+      ASSERT_EQ(user.units[k].end(), before.units[k].end() + missing);
+    }
     if (given) {
       users_.push_back(std::move(user));
     } else {
-      release(user.blocks);
+      ASSERT_EQ(user.blocks, before.blocks);
+      release(user);
     }
   }
 
@@ -219,12 +319,39 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) reference_.release(*id);
   }
 
+  void release_units(std::size_t k, std::span<const BlockId> units) {
+    pool_->release_units(k, units);
+    for (auto id = units.rbegin(); id != units.rend(); ++id) reference_.kinds[k].release(*id);
+  }
+
+  void release(User& user) {
+    release(user.blocks);
+    for (std::size_t k = 0; k < user.units.size(); ++k) release_units(k, user.units[k].units);
+  }
+
+  // As a sequence does when its window moves.
+  void release_first_units(User& user) {
+    for (std::size_t k = 0; k < user.units.size(); ++k) {
+      auto& range = user.units[k];
+      // The next unit to insert is still needed.
+      const auto most = std::min(static_cast<std::int32_t>(user.nodes.size()), range.end()) - range.first;
+      if (most <= 0) continue;
+      const auto count = below(most + 1);
+      release_units(k, std::span(range.units).first(static_cast<std::size_t>(count)));
+      range.units.erase(range.units.begin(), range.units.begin() + count);
+      range.first += count;
+    }
+  }
+
   void insert(User& user) {
     const auto index = user.nodes.size();
     if ((index + 1) * static_cast<std::size_t>(shape_.block_len) > user.tokens.size()) return;
     const auto parent = user.nodes.empty() ? PrefixNode{} : user.nodes.back();
     const auto block = user.blocks[index];
-    const auto node = pool_->insert(parent, block, tokens_of(user, index), user.salt);
+    std::vector<BlockId> units;
+    for (auto& range : user.units) units.push_back(range.at(static_cast<std::int32_t>(index)));
+    const auto own_units = units;
+    const auto node = pool_->insert(parent, block, tokens_of(user, index), user.salt, units);
     if (parent.unique_id != 0 && reference_.at(parent.block).unique_id != parent.unique_id) {
       ASSERT_EQ(node.unique_id, parent.unique_id);
     } else if (const auto id = reference_.find(parent.unique_id, user.salt, tokens_of(user, index)); id >= 0) {
@@ -245,6 +372,19 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
       own.tokens.assign(tokens_of(user, index).begin(), tokens_of(user, index).end());
     }
     user.nodes.push_back(node);
+    const bool inserted = shape_.prefixes && node.unique_id != parent.unique_id;
+    for (std::size_t k = 0; k < units.size(); ++k) {
+      auto& kind = reference_.kinds[k];
+      const auto existing = inserted ? kind.of_node(node.unique_id) : own_units[k];
+      ASSERT_EQ(units[k], existing < 0 ? own_units[k] : existing);
+      if (existing < 0) {
+        kind.at(units[k]).node = node.unique_id;
+      } else if (existing != own_units[k]) {
+        ++kind.at(existing).use;
+        kind.release(own_units[k]);
+      }
+      user.units[k].at(static_cast<std::int32_t>(index)) = units[k];
+    }
   }
 
   void pin(const std::vector<PrefixNode>& nodes, int by) {
@@ -258,10 +398,29 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
         reference_.at(node.block).pins += by;
       }
     }
+    for (auto& kind : reference_.kinds) {
+      for (std::size_t i = 0; i < nodes.size(); ++i) {
+        const auto& node = nodes[i];
+        if (static_cast<std::int32_t>(i) < kind.first_needed(shape_.block_len, nodes.size()) || node.unique_id == 0 ||
+            reference_.at(node.block).unique_id != node.unique_id) {
+          continue;
+        }
+        if ((kind.pins[node.unique_id] += by) == 0) kind.pins.erase(node.unique_id);
+      }
+    }
   }
 
   void compare() {
-    ASSERT_NO_THROW(pool_->check_integrity(reference_.use()));
+    std::vector<std::vector<std::int32_t>> unit_use;
+    for (std::size_t k = 0; k < reference_.kinds.size(); ++k) {
+      const auto& kind = reference_.kinds[k];
+      unit_use.emplace_back();
+      for (const auto& unit : kind.units) unit_use.back().push_back(unit.use);
+      ASSERT_EQ(pool_->kinds()[k].num_active(), kind.count(true));
+      ASSERT_EQ(pool_->kinds()[k].num_cached(), kind.count(false));
+      ASSERT_EQ(pool_->kinds()[k].num_pinned(), std::ssize(kind.pins));
+    }
+    ASSERT_NO_THROW(pool_->check_integrity(reference_.use(), unit_use));
     ASSERT_EQ(pool_->num_blocks(), reference_.total());
     ASSERT_EQ(pool_->num_committed(), reference_.committed());
     ASSERT_EQ(pool_->num_active(), reference_.active());
@@ -296,25 +455,26 @@ TEST_P(AgainstReference, BlocksPinsAndMemoryFollowTheRules) {
       const auto session = any(sessions_);
       pin(*session, -1);
       sessions_.erase(session);
-    } else if (action < 82) {
-      const auto& nodes = any(users_)->nodes;
-      if (nodes.empty()) continue;
-      const auto node = *any(nodes);
-      pool_->forget_prefix(node);
-      reference_.forget(node);
+    } else if (action < 81) {
+      const auto& user = *any(users_);
+      pool_->forget_prefix(user.tokens, user.salt);
+      if (std::ssize(user.tokens) >= shape_.block_len) reference_.forget(user.tokens, user.salt);
+    } else if (action < 85) {
+      release_first_units(*any(users_));
     } else {
       const auto user = any(users_);
-      release(user->blocks);
+      release(*user);
       users_.erase(user);
     }
     if (!HasFailure()) compare();
     ASSERT_FALSE(HasFailure()) << "in step " << step;
   }
   for (const auto& session : sessions_) pin(session, -1);
-  for (const auto& user : users_) release(user.blocks);
+  for (auto& user : users_) release(user);
   compare();
   EXPECT_EQ(pool_->num_pinned(), 0);
   EXPECT_EQ(pool_->num_available(), pool_->num_blocks());
+  for (const auto& kind : pool_->kinds()) EXPECT_EQ(kind.num_available(), kind.num_units());
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AgainstReference,
@@ -322,7 +482,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AgainstReference,
                                                           Shape{9, 1, 0, 0, false}, Shape{40, 3, 7, 40, false},
                                                           Shape{40, 1, 4, 18, false}, Shape{30, 2, 4, 17, true},
                                                           Shape{48, 2, 0, 0, false}, Shape{3, 2, 1, 3, false},
-                                                          Shape{20, 2, 0, 0, false, false}),
+                                                          Shape{20, 2, 0, 0, false, false},
+                                                          Shape{24, 2, 0, 0, false, true, {{5, 12}}},
+                                                          Shape{40, 3, 7, 40, false, true, {{1, 25}, {7, 30}}},
+                                                          Shape{30, 1, 4, 17, true, true, {{3, 17}}},
+                                                          Shape{20, 2, 0, 0, false, false, {{4, 11}}}),
                                           testing::Range<std::uint64_t>(1, 5)));
 
 std::vector<TokenId> numbers(int n, int first = 0) {

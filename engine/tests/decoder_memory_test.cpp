@@ -171,9 +171,9 @@ TEST_F(DecoderMemory, TheCacheOrItsFirstChunkHasMemoryAtStart) {
     auto settings =
         runtime::read_settings(dir_, {{"device", "cpu"}, {"cache_max_entry_count", "50"}, {"cache_chunk_size", size}});
     runtime::Executor executor(dir_, settings.model, settings.config);
-    EXPECT_EQ(executor.num_blocks(), 50);
-    executor.commit_blocks(executor.num_blocks());
-    return executor.chunk_blocks();
+    EXPECT_EQ(executor.num_blocks(), (PerKind<int>{50, 0}));
+    executor.commit_blocks(CacheKind::full, 50);
+    return executor.chunk_blocks().full;
   };
   EXPECT_EQ(chunk("-1"), 50);
   EXPECT_EQ(chunk("0"), 8);

@@ -22,7 +22,7 @@ EngineConfig config(int block_len = 10, int session_len = 100) {
 }
 
 int blocks(const EngineConfig& config, std::size_t free, int ranks = 1) {
-  return blocks_that_fit(config, {kBlock, free, ranks});
+  return blocks_that_fit(config, {{kBlock}, 0, free, ranks});
 }
 
 void expect_refused(const EngineConfig& config, std::size_t free, std::initializer_list<std::string_view> parts) {
@@ -86,6 +86,43 @@ TEST(CacheSize, UsersOverrideAllAndTheirTokensAreRoundedUpToBlocks) {
       {"cache_users = 3 with 11 tokens each", "6 blocks", "hold 5", "Lower cache_users or cache_user_tokens"});
 }
 
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+// Gemma 3 27B in bf16: 10 layers read all tokens and 52 the last 1024; a block of 64 tokens takes 512 KiB in each.
+CacheMemory gemma(std::size_t free) { return {{5 * kMiB, 26 * kMiB}, 1024, free, 1}; }
+
+TEST(CacheSize, AUserOf32kTokensHasBlocksForItsWindowAndOneStep) {
+  auto one = config(64, 32'768);
+  one.cache_users = 1;
+  const auto full = blocks_that_fit(one, gemma(3236 * kMiB));
+  EXPECT_EQ(blocks_by_kind(one, 1024, full), (PerKind<int>{512, 17 + 9}));
+  expect_error(ErrorCode::resource_exhausted, {"512 blocks of 5.00 MiB and 26 window blocks of 26.0 MiB"},
+               [&] { blocks_that_fit(one, gemma(3235 * kMiB)); });
+}
+
+TEST(CacheSize, AShareOfTheMemoryIsDividedForSequencesOfFourWindows) {
+  auto one = config(64, 131'072);
+  one.device = "cuda";
+  one.cache_max_entry_count = 0.5;
+  const auto blocks = blocks_by_kind(one, 1024, blocks_that_fit(one, gemma(40960 * kMiB)));
+  EXPECT_NEAR(blocks.window, blocks.full / 64.0 * 17 + 9, 17);
+  const auto bytes = static_cast<std::size_t>(blocks.full) * 5 + static_cast<std::size_t>(blocks.window) * 26;
+  EXPECT_LE(bytes, 20480U);
+  EXPECT_GT(bytes, 20480U - 17 * 26 - 5);
+  one.cache_user_tokens = 1000;
+  const auto short_chats = blocks_by_kind(one, 1024, blocks_that_fit(one, gemma(40960 * kMiB)));
+  EXPECT_EQ(short_chats.full, 20480 / 31);
+  EXPECT_EQ(short_chats.window, short_chats.full) << "each block is in the window of its sequence";
+}
+
+TEST(CacheSize, TheDefaultOnACpuHasWindowBlocksForItsShortChatsOrItsLongSequence) {
+  auto one = config(64, 32'768);
+  one.device = "cpu";
+  EXPECT_EQ(blocks_by_kind(one, 512, blocks_that_fit(one, {{1}, 512, kMiB, 1})), (PerKind<int>{1024, 64 * 9 + 9}));
+  one.max_batch_size = 4;
+  EXPECT_EQ(blocks_by_kind(one, 512, blocks_that_fit(one, {{1}, 512, kMiB, 1})), (PerKind<int>{512, 9 + 9}));
+}
+
 TEST(CacheSize, AChunkIsANumberOfBlocksAllOrTheSquareRoot) {
   EXPECT_EQ(blocks_per_chunk(-1, 50), 50);
   EXPECT_EQ(blocks_per_chunk(8, 50), 8);
@@ -147,7 +184,7 @@ TEST(StepSizes, UnresolvedSizesAreAnError) {
   no_budget.session_len = no_batch.session_len = 10;
   for (const auto& [config, name] : {std::pair{no_budget, "token_budget"}, std::pair{no_batch, "max_batch_size"}}) {
     refused([](const EngineConfig& c) { step_limits(c); }, config, name);
-    refused([](const EngineConfig& c) { blocks_that_fit(c, {1000, 100'000, 1}); }, config, name);
+    refused([](const EngineConfig& c) { blocks_that_fit(c, {{1000}, 0, 100'000, 1}); }, config, name);
     refused([](const EngineConfig& c) { check_model_fits(c, "cpu", {}, 100); }, config, name);
   }
 }

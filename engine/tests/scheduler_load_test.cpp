@@ -21,6 +21,7 @@ struct Load {
   bool preempts;          // whether preemptions are expected
   int chunk = 0;          // the pool grows by this number of blocks; 0: it does not grow
   int memory_blocks = 0;  // number of blocks with memory, for a pool that grows
+  std::vector<cache::UnitKind> kinds = {};
 };
 
 void PrintTo(const Load& load, std::ostream* out) { *out << load.name; }
@@ -49,7 +50,13 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
  protected:
   static constexpr int kSteps = 1500;
 
-  RandomLoad() : pool_(make_pool()), scheduler_(load_.limits, *pool_, &step_time_), device_(*pool_) {}
+  RandomLoad() : pool_(make_pool()), scheduler_(load_.limits, *pool_, &step_time_), device_(*pool_, windows()) {}
+
+  std::vector<std::int32_t> windows() const {
+    std::vector<std::int32_t> out;
+    for (const auto& kind : load_.kinds) out.push_back(kind.window);
+    return out;
+  }
 
   int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
   bool one_in(int n) { return below(n) == 0; }
@@ -58,13 +65,18 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   }
 
   std::unique_ptr<BlockManager> make_pool() {
-    if (load_.chunk == 0)
-      return std::make_unique<BlockManager>(load_.num_blocks, load_.block_len, load_.prefix_caching);
+    const auto hash = BlockManager::default_hash;
+    if (load_.chunk == 0) {
+      return std::make_unique<BlockManager>(load_.num_blocks, load_.block_len, load_.prefix_caching, load_.num_blocks,
+                                            nullptr, hash, load_.kinds);
+    }
     const auto commit = [this](int n) {
       if (one_in(20)) throw Error(ErrorCode::internal, "memory cannot be had just now");
       if (n > load_.memory_blocks) throw Error(ErrorCode::resource_exhausted, "no memory is left");
     };
-    return std::make_unique<BlockManager>(load_.num_blocks, load_.block_len, load_.prefix_caching, load_.chunk, commit);
+    for (auto& kind : load_.kinds) kind.commit = commit;
+    return std::make_unique<BlockManager>(load_.num_blocks, load_.block_len, load_.prefix_caching, load_.chunk, commit,
+                                          hash, load_.kinds);
   }
 
   // Requests.
@@ -330,6 +342,7 @@ TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
   EXPECT_EQ(scheduler_.waiting_tokens(), 0);
   EXPECT_EQ(pool_->num_active(), 0);
   EXPECT_EQ(pool_->num_available(), pool_->num_blocks());
+  for (const auto& kind : pool_->kinds()) EXPECT_EQ(kind.num_available(), kind.num_units());
   EXPECT_EQ(pool_->num_blocks(), load_.memory_blocks > 0 ? load_.memory_blocks : load_.num_blocks);
   for (const auto& session : sessions_) pool_->unpin(session.pinned);
   EXPECT_EQ(pool_->num_pinned(), 0);
@@ -344,7 +357,7 @@ TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
   EXPECT_EQ(scheduler_.prefix_hit_tokens() > 0, load_.prefix_caching);
 }
 
-// 13 loads, 4 seeds, 2 depths, at least 1500 steps: more than 150,000 in all.
+// 21 loads, 4 seeds, 2 depths, at least 1500 steps: more than 250,000 in all.
 INSTANTIATE_TEST_SUITE_P(
     Loads, RandomLoad,
     testing::Combine(testing::Values(Load{"roomy", 700, 4, {16, 64}, 40, true, false},
@@ -359,7 +372,15 @@ INSTANTIATE_TEST_SUITE_P(
                                      Load{"few_rows", 26, 4, {6, 40, 6}, 40, true, true},
                                      Load{"grows", 64, 2, {16, 30, 20}, 60, true, true, 5, 30},
                                      Load{"hardly_grows", 20, 2, {8, 16}, 40, true, true, 3, 6},
-                                     Load{"grows_without_prefixes", 40, 3, {8, 20, 9}, 60, false, true, 4, 16}),
+                                     Load{"grows_without_prefixes", 40, 3, {8, 20, 9}, 60, false, true, 4, 16},
+                                     Load{"window", 700, 4, {16, 64}, 60, true, false, 0, 0, {{9, 500}}},
+                                     Load{"window_tight", 16, 2, {8, 16}, 24, true, true, 0, 0, {{5, 12}}},
+                                     Load{"few_units", 60, 2, {8, 16}, 60, true, true, 0, 0, {{7, 9}}},
+                                     Load{"units_of_one", 18, 1, {6, 10}, 18, true, true, 0, 0, {{1, 4}}},
+                                     Load{"two_windows", 40, 3, {8, 12, 9}, 50, true, true, 0, 0, {{4, 12}, {13, 14}}},
+                                     Load{"window_without_prefixes", 30, 2, {8, 16}, 40, false, true, 0, 0, {{6, 14}}},
+                                     Load{"window_budget_of_one", 14, 2, {5, 1}, 24, true, true, 0, 0, {{3, 7}}},
+                                     Load{"window_grows", 40, 2, {8, 16}, 50, true, true, 5, 20, {{6, 30, 3}}}),
                      testing::Range<std::uint64_t>(1, 5), testing::Values(0, 1)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + std::to_string(std::get<1>(info.param)) + "_depth_" +

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "cache/units.h"
 #include "schedule/scheduler.h"
 
 namespace charonia::schedule {
@@ -56,35 +57,40 @@ struct StepResult {
   std::vector<TokenId> rows, sampled;
 };
 
-// Runs plans like the engine, on a cache that holds a state for each position. Like the engine's devices, it knows the
-// samples of the previous step if the scheduler has placeholders.
+// Runs plans like the engine, on a cache that holds a state for each position, by kind. Like the engine's devices, it
+// knows the samples of the previous step if the scheduler has placeholders. windows: of the kinds after kind 0.
 class FakeDevice {
  public:
-  explicit FakeDevice(const BlockManager& pool)
-      : block_len_(pool.block_len()), slots_(static_cast<std::size_t>(pool.num_blocks() * pool.block_len())) {}
+  explicit FakeDevice(const BlockManager& pool, std::vector<std::int32_t> windows = {})
+      : block_len_(pool.block_len()), windows_(std::move(windows)) {
+    slots_.emplace_back(static_cast<std::size_t>(pool.num_blocks() * block_len_));
+    for (const auto& kind : pool.kinds()) slots_.emplace_back(static_cast<std::size_t>(kind.num_units() * block_len_));
+  }
 
   // Every earlier position must be in the cache, because attention needs it.
   StepResult step(const Scheduler& scheduler, const StepPlan& plan, const std::map<SeqId, Voice>& voices) {
     StepResult result;
     for (const auto& [from, to, kind] : plan.block_copies) {
-      for (std::int32_t i = 0; i < block_len_; ++i) slots_[slot_of({&to, 1}, i)] = slots_[slot_of({&from, 1}, i)];
+      const auto k = static_cast<std::size_t>(kind);
+      for (std::int32_t i = 0; i < block_len_; ++i) slot(k, to, i) = slot(k, from, i);
     }
-    std::set<std::size_t> computed;
+    std::set<const std::uint64_t*> computed;
     for (const auto& part : plan.seqs) {
       const auto& voice = voices.at(part.id);
       const auto tokens = scheduler.tokens(part.id);
-      const auto blocks = scheduler.blocks(part.id);
       const auto end = part.first_position + part.num_tokens;
       auto state = state_before_first_token(voice);
       for (std::int32_t position = 0; position < end; ++position) {
-        const auto slot = slot_of(blocks, position);
         state = mix(state, static_cast<std::uint64_t>(known(tokens[static_cast<std::size_t>(position)])));
-        if (position < part.first_position) {
-          EXPECT_EQ(slots_[slot], state) << "sequence " << part.id << " does not find its position " << position;
-          continue;
+        for (auto* const slot : slots_of(scheduler, part, position)) {
+          if (position < part.first_position) {
+            EXPECT_EQ(*slot, state) << "sequence " << part.id << " does not find its position " << position;
+            continue;
+          }
+          EXPECT_TRUE(computed.insert(slot).second) << "two sequences write to one slot";
+          *slot = state;
         }
-        EXPECT_TRUE(computed.insert(slot).second) << "two sequences write to one slot";
-        slots_[slot] = state;
+        if (position < part.first_position) continue;
         if (part.all_rows || (part.samples && position == end - 1)) result.rows.push_back(next_token(state, voice));
       }
       if (part.samples) result.sampled.push_back(result.rows.back());
@@ -96,11 +102,12 @@ class FakeDevice {
   // A step that was not launched or failed: the contents of its slots are undefined.
   void fail(const Scheduler& scheduler, const StepPlan& plan) {
     for (const auto& [from, to, kind] : plan.block_copies) {
-      for (std::int32_t i = 0; i < block_len_; ++i) slots_[slot_of({&to, 1}, i)] = kSpoilt;
+      for (std::int32_t i = 0; i < block_len_; ++i) slot(static_cast<std::size_t>(kind), to, i) = kSpoilt;
     }
     for (const auto& part : plan.seqs) {
-      const auto blocks = scheduler.blocks(part.id);
-      for (std::int32_t i = 0; i < part.num_tokens; ++i) slots_[slot_of(blocks, part.first_position + i)] = kSpoilt;
+      for (std::int32_t i = 0; i < part.num_tokens; ++i) {
+        for (auto* const slot : slots_of(scheduler, part, part.first_position + i)) *slot = kSpoilt;
+      }
     }
   }
 
@@ -111,13 +118,25 @@ class FakeDevice {
     return token >= 0 ? token : last_rows_.at(static_cast<std::size_t>(-1 - token));
   }
 
-  std::size_t slot_of(std::span<const BlockId> blocks, std::int32_t position) const {
-    const auto block = blocks[static_cast<std::size_t>(position / block_len_)];
-    return static_cast<std::size_t>(block * block_len_ + position % block_len_);
+  std::uint64_t& slot(std::size_t kind, BlockId block, std::int32_t position) {
+    return slots_[kind].at(static_cast<std::size_t>(block * block_len_ + position % block_len_));
+  }
+
+  // The slots of a position that the part reads or writes: of each kind whose window contains the position.
+  std::vector<std::uint64_t*> slots_of(const Scheduler& scheduler, const ScheduledSeq& part, std::int32_t position) {
+    const auto block = position / block_len_;
+    std::vector<std::uint64_t*> out{&slot(0, scheduler.blocks(part.id)[static_cast<std::size_t>(block)], position)};
+    for (std::size_t k = 0; k < windows_.size(); ++k) {
+      const auto& range = scheduler.units(part.id)[k];
+      if (position <= part.first_position - windows_[k]) continue;
+      out.push_back(&slot(k + 1, range.units.at(static_cast<std::size_t>(block - range.first)), position));
+    }
+    return out;
   }
 
   int block_len_;
-  std::vector<std::uint64_t> slots_;
+  std::vector<std::int32_t> windows_;
+  std::vector<std::vector<std::uint64_t>> slots_;  // by kind
   std::vector<TokenId> last_rows_;
 };
 
@@ -159,7 +178,7 @@ inline void check_plan(const Scheduler& scheduler, const StepPlan& plan, const L
   for (const auto& gone : {plan.preempted, plan.impossible}) {
     for (const auto id : gone) {
       ASSERT_FALSE(ids.contains(id)) << "a sequence is planned, but also preempted or impossible";
-      ASSERT_TRUE(scheduler.blocks(id).empty());
+      ASSERT_TRUE(scheduler.blocks(id).empty() && scheduler.units(id).empty());
     }
   }
 }
@@ -188,8 +207,10 @@ inline StepPlan step(Scheduler& scheduler) {
 
 // A scheduler with its pool.
 struct Bed {
-  Bed(int blocks, int block_len, const Limits& limits, bool prefixes = true)
-      : pool(blocks, block_len, prefixes), scheduler(limits, pool) {}
+  Bed(int blocks, int block_len, const Limits& limits, bool prefixes = true,
+      std::span<const cache::UnitKind> kinds = {})
+      : pool(blocks, block_len, prefixes, blocks, nullptr, BlockManager::default_hash, kinds),
+        scheduler(limits, pool) {}
 
   std::string step() { return text_of(schedule::step(scheduler)); }
   // Runs steps until one preempts; returns its plan.

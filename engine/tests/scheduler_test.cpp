@@ -534,5 +534,85 @@ TEST(SchedulerQueue, BlocksInsertedByOthersLetAWaitingPromptFit) {
   for (const auto* const expected : {"1:0+16", "1:16+16", "1:32+1s 2:32+2s"}) EXPECT_EQ(bed.step(), expected);
 }
 
+// Kinds of cache with a window.
+
+// The size of Gemma 3 27B's windows. 52 of its 62 layers have one; a token takes 8 KiB in each layer (bf16).
+TEST(SchedulerWindow, ASequenceOf32kTokensHoldsUnitsForItsWindowAndOneStep) {
+  const cache::UnitKind window{.window = 1024, .num_units = 26};
+  Bed bed(512, 64, {4, 512}, true, {&window, 1});
+  bed.scheduler.add(1, numbers(32'704), 32'768);
+  double most_gib = 0, gib = 0;
+  while (bed.scheduler.tokens(1).size() < 32'768) {
+    bed.step();
+    const auto units = bed.scheduler.units(1)[0].units.size();
+    ASSERT_LE(units, bed.scheduler.num_computed(1) < 32'704 ? 1U + (1024 + 512) / 64 : 1U + 1024 / 64);
+    const auto blocks = bed.scheduler.blocks(1).size();
+    gib = static_cast<double>((10 * blocks + 52 * units) * 64 * 8) / (1 << 20);
+    most_gib = std::max(most_gib, gib);
+  }
+  EXPECT_EQ(bed.scheduler.num_preemptions(), 0);
+  EXPECT_LT(gib, 2.95) << "with all units it would be 15.5 GiB";
+  EXPECT_LT(most_gib, 3.2);
+}
+
+TEST(SchedulerWindow, AMatchEndsAtTheDeepestNodeWhoseWindowIsCached) {
+  const cache::UnitKind window{.window = 8, .num_units = 12};
+  Bed bed(40, 4, {4, 64}, true, {&window, 1});
+  bed.scheduler.add(1, numbers(25), 26);
+  bed.step();
+  bed.scheduler.remove(1);
+  bed.scheduler.add(2, numbers(33, 100), 34);
+  bed.step();
+  bed.scheduler.remove(2);
+  // The second sequence has evicted the units of the blocks 3, 2 and 1, which were released first.
+  bed.scheduler.add(3, numbers(25), 26);
+  bed.scheduler.add(4, numbers(13), 14);
+  EXPECT_EQ(bed.step(), "3:24+1s 4:4+9s");
+  bed.scheduler.remove(3);
+  bed.scheduler.remove(4);
+  bed.scheduler.add(5, numbers(13), 14);
+  EXPECT_EQ(bed.step(), "5:12+1s") << "the nodes have units again";
+}
+
+TEST(SchedulerWindow, TheLastSequenceIsPreemptedIfAllWaitForUnits) {
+  const cache::UnitKind window{.window = 4, .num_units = 4};
+  Bed bed(40, 2, {4, 2}, true, {&window, 1});
+  bed.scheduler.add(1, numbers(30), 31);
+  for (int i = 0; i < 8; ++i) bed.step();
+  auto prompt = numbers(30);
+  std::ranges::fill(prompt.begin() + 16, prompt.end(), 0);
+  bed.scheduler.add(2, prompt, 31, {.priority = 1});
+  EXPECT_EQ(bed.step(), "2:16+2") << "it shares the units of the first one";
+  EXPECT_EQ(bed.step(), "2:18+2");
+  const auto plan = step(bed.scheduler);
+  EXPECT_EQ(text_of(plan), "2:20+2");
+  EXPECT_EQ(plan.preempted, std::vector<SeqId>{1});
+}
+
+TEST(SchedulerWindow, AChildIsComputedAloneIfItsParentsWindowHasMoved) {
+  const cache::UnitKind window{.window = 4, .num_units = 20};
+  Bed bed(32, 4, {8, 100}, true, {&window, 1});
+  bed.scheduler.add(1, numbers(6), 20);
+  for (int i = 0; i < 5; ++i) bed.step();
+  bed.scheduler.add(2, numbers(6), 20, {.parent = 1});
+  const auto plan = bed.scheduler.plan();
+  EXPECT_EQ(text_of(plan), "1:10+1s 2:4+2s");
+  EXPECT_TRUE(plan.block_copies.empty());
+}
+
+TEST(SchedulerWindow, AChildCopiesTheParentsPartialBlockOfEachKind) {
+  const cache::UnitKind window{.window = 4, .num_units = 20};
+  Bed bed(32, 4, {8, 100}, true, {&window, 1});
+  bed.scheduler.add(1, numbers(7), 20);
+  bed.scheduler.add(2, numbers(7), 20, {.parent = 1});
+  bed.step();
+  const auto plan = bed.scheduler.plan();
+  const auto& parent = bed.scheduler.units(1)[0];
+  const auto& child = bed.scheduler.units(2)[0];
+  EXPECT_EQ(child.units[0], parent.units[0]);
+  EXPECT_EQ(plan.block_copies, (Copies{{bed.scheduler.blocks(1)[1], bed.scheduler.blocks(2)[1]},
+                                       {parent.units[1], child.units[1], CacheKind::window}}));
+}
+
 }  // namespace
 }  // namespace charonia::schedule

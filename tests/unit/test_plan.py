@@ -79,6 +79,35 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
     assert broken.refusal(None, None) == "the model does not fit"
 
 
+def test_layers_with_a_window_need_blocks_for_the_window_only() -> None:
+    windowed = replace(SMALL, window=1024, kv_window_block_bytes=3200, num_window_blocks=40)
+    assert windowed.kv_cache_bytes == 100 * 640 + 40 * 3200
+    assert windowed.most_users(512) == 5
+    assert windowed.most_users(2048) == 2  # 17 window blocks each
+    assert windowed.longest_context(2) == 50 * 64
+    assert windowed.longest_context(8) == 5 * 64
+    refusal = str(windowed.refusal(3, 2048))
+    assert "need 96 KV blocks and 51 window blocks (219 KiB)" in refusal
+    assert "there are 100 KV blocks and 40 window blocks (188 KiB)" in refusal
+    assert windowed.refusal(2, 2048) is None
+
+
+def test_the_plan_of_a_model_with_windows_is_what_the_engine_has(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"], scale=0.2)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "model_type": "mistral", "sliding_window": 128}))
+    settings = {"device": "cpu", "cache_users": 2, "token_budget": 64, "cache_block_seq_len": 16}
+    made = make_plan(tmp_path / "m", settings)
+    # Each of the two sequences has 9 blocks for its window, and one step has 5.
+    assert (made.window, made.num_blocks, made.num_window_blocks) == (128, 2 * 128, 2 * 9 + 5)
+    assert made.kv_block_bytes == 0, "all layers have a window"
+    assert made.most_users(2048) == 2
+    assert make_plan(tmp_path / "m", {**settings, "session_len": 128}).window == 0, "the window frees nothing"
+    with Engine.from_pretrained(tmp_path / "m", **settings) as engine:
+        assert (engine.info.num_blocks, engine.info.num_window_blocks) == (256, 23)
+        assert engine.info.kv_cache_bytes == made.kv_cache_bytes == 23 * made.kv_window_block_bytes
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [
@@ -101,7 +130,7 @@ def test_a_plan_is_what_the_engine_has(model: Path, tmp_path: Path) -> None:
         made = make_plan(source, settings, dtype="bf16" if source == model else "auto")
         with Engine.from_pretrained(workspace, **settings) as engine:
             assert made.num_blocks == engine.info.num_blocks == 21
-            assert made.num_blocks * made.kv_block_bytes == engine.info.kv_cache_bytes
+            assert made.kv_cache_bytes == engine.info.kv_cache_bytes
             # A plan has the requested value; the engine lowers it to the capacity of the blocks.
             assert min(made.session_len, 21 * 16) == engine.info.session_len
             assert made.weight_type == engine.info.weight_type == "bf16"

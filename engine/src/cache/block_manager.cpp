@@ -54,6 +54,7 @@ void BlockManager::Impl::unindex(BlockId root) {
     }
     subtree.pop_back();
     const bool was_cached = blocks[id].is_cached();
+    for (auto& kind : kinds) kind.leave(id);
     pins.remove_all(id);
     index.erase(id);
     if (was_cached) {
@@ -85,13 +86,21 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
     : BlockManager(num_blocks, block_len, enable_prefix_caching, std::max(num_blocks, 1), nullptr, hash) {}
 
 BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_caching, int chunk, Commit commit,
-                           Hash hash) {
+                           Hash hash, std::span<const UnitKind> kinds) {
   if (num_blocks < 1 || block_len < 1) {
     broken(cat("a pool of ", num_blocks, " blocks of ", block_len, " tokens: both must be at least 1"));
   }
   if (chunk < 1) broken(cat("a pool that grows by ", chunk, " blocks: it must be at least 1"));
   if (chunk < num_blocks && !commit) broken("a pool that grows needs a commit function");
-  impl_ = std::make_unique<Impl>(num_blocks, block_len, enable_prefix_caching, chunk, std::move(commit), hash);
+  for (const auto& kind : kinds) {
+    if (kind.window < 1 || kind.num_units < 1 || kind.chunk < 0) {
+      broken(cat("a kind with window ", kind.window, ", ", kind.num_units, " units and chunk ", kind.chunk));
+    }
+    if (kind.chunk > 0 && kind.chunk < kind.num_units && !kind.commit) {
+      broken("a kind that grows needs a commit function");
+    }
+  }
+  impl_ = std::make_unique<Impl>(num_blocks, block_len, enable_prefix_caching, chunk, std::move(commit), hash, kinds);
 }
 
 BlockManager::~BlockManager() = default;
@@ -105,37 +114,70 @@ int BlockManager::num_cached() const { return impl_->cached.size(); }
 int BlockManager::num_available() const { return num_free() + num_cached(); }
 int BlockManager::num_pinned() const { return impl_->pins.count(); }
 
+std::span<const Units> BlockManager::kinds() const { return impl_->kinds; }
+
 PrefixMatch BlockManager::match(std::span<const TokenId> tokens, std::int32_t max_tokens, std::uint64_t salt) {
   PrefixMatch result;
+  auto& kinds = impl_->kinds;
+  result.units.resize(kinds.size());
   if (!impl_->index.enabled() || max_tokens < impl_->block_len) return result;
   const auto length = static_cast<std::size_t>(impl_->block_len);
   tokens = tokens.first(std::min(tokens.size(), static_cast<std::size_t>(max_tokens)));
+  auto& nodes = result.nodes;
+  std::int32_t depth = 0, valid_depth = 0;       // of the path, and of the longest path that has all its units
+  std::vector<std::int32_t> missing(kinds.size());  // by kind: the depth below the last tombstone
   for (; tokens.size() >= length; tokens = tokens.subspan(length)) {
     const auto id = impl_->index.find(impl_->index.key(result.last().unique_id, salt, tokens.first(length)));
     if (id == kNone) break;
-    impl_->use(id);
-    result.blocks.push_back(id);
-    result.nodes.push_back(impl_->index.node(id));
+    nodes.push_back(impl_->index.node(id));
+    ++depth;
+    bool valid = true;
+    for (std::size_t k = 0; k < kinds.size(); ++k) {
+      if (!kinds[k].has_unit(id)) missing[k] = depth;
+      valid = valid && missing[k] <= kinds[k].first_needed(depth * impl_->block_len);
+    }
+    if (valid) valid_depth = depth;
   }
-  result.num_tokens = static_cast<std::int32_t>(result.blocks.size() * length);
+  nodes.resize(static_cast<std::size_t>(valid_depth));
+  for (const auto& node : nodes) {
+    impl_->use(node.block);
+    result.blocks.push_back(node.block);
+  }
+  result.num_tokens = valid_depth * impl_->block_len;
+  for (std::size_t k = 0; k < kinds.size(); ++k) {
+    auto& range = result.units[k];
+    range.first = kinds[k].first_needed(result.num_tokens);
+    for (auto i = range.first; i < valid_depth; ++i) {
+      range.units.push_back(kinds[k].at_node(nodes[static_cast<std::size_t>(i)].block).unit);
+      kinds[k].use(range.units.back());
+    }
+  }
   return result;
 }
 
-bool BlockManager::allocate(int n, std::vector<BlockId>& out) {
-  if (n < 0) broken(cat("allocate(): n = ", n, " is negative"));
-  if (n > num_available()) return false;
-  while (n > impl_->free.num_ready() && impl_->free.grow()) {
+bool BlockManager::allocate(int n, std::vector<BlockId>& out, std::span<const int> num_units,
+                            std::span<UnitRange> units) {
+  auto& kinds = impl_->kinds;
+  if (n < 0 || std::ranges::any_of(num_units, [](int count) { return count < 0; })) {
+    broken(cat("allocate(): n = ", n, ", or the number of units of a kind, is negative"));
   }
-  if (n > num_available()) return false;  // there was not enough memory, so the pool has fewer blocks now
+  bool fits = n <= num_available();
+  for (std::size_t k = 0; k < num_units.size(); ++k) fits = fits && num_units[k] <= kinds[k].num_available();
+  fits = fits && impl_->free.provide(n, num_cached());
+  for (std::size_t k = 0; k < num_units.size(); ++k) fits = fits && kinds[k].provide(num_units[k]);
+  if (!fits) return false;
   for (int i = 0; i < n; ++i) {
     if (impl_->free.num_ready() == 0) impl_->evict_first();
     out.push_back(impl_->take_free());
+  }
+  for (std::size_t k = 0; k < num_units.size(); ++k) {
+    for (int i = 0; i < num_units[k]; ++i) units[k].units.push_back(kinds[k].take());
   }
   return true;
 }
 
 PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens,
-                                std::uint64_t salt) {
+                                std::uint64_t salt, std::span<BlockId> units) {
   const auto& own = impl_->checked(block, "insert");
   if (!own.is_active()) broken(cat("insert(): block ", block, " is not Active"));
   if (tokens.size() != static_cast<std::size_t>(impl_->block_len)) {
@@ -149,16 +191,28 @@ PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::sp
     if (above.salt != salt) broken(cat("insert(): block ", block, " and its parent have different salts"));
   }
   const auto key = impl_->index.key(parent.unique_id, salt, tokens);
-  if (const auto id = impl_->index.find(key); id != kNone) return impl_->index.node(id);
-  if (own.is_indexed()) broken(cat("insert(): block ", block, " was already inserted with different contents"));
-  impl_->index.insert(block, parent.block, key);
-  return impl_->index.node(block);
+  auto id = impl_->index.find(key);
+  if (id == kNone) {
+    if (own.is_indexed()) broken(cat("insert(): block ", block, " was already inserted with different contents"));
+    impl_->index.insert(block, parent.block, key);
+    id = block;
+  }
+  for (std::size_t k = 0; k < units.size(); ++k) units[k] = impl_->kinds[k].join(id, units[k]);
+  return impl_->index.node(id);
 }
 
 void BlockManager::release(std::span<const BlockId> blocks) {
   for (auto id = blocks.rbegin(); id != blocks.rend(); ++id) {
     if (!impl_->checked(*id, "release").is_active()) broken(cat("release(): block ", *id, " is not Active"));
     impl_->unuse(*id);
+  }
+}
+
+void BlockManager::release_units(std::size_t kind, std::span<const BlockId> units) {
+  auto& pool = impl_->kinds[kind];
+  for (auto id = units.rbegin(); id != units.rend(); ++id) {
+    if (pool.checked(*id, "release_units").use_count == 0) broken(cat("release_units(): unit ", *id, " is not Active"));
+    pool.unuse(*id);
   }
 }
 
@@ -169,26 +223,59 @@ void BlockManager::retain(std::span<const BlockId> blocks) {
   }
 }
 
+void BlockManager::retain_units(std::size_t kind, std::span<const BlockId> units) {
+  auto& pool = impl_->kinds[kind];
+  for (const auto id : units) {
+    const auto& unit = pool.checked(id, "retain_units");
+    if (unit.use_count == 0 && unit.node == kNone) broken(cat("retain_units(): unit ", id, " is Free"));
+    pool.use(id);
+  }
+}
+
+// The nodes of `nodes` whose units the next token reads.
+std::span<const PrefixNode> BlockManager::Impl::window_of(std::span<const PrefixNode> nodes, const Units& kind) const {
+  const auto first = kind.first_needed(static_cast<std::int32_t>(nodes.size()) * block_len);
+  return nodes.subspan(std::min(nodes.size(), static_cast<std::size_t>(first)));
+}
+
 void BlockManager::pin(std::span<const PrefixNode> nodes) {
   for (const auto& node : nodes) {
-    if (node.unique_id == 0 || impl_->checked(node.block, "pin").unique_id != node.unique_id) continue;
-    impl_->pins.add(node.block);
+    if (const auto id = impl_->indexed(node, "pin"); id != kNone) impl_->pins.add(id);
+  }
+  for (auto& kind : impl_->kinds) {
+    for (const auto& node : impl_->window_of(nodes, kind)) {
+      if (const auto id = impl_->indexed(node, "pin"); id != kNone) kind.pin(id);
+    }
   }
 }
 
 void BlockManager::unpin(std::span<const PrefixNode> nodes) {
   for (const auto& node : nodes) {
-    if (node.unique_id == 0) continue;
-    const auto& block = impl_->checked(node.block, "unpin");
-    if (block.unique_id != node.unique_id) continue;
-    if (block.pins == 0) broken(cat("unpin(): block ", node.block, " is not pinned"));
-    impl_->pins.remove(node.block, 1);
+    const auto id = impl_->indexed(node, "unpin");
+    if (id == kNone) continue;
+    if (impl_->blocks[id].pins == 0) broken(cat("unpin(): block ", id, " is not pinned"));
+    impl_->pins.remove(id, 1);
+  }
+  for (auto& kind : impl_->kinds) {
+    for (const auto& node : impl_->window_of(nodes, kind)) {
+      if (const auto id = impl_->indexed(node, "unpin"); id != kNone) kind.unpin(id);
+    }
   }
 }
 
-void BlockManager::forget_prefix(const PrefixNode& node) {
-  if (node.unique_id == 0 || impl_->checked(node.block, "forget_prefix").unique_id != node.unique_id) return;
-  impl_->unindex(node.block);
+int BlockManager::excess_pins(double share) const {
+  auto excess = num_pinned() - static_cast<int>(share * num_blocks());
+  for (const auto& kind : kinds()) {
+    excess = std::max(excess, kind.num_pinned() - static_cast<int>(share * kind.num_units()));
+  }
+  return excess;
+}
+
+void BlockManager::forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt) {
+  const auto length = static_cast<std::size_t>(impl_->block_len);
+  if (!impl_->index.enabled() || tokens.size() < length) return;
+  const auto first = impl_->index.find(impl_->index.key(0, salt, tokens.first(length)));
+  if (first != kNone) impl_->unindex(first);
 }
 
 }  // namespace charonia::cache

@@ -1,13 +1,21 @@
-// The pool of KV blocks and the prefix index. It handles integers only: block ids and token ids.
+// The pools of KV blocks and the prefix index. It handles integers only: block ids and token ids.
 // docs/cache_and_scheduler.md describes it together with the scheduler.
+//
+// A model has one or more kinds of cache (base/cache_kind.h). The layers of kind 0, *full*, read all earlier tokens, so
+// a sequence needs a block for every block_len tokens. The layers of each further kind read only a window of the last
+// tokens. They have a pool of their own, whose blocks are called *units*. A sequence releases the units before its
+// window (UnitRange).
 //
 // A block is in exactly one state:
 //   Free    no sequence uses it, and its contents are undefined
 //   Active  use_count >= 1 sequences use it
 //   Cached  no sequence uses it, but it is full and indexed: it can be reused or evicted (least recently used first)
 //
+// A unit has the same states. The prefix index is a tree of blocks of kind 0. A node also has one unit of each further
+// kind, or a tombstone if this unit was evicted or never computed.
+//
 // Parts of a pool: block.h (one block), free_blocks.h (the Free blocks; growing memory), prefix_index.h (which block
-// holds which tokens), eviction_queue.h (the Cached blocks), pins.h (session pins).
+// holds which tokens), eviction_queue.h (the Cached blocks), pins.h (session pins), units.h (a kind after kind 0).
 #pragma once
 
 #include <cstdint>
@@ -30,9 +38,31 @@ struct PrefixNode {
   std::uint64_t unique_id = 0;  // 0: the root
 };
 
+// The units of one kind that a sequence uses: for the blocks first .. end() - 1 of its tokens.
+struct UnitRange {
+  std::int32_t first = 0;
+  std::vector<BlockId> units;
+  std::int32_t end() const { return first + static_cast<std::int32_t>(units.size()); }
+  BlockId& at(std::int32_t block) { return units[static_cast<std::size_t>(block - first)]; }
+};
+
+// Provides memory for the first n blocks of a pool. Throws Error(resource_exhausted) if there is not enough.
+using Commit = std::function<void(int num_blocks)>;
+
+// A kind of cache after kind 0. A query at position p reads the positions p - window + 1 to p. window >= 1.
+struct UnitKind {
+  std::int32_t window = 0;
+  int num_units = 0;  // >= 1
+  int chunk = 0;      // as in the constructor of BlockManager; 0: all units have memory
+  Commit commit = nullptr;
+};
+
+class Units;
+
 struct PrefixMatch {
   std::vector<BlockId> blocks;    // now used by the caller (use counts raised)
   std::vector<PrefixNode> nodes;  // the nodes of those blocks
+  std::vector<UnitRange> units;   // by kind: the units for the window of the next token, now used by the caller too
   std::int32_t num_tokens = 0;    // blocks.size() * block_len
   PrefixNode last() const { return nodes.empty() ? PrefixNode{} : nodes.back(); }
 };
@@ -52,9 +82,9 @@ class BlockManager {
   // when all blocks have memory. If commit throws Error(resource_exhausted), the pool never grows again, and
   // num_blocks() becomes num_committed(). Other errors propagate out of allocate(), which has then changed nothing.
   // chunk >= 1.
-  using Commit = std::function<void(int num_blocks)>;
+  // kinds: the kinds after kind 0.
   BlockManager(int num_blocks, int block_len, bool enable_prefix_caching, int chunk, Commit commit,
-               Hash hash = default_hash);
+               Hash hash = default_hash, std::span<const UnitKind> kinds = {});
   ~BlockManager();
 
   int block_len() const;
@@ -64,46 +94,60 @@ class BlockManager {
   int num_active() const;
   int num_cached() const;
   int num_available() const;  // free + cached: the most that allocate() can return, if there is enough memory
+  // The kinds after kind 0, in the order of the constructor. The functions above count blocks of kind 0.
+  std::span<const Units> kinds() const;
 
-  // Finds the longest chain of indexed blocks whose tokens equal the beginning of `tokens`, at most max_tokens tokens.
-  // Raises their use counts: Cached -> Active. The index compares contents, not only hashes, so a match is always
-  // correct. `salt` separates prefixes that must not match although their tokens are equal (an adapter).
+  // Finds the longest chain of indexed blocks whose tokens equal the beginning of `tokens`, at most max_tokens tokens,
+  // and whose last nodes have the units that the next token reads. Raises their use counts: Cached -> Active. The index
+  // compares contents, not only hashes, so a match is always correct. `salt` separates prefixes that must not match
+  // although their tokens are equal (an adapter).
   PrefixMatch match(std::span<const TokenId> tokens, std::int32_t max_tokens, std::uint64_t salt = 0);
 
   // Appends n blocks with use_count 1 to `out`. Takes Free blocks first, then evicts the least recently used Cached
   // blocks, children before their parents. Returns false and leaves `out` unchanged if fewer than n blocks are
   // available; this can happen during the call, if memory runs out and num_blocks() shrinks. Evicting a block removes
   // its descendants from the index, even Active ones (their users have another copy of the prefix).
-  bool allocate(int n, std::vector<BlockId>& out);
+  // Also appends num_units[k] units of each kind to units[k]: it succeeds in all kinds, or changes no output.
+  bool allocate(int n, std::vector<BlockId>& out, std::span<const int> num_units = {},
+                std::span<UnitRange> units = {});
 
   // Indexes a full Active block of the caller as a child of `parent`. `tokens` are the block's block_len tokens.
   // Returns the node that is the parent of the caller's next block. If an equal node exists, returns that node: the
   // caller may then retain the node's block and release its own block, which stays outside the index. If the parent has
   // left the index meanwhile (it was forgotten, or it or an ancestor was evicted), indexes nothing and returns the
   // parent.
-  PrefixNode insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens, std::uint64_t salt = 0);
+  // units[k]: the caller's Active unit of each kind for the same tokens. The node takes it if it has a tombstone.
+  // Otherwise the caller's unit is released and replaced by the node's unit, which is retained.
+  PrefixNode insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens, std::uint64_t salt = 0,
+                    std::span<BlockId> units = {});
 
   // Lowers use counts. At zero an indexed block becomes Cached, any other block Free. Goes from the last block to the
   // first, so the end of a chain is evicted before its beginning.
   void release(std::span<const BlockId> blocks);
+  void release_units(std::size_t kind, std::span<const BlockId> units);
 
   // Shares blocks with another sequence: raises their use counts.
   void retain(std::span<const BlockId> blocks);
+  void retain_units(std::size_t kind, std::span<const BlockId> units);
 
   // Pins blocks for a session: a pinned block and its ancestors are evicted only when no other Cached block is left. An
-  // evicted block loses its pins, and nodes that have left the index are skipped. Pins are counted. unpin() removes
-  // one, and throws Error(internal) if there is none.
+  // evicted block loses its pins, and nodes that have left the index are skipped. Pins are counted. pin() also
+  // pins the units of the other kinds that the token after the last node reads. unpin() removes the pins of one pin(),
+  // which had the same nodes. It throws Error(internal) if there are none.
   void pin(std::span<const PrefixNode> nodes);
   void unpin(std::span<const PrefixNode> nodes);
   int num_pinned() const;  // blocks that have pins of their own
+  // How many more blocks, or units of a kind, are pinned than this share of them; 0 or less if there are no more.
+  int excess_pins(double share) const;
 
-  // Removes a block and its descendants from the index, because their contents may be wrong. Cached blocks become Free,
-  // Active blocks become Free when they are released. Skips a node that has left the index.
-  void forget_prefix(const PrefixNode& node);
+  // Removes the first block of `tokens` and its descendants from the index, because their contents may be wrong. Cached
+  // blocks become Free, Active blocks become Free when they are released.
+  void forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt = 0);
 
   // For tests. Throws Error(internal) with the fault unless states, counts, lists, index and pins agree.
-  // `expected_use`, if not empty, is the use count of every block.
-  void check_integrity(std::span<const std::int32_t> expected_use = {}) const;
+  // `expected_use`, if not empty, is the use count of every block, and unit_use[k] of every unit.
+  void check_integrity(std::span<const std::int32_t> expected_use = {},
+                       std::span<const std::vector<std::int32_t>> unit_use = {}) const;
 
  private:
   struct Impl;

@@ -1,5 +1,6 @@
 // Integrity checks of the cache, for tests. Each part checks the state that it owns.
 #include <string>
+#include <vector>
 
 #include "cache/block_manager_impl.h"
 
@@ -13,7 +14,8 @@ void require(bool holds, const What&... what) {
 
 }  // namespace
 
-void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) const {
+void BlockManager::check_integrity(std::span<const std::int32_t> expected_use,
+                                   std::span<const std::vector<std::int32_t>> unit_use) const {
   const auto num = num_blocks();
   if (!expected_use.empty()) {
     require(std::ssize(expected_use) == num, "got use counts of ", expected_use.size(), " blocks, but there are ", num);
@@ -24,10 +26,54 @@ void BlockManager::check_integrity(std::span<const std::int32_t> expected_use) c
     }
   }
   impl_->check_states();
-  impl_->free.check(impl_->blocks);
+  std::vector<bool> is_free;
+  for (BlockId id = 0; id < num; ++id) is_free.push_back(impl_->blocks[id].is_free());
+  impl_->free.check(is_free);
   impl_->check_queue();
   impl_->index.check(num);
   impl_->pins.check(num);
+  for (std::size_t k = 0; k < impl_->kinds.size(); ++k) {
+    impl_->kinds[k].check(impl_->blocks, num, unit_use.empty() ? std::span<const std::int32_t>() : unit_use[k]);
+  }
+}
+
+// Units and nodes agree, and every unit is in one state, in the list of that state.
+void Units::check(const Blocks& blocks, int num_nodes, std::span<const std::int32_t> expected_use) const {
+  require(expected_use.empty() || std::ssize(expected_use) == num_units(), "got use counts of ", expected_use.size(),
+          " units, but there are ", num_units());
+  int active = 0, cached = 0;
+  std::vector<bool> is_free;
+  for (BlockId id = 0; id < num_units(); ++id) {
+    const auto& unit = at(id);
+    require(expected_use.empty() || expected_use[static_cast<std::size_t>(id)] == unit.use_count, "unit ", id,
+            " has use count ", unit.use_count, ", expected ",
+            expected_use.empty() ? 0 : expected_use[static_cast<std::size_t>(id)]);
+    const bool in_tree = unit.node != kNone, is_cached = unit.use_count == 0 && in_tree;
+    active += unit.use_count > 0;
+    cached += is_cached;
+    is_free.push_back(unit.use_count == 0 && !in_tree);
+    require(!in_tree || at_node(unit.node).unit == id, "unit ", id, " is not the unit of its node ", unit.node);
+    require(cached_.contains(id) == is_cached, "unit ", id, " is ", is_cached ? "Cached and not" : "not Cached and",
+            " in their queue");
+    require(!is_cached || cached_.is_pinned(id) == (at_node(unit.node).pins > 0), "unit ", id,
+            " is in the wrong part of the queue");
+  }
+  require(cached_.is_in_order() && cached_.size() == cached, "the queue of Cached units is out of order");
+  require(active == num_active_, active, " units are Active, but the counter is ", num_active_);
+  free_.check(is_free);
+  require(active + cached + free_.num_ready() == num_committed(), num_committed(), " units have memory, but ", active,
+          " are Active, ", cached, " Cached and ", free_.num_ready(), " in the free list");
+  int pinned = 0;
+  for (BlockId id = 0; id < num_nodes; ++id) {
+    const auto& node = at_node(id);
+    pinned += node.pins > 0;
+    require(node.pins >= 0, "the unit of block ", id, " has ", node.pins, " pins");
+    require(blocks[id].is_indexed() || (node.unit == kNone && node.pins == 0), "block ", id,
+            " is not in the tree, but has a unit or pins");
+    require(node.unit == kNone || at(node.unit).node == id, "unit ", node.unit, " is at block ", id,
+            " and at another one");
+  }
+  require(pinned == num_pinned_, pinned, " nodes have pins, but the counter is ", num_pinned_);
 }
 
 // Every block is in one state, and is counted in that state.
@@ -64,12 +110,12 @@ void BlockManager::Impl::check_queue() const {
 }
 
 // The list holds Free blocks with memory, each once.
-void FreeBlocks::check(const Blocks& blocks) const {
+void FreeBlocks::check(const std::vector<bool>& is_free) const {
   require(committed_ <= total_, committed_, " blocks have memory, but there are only ", total_);
   std::vector<bool> seen(static_cast<std::size_t>(total_), false);
   for (const auto id : list_) {
     require(id >= 0 && id < committed_, "block ", id, " is in the free list, but has no memory");
-    require(blocks[id].is_free(), "block ", id, " is in the free list, but not Free");
+    require(is_free[static_cast<std::size_t>(id)], "block ", id, " is in the free list, but not Free");
     require(!seen[static_cast<std::size_t>(id)], "block ", id, " is in the free list twice");
     seen[static_cast<std::size_t>(id)] = true;
   }

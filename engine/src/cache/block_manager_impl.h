@@ -10,11 +10,13 @@
 #include "cache/free_blocks.h"
 #include "cache/pins.h"
 #include "cache/prefix_index.h"
+#include "cache/units.h"
 
 namespace charonia::cache {
 
 struct BlockManager::Impl {
-  Impl(int num_blocks, int block_len_in, bool enable_prefix_caching, int chunk, Commit commit, Hash hash)
+  Impl(int num_blocks, int block_len_in, bool enable_prefix_caching, int chunk, Commit commit, Hash hash,
+       std::span<const UnitKind> unit_kinds)
       : block_len(block_len_in),
         blocks(num_blocks),
         free(num_blocks, chunk, std::move(commit)),
@@ -22,6 +24,14 @@ struct BlockManager::Impl {
         cached(num_blocks),
         pins(blocks, cached) {
     subtree.reserve(static_cast<std::size_t>(num_blocks));
+    kinds.reserve(unit_kinds.size());
+    for (const auto& kind : unit_kinds) kinds.emplace_back(kind, block_len, num_blocks);
+  }
+
+  // The node's block; kNone if the node has left the index, or is the root.
+  BlockId indexed(const PrefixNode& node, std::string_view call) {
+    if (node.unique_id == 0 || checked(node.block, call).unique_id != node.unique_id) return kNone;
+    return node.block;
   }
 
   Block& checked(BlockId id, std::string_view call) {
@@ -37,6 +47,8 @@ struct BlockManager::Impl {
   void unindex(BlockId root);  // removes a block and its descendants from the index: Cached -> Free
   BlockId take_free();         // Free -> Active; requires a Free block with memory
 
+  std::span<const PrefixNode> window_of(std::span<const PrefixNode> nodes, const Units& kind) const;
+
   void check_states() const;
   void check_queue() const;
 
@@ -46,6 +58,7 @@ struct BlockManager::Impl {
   PrefixIndex index;
   EvictionQueue cached;
   Pins pins;
+  std::vector<Units> kinds;  // after kind 0
   int num_active = 0;
   std::vector<BlockId> subtree;  // working memory of unindex()
 };

@@ -15,7 +15,7 @@ namespace charonia::cache {
 
 class FreeBlocks {
  public:
-  FreeBlocks(int num_blocks, int chunk, BlockManager::Commit commit)
+  FreeBlocks(int num_blocks, int chunk, Commit commit)
       : total_(num_blocks), chunk_(chunk), commit_(std::move(commit)) {
     list_.reserve(static_cast<std::size_t>(num_blocks));
     add_up_to(std::min(chunk, num_blocks));
@@ -51,7 +51,17 @@ class FreeBlocks {
     return true;
   }
 
-  void check(const Blocks& blocks) const;  // block_manager_check.cpp
+  // Provides memory until n blocks are Free with memory, or until memory runs out. Returns whether n blocks can be
+  // taken, if num_cached blocks can be evicted.
+  bool provide(int n, int num_cached) {
+    if (n > size() + num_cached) return false;
+    while (n > num_ready() && grow()) {
+    }
+    return n <= size() + num_cached;  // without enough memory, the pool has fewer blocks now
+  }
+
+  // block_manager_check.cpp. is_free: by block.
+  void check(const std::vector<bool>& is_free) const;
 
  private:
   void add_up_to(int num_blocks) {
@@ -62,7 +72,7 @@ class FreeBlocks {
   int total_;
   int committed_ = 0;
   int chunk_;
-  BlockManager::Commit commit_;
+  Commit commit_;
   std::vector<BlockId> list_;  // with memory; the last one is taken next
 };
 

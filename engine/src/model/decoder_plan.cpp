@@ -23,9 +23,11 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
   for (const auto& part : parts) {
     activations.begin_block();
     part.block->plan(activations);
-    if (const auto cache = part.block->cache()) {
+    if (auto cache = part.block->cache()) {
+      const int window = part.block->window();
+      if (window >= limits.max_positions) cache->kind = CacheKind::full;  // it would free nothing
+      if (cache->kind == CacheKind::window) kv_layout.window = std::max(kv_layout.window, window);
       kv_layout.layers.push_back(*cache);
-      kv_layout.window = std::max(kv_layout.window, part.block->window());
     }
   }
   activations.begin_block();

@@ -122,8 +122,8 @@ class Steps {
   // Throws Error(internal) if prepare() was not called, if the step exceeds the limits, or if an id, a position, a
   // table or a row is out of its range.
   virtual void begin_step(const StepInput& input) = 0;
-  // Copies whole blocks of the cache, in this order. Call after begin_step() and before run_step(); never part of a
-  // graph.
+  // Copies whole blocks of the cache, in this order. Ignores kinds without layers. Call after begin_step() and before
+  // run_step(); never part of a graph.
   virtual void copy_blocks(KvCache& cache, std::span<const BlockCopy> copies) = 0;
   virtual void run_step(const Issue& issue) = 0;
   // Waits for the samples of the oldest uncollected step, and returns them in the order of its sample rows. A row that

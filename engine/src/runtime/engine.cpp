@@ -74,14 +74,23 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   info.weight_bytes = executor_->weight_bytes();
   info.weight_bytes_per_step = executor_->weight_bytes_per_step();
   info.kv_cache_bytes = executor_->kv_cache_bytes();
-  info.num_blocks = executor_->num_blocks();
+  info.num_blocks = executor_->num_blocks().full;
+  info.num_window_blocks = executor_->num_blocks().window;
 }
 
 void Engine::Impl::make_scheduler() {
   auto& config = info.config;
-  blocks_ = std::make_unique<cache::BlockManager>(info.num_blocks, config.cache_block_seq_len,
-                                                  config.enable_prefix_caching, executor_->chunk_blocks(),
-                                                  [this](int blocks) { executor_->commit_blocks(blocks); });
+  const auto commit = [this](CacheKind kind) {
+    return [this, kind](int blocks) { executor_->commit_blocks(kind, blocks); };
+  };
+  const auto chunk = executor_->chunk_blocks();
+  std::vector<cache::UnitKind> kinds;
+  if (const int window = executor_->window(); window > 0) {
+    kinds.push_back({window, info.num_window_blocks, chunk.window, commit(CacheKind::window)});
+  }
+  blocks_ = std::make_unique<cache::BlockManager>(
+      info.num_blocks, config.cache_block_seq_len, config.enable_prefix_caching, chunk.full, commit(CacheKind::full),
+      cache::BlockManager::default_hash, kinds);
   step_time_ =
       std::make_unique<schedule::StepTime>(config.step_time_ms, config.stream_interval_ms, config.token_budget);
   // The decoder has memory for max_batch_size rows of logits. Prompts that need a row per token share these rows.
@@ -104,7 +113,7 @@ void Engine::Impl::make_sessions() {
   }
   const runtime::SessionStore::Limits limits{
       .ttl_s = config.session_ttl_s,
-      .pinned_blocks = static_cast<int>(config.session_quota * blocks_->num_blocks()),
+      .pinned = config.session_quota,
       .max_sessions = config.max_sessions};
   sessions_ = std::make_unique<runtime::SessionStore>(limits, *blocks_, std::move(files));
   sessions_->restore(info.warnings);

@@ -87,7 +87,8 @@ class Engine::Impl {
   // A step and the arrays that the device receives. Steps are reused to avoid allocations.
   struct Step {
     schedule::StepPlan plan;
-    std::vector<std::int32_t> ids, positions, query_start, block_tables, logits_rows, prompt_tokens;
+    std::vector<std::int32_t> ids, positions, query_start, logits_rows, prompt_tokens;
+    PerKind<std::vector<std::int32_t>> block_tables;
     std::vector<ops::SampleRow> sample_rows;
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
     double streams = 0;  // sum of stream_weight() of the sequences that sample
@@ -205,6 +206,7 @@ class Engine::Impl {
   EngineStats reported_;        // the values last sent to the sink
   bool reported_any_ = false;
   int reported_committed_ = 0;  // KV blocks that have memory
+  double reported_usage_ = 0;   // the share of blocks in use, of the kind of cache that has the largest
 
   runtime::MaskThreads masks_;
   std::unique_ptr<runtime::GuideThread> guides_;

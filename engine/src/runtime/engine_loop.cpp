@@ -103,9 +103,12 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   auto& step = in_flight_ == &steps_[0] ? steps_[1] : steps_[0];
   fill(step, std::move(plan));
   masks_.hand_over();
-  const auto stride = static_cast<std::int64_t>(step.block_tables.size() / step.plan.seqs.size());
+  const auto stride = static_cast<std::int64_t>(step.block_tables.full.size() / step.plan.seqs.size());
   executor_->launch({.ids = step.ids,
-                     .attention = {step.query_start, step.positions, {step.block_tables, step.block_tables}, stride},
+                     .attention = {step.query_start,
+                                   step.positions,
+                                   {step.block_tables.full, step.block_tables.window},
+                                   stride},
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
@@ -127,7 +130,10 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.streams = 0;
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
-  step.block_tables.assign(table_stride * step.plan.seqs.size(), 0);
+  step.block_tables.full.assign(table_stride * step.plan.seqs.size(), 0);
+  const bool has_windows = !blocks_->kinds().empty();
+  // Units before the window stay 0, because no row reads them.
+  if (has_windows) step.block_tables.window.assign(step.block_tables.full.size(), 0);
 
   for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
     const auto& part = step.plan.seqs[s];
@@ -141,7 +147,12 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     step.query_start.push_back(static_cast<std::int32_t>(step.ids.size()));
     step.prompt_tokens.push_back(completion.num_input());
     const auto blocks = scheduler_->blocks(part.id);
-    std::ranges::copy(blocks, step.block_tables.begin() + static_cast<std::ptrdiff_t>(s * table_stride));
+    const auto row = static_cast<std::ptrdiff_t>(s * table_stride);
+    std::ranges::copy(blocks, step.block_tables.full.begin() + row);
+    if (has_windows) {
+      const auto& units = scheduler_->units(part.id).front();
+      std::ranges::copy(units.units, step.block_tables.window.begin() + row + units.first);
+    }
     fill_rows(step, part, completion);
     if (part.samples) step.streams += runtime::stream_weight(completion.state.request);
   }

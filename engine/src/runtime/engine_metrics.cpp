@@ -1,6 +1,8 @@
 // The engine's counts for stats(), and its metrics for the sink.
+#include <algorithm>
 #include <utility>
 
+#include "cache/units.h"
 #include "runtime/engine_impl.h"
 
 namespace charonia {
@@ -65,9 +67,11 @@ void Engine::Impl::report_gauges() {
   gauge(&EngineStats::blocks_total, Metric::kv_blocks_total);
   gauge(&EngineStats::num_sessions, Metric::num_sessions);
   gauge(&EngineStats::blocks_pinned, Metric::session_blocks_pinned);
-  if (changed(&EngineStats::blocks_active)) {
-    sink_->set(Metric::kv_cache_usage_perc, static_cast<double>(now.blocks_active) / now.blocks_total);
+  auto usage = static_cast<double>(now.blocks_active) / now.blocks_total;
+  for (const auto& kind : blocks_->kinds()) {
+    usage = std::max(usage, static_cast<double>(kind.num_active()) / kind.num_units());
   }
+  if (first || usage != reported_usage_) sink_->set(Metric::kv_cache_usage_perc, reported_usage_ = usage);
   if (const int committed = blocks_->num_committed(); first || committed != reported_committed_) {
     sink_->set(Metric::kv_blocks_committed, reported_committed_ = committed);
   }

@@ -52,8 +52,8 @@ struct Executor::Rank {
   }
 
   // Creates the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
-  void make_cache(int num_blocks, int committed) {
-    cache = ops->make_kv_cache(layout, {num_blocks, num_blocks}, {{committed, committed}});
+  void make_cache(const PerKind<int>& num_blocks, const PerKind<int>& committed) {
+    cache = ops->make_kv_cache(layout, num_blocks, committed);
     decoder->prepare(*cache);
   }
 
@@ -85,9 +85,11 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](Rank& rank) { rank.load(model, files, limits); });
-  num_blocks_ = blocks_of_all(config);
-  chunk_blocks_ = blocks_per_chunk(config.cache_chunk_size, num_blocks_);
-  on_ranks([&](Rank& rank) { rank.make_cache(num_blocks_, chunk_blocks_); });
+  num_blocks_ = blocks_by_kind(config, window(), blocks_of_all(config));
+  for (const auto kind : kCacheKinds) {
+    chunk_blocks_[kind] = committed_[kind] = blocks_per_chunk(config.cache_chunk_size, num_blocks_[kind]);
+  }
+  on_ranks([&](Rank& rank) { rank.make_cache(num_blocks_, committed_); });
 }
 
 Executor::~Executor() = default;
@@ -110,7 +112,9 @@ std::int64_t Executor::sum(const Function& function) const {
 int Executor::blocks_of_all(const EngineConfig& config) const {
   int out = std::numeric_limits<int>::max();
   for (const auto& rank : ranks_) {
-    const CacheMemory memory{rank->layout.bytes({1, 1}), rank->free_for_cache(), static_cast<int>(ranks_.size())};
+    CacheMemory memory{
+        .window = window(), .free_bytes = rank->free_for_cache(), .ranks = static_cast<int>(ranks_.size())};
+    for (const auto kind : kCacheKinds) memory.block_bytes[kind] = rank->layout.block_bytes(kind);
     try {
       out = std::min(out, blocks_that_fit(config, memory));
     } catch (const Error&) {
@@ -121,12 +125,17 @@ int Executor::blocks_of_all(const EngineConfig& config) const {
 }
 
 // Not with on_ranks(): a rank without memory must not abort the collectives of the other ranks.
-void Executor::commit_blocks(int num_blocks) {
+void Executor::commit_blocks(CacheKind kind, int num_blocks) {
+  auto wanted = committed_;
+  wanted[kind] = num_blocks;
   threads_->run([&](int rank) {
     auto& one = *ranks_[static_cast<std::size_t>(rank)];
-    one.ops->commit_blocks(*one.cache, {num_blocks, num_blocks});
+    one.ops->commit_blocks(*one.cache, wanted);
   });
+  committed_ = wanted;
 }
+
+int Executor::window() const { return ranks_.front()->layout.window; }
 
 void Executor::launch(const ops::StepInput& input) {
   on_ranks([&](Rank& rank) { rank.launch(input); });
@@ -173,7 +182,7 @@ std::int64_t Executor::weight_bytes_per_step() const {
 }
 
 std::int64_t Executor::kv_cache_bytes() const {
-  return sum([this](const Rank& rank) { return rank.layout.bytes({num_blocks_, num_blocks_}); });
+  return sum([this](const Rank& rank) { return rank.layout.bytes(num_blocks_); });
 }
 
 }  // namespace charonia::runtime

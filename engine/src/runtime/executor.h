@@ -34,12 +34,13 @@ class Executor {
   // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
 
-  int num_blocks() const { return num_blocks_; }
+  const PerKind<int>& num_blocks() const { return num_blocks_; }
+  int window() const;  // KvLayout::window: the widest window of the layers that have one; 0: none
   // The setting cache_chunk_size as a number of blocks (BlockManager's chunk).
-  int chunk_blocks() const { return chunk_blocks_; }
-  // Provides memory for the first `num_blocks` blocks on all ranks (BlockManager's Commit). Throws
+  const PerKind<int>& chunk_blocks() const { return chunk_blocks_; }
+  // Provides memory for the first `num_blocks` blocks of a kind on all ranks (cache::Commit). Throws
   // Error(resource_exhausted): then some ranks may have the memory, which does no harm. Call it between steps.
-  void commit_blocks(int num_blocks);
+  void commit_blocks(CacheKind kind, int num_blocks);
 
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
@@ -63,7 +64,7 @@ class Executor {
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
-  int num_blocks_ = 0, chunk_blocks_ = 0;
+  PerKind<int> num_blocks_, chunk_blocks_, committed_;
   std::unique_ptr<RankThreads> threads_;
 };
 

@@ -74,7 +74,55 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
 constexpr double kShare = 0.8;          // of the free memory, for the KV cache
 constexpr int kShortChatTokens = 1024;  // a chat of this length counts as short
 
-// The number of blocks that the settings ask for.
+std::int64_t blocks_of(const EngineConfig& config, int tokens) {
+  return (std::int64_t{tokens} + config.cache_block_seq_len - 1) / config.cache_block_seq_len;
+}
+
+// Whether the cache has the default size of a CPU: the blocks of max_batch_size short chats, or of one sequence of full
+// length, because other programs need the memory too.
+bool is_for_short_chats(const EngineConfig& config) {
+  return config.device == "cpu" && config.cache_users == 0 && config.cache_size.empty() &&
+         config.cache_max_entry_count == 0;
+}
+std::int64_t blocks_of_short_chats(const EngineConfig& config) {
+  return config.max_batch_size * std::min(blocks_of(config, kShortChatTokens), blocks_of(config, config.session_len));
+}
+
+// The assumed length of sequences. The cache of a model with windows is divided for them.
+int tokens_of_sequence(const EngineConfig& config, int window) {
+  constexpr int kWindows = 4;
+  auto tokens = static_cast<std::int64_t>(kWindows) * window;
+  if (config.cache_users > 0) tokens = config.session_len;
+  if (is_for_short_chats(config) && blocks_of_short_chats(config) > blocks_of(config, config.session_len)) {
+    tokens = kShortChatTokens;
+  } else if (is_for_short_chats(config)) {
+    tokens = config.session_len;
+  }
+  if (config.cache_user_tokens > 0) tokens = config.cache_user_tokens;
+  return static_cast<int>(std::min<std::int64_t>(tokens, config.session_len));
+}
+
+// Bytes of a cache with this many full blocks.
+double cache_bytes(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
+  const auto blocks = blocks_by_kind(config, memory.window, full_blocks);
+  double bytes = 0;
+  for (const auto kind : kCacheKinds) bytes += static_cast<double>(memory.block_bytes[kind]) * blocks[kind];
+  return bytes;
+}
+
+// The largest number of full blocks that fit into this memory with their window blocks.
+std::int64_t most_blocks(const EngineConfig& config, const CacheMemory& memory, std::size_t bytes) {
+  if (memory.window == 0) return static_cast<std::int64_t>(bytes / memory.block_bytes.full);
+  std::int64_t fits = 0, too_many = std::numeric_limits<int>::max();
+  while (too_many - fits > 1) {
+    const auto middle = fits + (too_many - fits) / 2;
+    const bool fit = cache_bytes(config, memory, static_cast<int>(middle)) <= static_cast<double>(bytes);
+    (fit ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+// The number of full blocks that the settings ask for.
 struct CacheBlocks {
   std::int64_t blocks = 0;
   std::string setting;  // the setting, with its value
@@ -83,11 +131,10 @@ struct CacheBlocks {
 
 CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memory) {
   const int block_len = config.cache_block_seq_len;
-  const auto blocks_of = [block_len](int tokens) { return (std::int64_t{tokens} + block_len - 1) / block_len; };
   if (config.cache_users > 0) {
     const bool own = config.cache_user_tokens > 0;
     const int tokens = own ? config.cache_user_tokens : config.session_len;
-    return {config.cache_users * blocks_of(tokens),
+    return {config.cache_users * blocks_of(config, tokens),
             cat("cache_users = ", config.cache_users, " with ", tokens, " tokens each (",
                 own ? "cache_user_tokens" : "session_len", ")"),
             own ? "Lower cache_users or cache_user_tokens"
@@ -98,7 +145,7 @@ CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memo
     if (!bytes)
       throw Error(ErrorCode::invalid_argument, cat("cache_size = '", config.cache_size, "' is no memory size"));
     const auto of_rank = static_cast<std::size_t>(*bytes) / static_cast<std::size_t>(memory.ranks);
-    const auto blocks = static_cast<std::int64_t>(of_rank / memory.block_bytes);
+    const auto blocks = most_blocks(config, memory, of_rank);
     return {blocks, cat("cache_size = ", config.cache_size),
             blocks < 1 ? cat("Raise cache_size, or lower cache_block_seq_len (now ", block_len, ")")
                        : cat("Lower cache_size (block: ", block_len, " tokens)")};
@@ -111,14 +158,12 @@ CacheBlocks blocks_asked_for(const EngineConfig& config, const CacheMemory& memo
             cat("Lower cache_max_entry_count or cache_block_seq_len (now ", block_len, ")")};
   }
   require_step_sizes(config);
-  // A share of the free memory, but at most the blocks of max_batch_size sequences of full length. On a CPU, other
-  // programs need the memory too: the default is max_batch_size short chats, or one sequence of full length.
-  const auto sequence = blocks_of(config.session_len);
-  const bool short_chats = by_device && config.device == "cpu";
-  const auto most = config.max_batch_size * (short_chats ? std::min(blocks_of(kShortChatTokens), sequence) : sequence);
-  const auto share =
-      std::floor(entry * static_cast<double>(memory.free_bytes) / static_cast<double>(memory.block_bytes));
-  return {std::min(static_cast<std::int64_t>(share), std::max(most, sequence)), setting,
+  // A share of the free memory, but at most the blocks of max_batch_size sequences of full length.
+  const auto sequence = blocks_of(config, config.session_len);
+  const auto most = is_for_short_chats(config) ? blocks_of_short_chats(config) : config.max_batch_size * sequence;
+  const auto bytes = static_cast<std::size_t>(entry * static_cast<double>(memory.free_bytes));
+  const auto share = most_blocks(config, memory, bytes);
+  return {std::min(share, std::max(most, sequence)), setting,
           cat("Lower cache_block_seq_len (now ", block_len, ")")};
 }
 
@@ -175,6 +220,7 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     out.steps = cuda_step_bytes(model, shard, limits);
   }
   for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
+  out.window = plan.kv_layout.window;
   return out;
 }
 
@@ -192,21 +238,38 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
                   "max_batch_size, or free memory"));
 }
 
+PerKind<int> blocks_by_kind(const EngineConfig& config, int window, int full_blocks) {
+  if (window == 0) return {full_blocks, 0};
+  require_step_sizes(config);
+  const auto sequence = std::max<std::int64_t>(1, blocks_of(config, tokens_of_sequence(config, window)));
+  const auto of_window = std::min(sequence, blocks_of(config, window - 1) + 1);
+  const auto of_step = blocks_of(config, config.token_budget) + 1;
+  const auto wanted = (full_blocks + sequence - 1) / sequence * of_window + of_step;
+  return {full_blocks, static_cast<int>(std::min<std::int64_t>(full_blocks, wanted))};
+}
+
 int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory) {
   const auto asked = blocks_asked_for(config, memory);
-  const auto most = static_cast<std::int64_t>(memory.free_bytes / memory.block_bytes);
+  const auto most = most_blocks(config, memory, memory.free_bytes);
+  const auto one = memory.block_bytes.full + memory.block_bytes.window;
   if (asked.blocks >= 1 && asked.blocks <= std::min<std::int64_t>(most, std::numeric_limits<int>::max())) {
     return static_cast<int>(asked.blocks);
   }
   if (asked.blocks < 1) {
     throw Error(ErrorCode::resource_exhausted,
-                cat("the KV cache holds no block: ", asked.setting, " is less than one of ", text(memory.block_bytes),
+                cat("the KV cache holds no block: ", asked.setting, " is less than one of ", text(one),
                     memory.ranks > 1 ? cat(" on each of ", memory.ranks, " ranks") : "", " (", text(memory.free_bytes),
                     " are free beside the model). ", asked.remedy, ", or free memory"));
   }
+  std::string windows;
+  if (memory.window > 0) {
+    const auto full = static_cast<int>(std::min<std::int64_t>(asked.blocks, std::numeric_limits<int>::max()));
+    windows = cat(" and ", blocks_by_kind(config, memory.window, full).window, " window blocks of ",
+                  text(memory.block_bytes.window));
+  }
   throw Error(ErrorCode::resource_exhausted,
               cat("the KV cache does not fit: ", asked.setting, " takes ", asked.blocks, " blocks of ",
-                  text(memory.block_bytes), " each, and the ", text(memory.free_bytes),
+                  text(memory.block_bytes.full), windows, " each, and the ", text(memory.free_bytes),
                   " that are free beside the model hold ", most, ". ", asked.remedy, ", or free memory"));
 }
 
@@ -276,27 +339,33 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
   const auto limits = runtime::step_limits(config);
   int blocks = std::numeric_limits<int>::max();
+  PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
     const auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
     const auto free_bytes = free[static_cast<std::size_t>(rank)];
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
     out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights);
-    const auto kv_block = needs.kv_block.full + needs.kv_block.window;
-    out.kv_block_bytes += static_cast<std::int64_t>(kv_block);
+    for (const auto kind : kCacheKinds) kv_block[kind] += static_cast<std::int64_t>(needs.kv_block[kind]);
+    out.window = needs.window;
     out.free_bytes += static_cast<std::int64_t>(free_bytes);
     if (blocks == 0) continue;  // one rank's warning is enough
     try {
       runtime::check_model_fits(config, out.device, needs, free_bytes);
-      blocks = std::min(blocks, runtime::blocks_that_fit(config, {kv_block, free_bytes - needs.all_but_cache(),
-                                                                  ranks}));
+      blocks = std::min(blocks,
+                        runtime::blocks_that_fit(
+                            config, {needs.kv_block, needs.window, free_bytes - needs.all_but_cache(), ranks}));
     } catch (const Error& error) {
       out.warnings.push_back(ranks > 1 ? cat("rank ", rank, ": ", error.what()) : error.what());
       blocks = 0;
     }
   }
-  out.num_blocks = blocks;
-  out.kv_token_bytes = out.kv_block_bytes / config.cache_block_seq_len;
+  const auto num_blocks = runtime::blocks_by_kind(config, out.window, blocks);
+  out.num_blocks = num_blocks.full;
+  out.num_window_blocks = num_blocks.window;
+  out.kv_block_bytes = kv_block.full;
+  out.kv_window_block_bytes = kv_block.window;
+  out.kv_token_bytes = (kv_block.full + kv_block.window) / config.cache_block_seq_len;
   return out;
 }
 

@@ -70,6 +70,7 @@ struct RankMemory {
   std::size_t loaded_steps = 0;   // for steps, allocated with the weights: scratch memory for dequantised weights
   std::size_t steps = 0;          // for steps, allocated later: arrays, workspace, captured CUDA graphs
   PerKind<std::size_t> kv_block{};  // one block of each kind, in all its layers
+  int window = 0;                   // KvLayout::window
 
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps; }
 };
@@ -82,14 +83,26 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
 
 // ---- the KV cache ----
 
+//
+// A model with windows has window blocks next to its full blocks: at most one for each full block, and enough for the
+// windows of the sequences that the full blocks hold, and for one step. The assumed length of these sequences is
+// cache_user_tokens. If this is not set, the length is session_len with cache_users, the length of a CPU's default, or
+// four windows. With four windows, the cache holds more long sequences than with a window block for each full block, and
+// fewer short ones.
+
 struct CacheMemory {
-  std::size_t block_bytes = 0;  // one block in all layers
-  std::size_t free_bytes = 0;   // available to the cache of one rank
-  int ranks = 1;                // cache_size is divided by this
+  PerKind<std::size_t> block_bytes{};  // one block of each kind, in all its layers
+  int window = 0;                      // KvLayout::window; 0: no layers have a window
+  std::size_t free_bytes = 0;          // available to the cache of one rank
+  int ranks = 1;                       // cache_size is divided by this
 };
-// Returns the number of blocks that cache_users asks for, else cache_size, else cache_max_entry_count. Throws
-// Error(resource_exhausted), with the numbers and the remedy, if they do not fit. config.session_len must be resolved.
+// Returns the number of full blocks that cache_users asks for, else cache_size, else cache_max_entry_count. Throws
+// Error(resource_exhausted), with the numbers and the remedy, if they do not fit together with their window blocks.
+// config.session_len and the sizes of steps must be resolved.
 int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory);
+
+// Returns the numbers of blocks of a cache with this many full blocks. Without windows there are no window blocks.
+PerKind<int> blocks_by_kind(const EngineConfig& config, int window, int full_blocks);
 
 // Returns cache_chunk_size as a number of blocks: -1 means all blocks, 0 means the square root of their number.
 int blocks_per_chunk(int cache_chunk_size, int num_blocks);

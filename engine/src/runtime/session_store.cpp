@@ -153,16 +153,17 @@ void SessionStore::make_space() {
 }
 
 void SessionStore::keep_quota(Session& newest) {
-  while (blocks_.num_pinned() > limits_.pinned_blocks) {
+  while (blocks_.excess_pins(limits_.pinned) > 0) {
     const auto longest = longest_idle([](const Session& session) { return !session.nodes.empty(); });
     if (longest == sessions_.end()) break;
     blocks_.unpin(longest->second.nodes);
     longest->second.nodes.clear();
   }
   // The session alone exceeds the quota. Keep its beginning, which is the most useful part.
-  while (blocks_.num_pinned() > limits_.pinned_blocks && !newest.nodes.empty()) {
-    blocks_.unpin({&newest.nodes.back(), 1});
-    newest.nodes.pop_back();
+  for (int excess; (excess = blocks_.excess_pins(limits_.pinned)) > 0 && !newest.nodes.empty();) {
+    blocks_.unpin(newest.nodes);
+    newest.nodes.resize(newest.nodes.size() - std::min(newest.nodes.size(), static_cast<std::size_t>(excess)));
+    blocks_.pin(newest.nodes);
   }
 }
 

@@ -24,7 +24,7 @@ class SessionStore {
   using Clock = std::chrono::steady_clock;
   struct Limits {
     double ttl_s = 0;       // 0: sessions are off
-    int pinned_blocks = 0;  // maximum over all sessions
+    double pinned = 0;  // maximum over all sessions, as a share of the blocks of each kind
     int max_sessions = 0;
   };
 

@@ -24,20 +24,46 @@ Seq* Scheduler::Impl::parent_of(SeqId id, std::span<const TokenId> prompt, const
   return parent.state == State::impossible ? nullptr : &parent;
 }
 
+// Whether the parent still has the units that the child's first token reads. If the parent has generated tokens since,
+// it may have released some. Then the child becomes an ordinary sequence.
+bool Scheduler::Impl::has_parents_units(const Seq& seq) const {
+  for (std::size_t k = 0; k < num_kinds(); ++k) {
+    if (seq.parent->units[k].first > pool.kinds()[k].first_needed(seq.prompt_tokens - 1)) return false;
+  }
+  return true;
+}
+
 // Shares all of its parent's blocks before the block with the prompt's last token. The child writes to that block, so
 // it gets its own: a copy, unless the block holds no other token of the prompt. The child computes the last token
 // itself, to sample the next one. Returns false and changes nothing if no block is available.
 bool Scheduler::Impl::begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& plan) {
   const auto& parent = *seq.parent;
   const auto shared = static_cast<std::size_t>((seq.prompt_tokens - 1) / pool.block_len());
+  const bool copies = (seq.prompt_tokens - 1) % pool.block_len() != 0;
   std::vector<cache::BlockId> blocks(parent.blocks.begin(),
                                      parent.blocks.begin() + static_cast<std::ptrdiff_t>(shared));
-  if (slack < 1 || !pool.allocate(1, blocks)) return false;
+  std::vector<cache::UnitRange> units(num_kinds());
+  bool fits = slack >= 1;
+  for (std::size_t k = 0; k < num_kinds(); ++k) {
+    const auto& all = parent.units[k];
+    auto& range = units[k];
+    range.first = pool.kinds()[k].first_needed(seq.prompt_tokens - 1);
+    range.units.assign(all.units.begin() + (range.first - all.first),
+                       all.units.begin() + (static_cast<std::int32_t>(shared) - all.first));
+    units_wanted[k] = 1;
+    fits = fits && units_slack(seq, k) >= 1;
+  }
+  if (!fits || !pool.allocate(1, blocks, units_wanted, units)) return false;
   pool.retain(std::span(blocks).first(shared));
-  if ((seq.prompt_tokens - 1) % pool.block_len() != 0) {
-    plan.block_copies.push_back({parent.blocks[shared], blocks.back()});
+  if (copies) plan.block_copies.push_back({parent.blocks[shared], blocks.back()});
+  for (std::size_t k = 0; k < num_kinds(); ++k) {
+    const std::span<const cache::BlockId> own(units[k].units);
+    pool.retain_units(k, own.first(own.size() - 1));
+    const auto from = parent.units[k].units[shared - static_cast<std::size_t>(parent.units[k].first)];
+    if (copies) plan.block_copies.push_back({from, own.back(), static_cast<CacheKind>(k + 1)});
   }
   seq.blocks = std::move(blocks);
+  seq.units = std::move(units);
   seq.computed = seq.num_cached_tokens = seq.prompt_tokens - 1;
   seq.inserted_blocks = static_cast<std::int32_t>(shared);
   seq.nodes.assign(parent.nodes.begin(),

@@ -10,11 +10,23 @@
 
 namespace charonia::schedule {
 
-bool Scheduler::Impl::cannot_fit(const Seq& seq) const { return blocks_for(seq.num_tokens()) > pool.num_blocks(); }
+int Scheduler::Impl::all_blocks() const {
+  int all = pool.num_blocks();
+  for (const auto& kind : pool.kinds()) all += kind.num_units();
+  return all;
+}
+
+// A sequence needs at least the units for one token of each kind with a window.
+bool Scheduler::Impl::cannot_fit(const Seq& seq) const {
+  const auto blocks = blocks_for(seq.num_tokens());
+  return blocks > pool.num_blocks() || std::ranges::any_of(pool.kinds(), [blocks](const cache::Units& kind) {
+           return std::min(blocks, kind.most_for(1)) > kind.num_units();
+         });
+}
 
 // Returns true if the pool has shrunk since the last call. Marks waiting sequences that can never fit.
 bool Scheduler::Impl::notice_fewer_blocks() {
-  if (std::exchange(known_blocks, pool.num_blocks()) == pool.num_blocks()) return false;
+  if (std::exchange(known_blocks, all_blocks()) == all_blocks()) return false;
   count_reserve();
   std::vector<Seq*> too_long;
   for (const auto& [id, seq] : seqs) {

@@ -34,6 +34,9 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   running.erase(std::ranges::lower_bound(running, &seq, Before{}));
   pool.release(seq.blocks);
   seq.blocks.clear();
+  for (std::size_t k = 0; k < num_kinds(); ++k) pool.release_units(k, seq.units[k].units);
+  seq.units.clear();
+  seq.units_need.clear();
   seq.nodes.clear();
   seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
   seq.forced = false;
@@ -51,7 +54,10 @@ void Scheduler::Impl::insert_blocks(Seq& seq) {
     const auto index = static_cast<std::size_t>(seq.inserted_blocks);
     auto& block = seq.blocks[index];
     const auto parent = seq.nodes.empty() ? cache::PrefixNode{} : seq.nodes.back();
-    const auto node = pool.insert(parent, block, tokens.subspan(index * length, length), seq.salt);
+    units_of_block.clear();
+    for (auto& range : seq.units) units_of_block.push_back(range.at(seq.inserted_blocks));
+    const auto node = pool.insert(parent, block, tokens.subspan(index * length, length), seq.salt, units_of_block);
+    for (std::size_t k = 0; k < num_kinds(); ++k) seq.units[k].at(seq.inserted_blocks) = units_of_block[k];
     if (node.unique_id == parent.unique_id) continue;  // there is no index, or the parent has left it
     if (node.block != block) {
       pool.retain({&node.block, 1});
@@ -74,6 +80,11 @@ Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_
   if (limits.max_logits_rows != 0 && limits.max_logits_rows < limits.max_batch_size) {
     broken(cat("max_logits_rows = ", limits.max_logits_rows, ": it must be 0 or at least max_batch_size, ",
                limits.max_batch_size));
+  }
+  for (const auto& kind : blocks.kinds()) {
+    if (kind.num_units() < std::min(kind.most_for(1), blocks.num_blocks())) {
+      broken(cat("a kind of cache has ", kind.num_units(), " units, but its window needs ", kind.most_for(1)));
+    }
   }
 }
 
@@ -122,6 +133,7 @@ StepPlan Scheduler::plan() {
   impl.begin_plan();
   impl.plan_decodes(plan);
   impl.plan_prefill(plan);
+  impl.plan_starved(plan);
   for (const auto* seq : impl.impossible) plan.impossible.push_back(seq->id);
   return plan;
 }
@@ -151,6 +163,7 @@ void Scheduler::advance(const StepPlan& plan) {
     if (part.all_rows) seq.rows_given = seq.computed;
     if (std::exchange(seq.forked, false)) impl_->leave_parent(seq);
     impl_->insert_blocks(seq);
+    impl_->release_units_before_windows(seq);
     if (part.samples) {
       seq.tokens.push_back(-rows);  // the placeholder
       seq.forced = false;
@@ -194,11 +207,9 @@ void Scheduler::append(SeqId id, TokenId token) {
 }
 
 void Scheduler::forget_prefix(SeqId id) {
-  // Matches by tokens, because a preempted sequence has no blocks.
+  // By its tokens, because a preempted sequence has no blocks.
   const auto& seq = impl_->at(id);
-  const auto match = impl_->pool.match(seq.tokens, seq.num_tokens(), seq.salt);
-  for (const auto& node : match.nodes) impl_->pool.forget_prefix(node);
-  impl_->pool.release(match.blocks);
+  impl_->pool.forget_prefix(seq.tokens, seq.salt);
 }
 
 bool Scheduler::remove(SeqId id) {
@@ -218,6 +229,7 @@ bool Scheduler::remove(SeqId id) {
 
 std::span<const TokenId> Scheduler::tokens(SeqId id) const { return impl_->at(id).tokens; }
 std::span<const cache::BlockId> Scheduler::blocks(SeqId id) const { return impl_->at(id).blocks; }
+std::span<const cache::UnitRange> Scheduler::units(SeqId id) const { return impl_->at(id).units; }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
 std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
 std::int32_t Scheduler::num_cached_tokens(SeqId id) const { return impl_->at(id).num_cached_tokens; }

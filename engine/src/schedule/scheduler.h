@@ -18,6 +18,8 @@
 //   Admission  (admission.cpp) A waiting sequence gets the blocks of all its tokens when it is admitted, and one block
 //              stays available for every running sequence that will need another one. A single sequence is always
 //              admitted. A plan that preempts admits no sequence.
+//   Windows    (windows.cpp) Of each kind with a window, a sequence gets the units for its window and the largest step.
+//              advance() releases the units before the window, and prefill takes others for its next tokens.
 //   Blocks     A decode may take blocks from sequences after it, never from sequences before it. So the first sequence
 //              always progresses. Two sequences that computed the same full block share one copy from then on.
 //   Rows       (logits_rows.h) The rows of logits of a step may be limited.
@@ -42,7 +44,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "base/cache_kind.h"
@@ -89,7 +90,7 @@ struct StepPlan {
   std::vector<ScheduledSeq> seqs;
   std::int32_t num_tokens = 0;   // sum, <= token_budget
   std::vector<SeqId> preempted;  // their blocks were released in this plan
-  // Blocks to copy (from, to) before the step, for sequences that begin with their parent's blocks.
+  // Blocks to copy before the step, for sequences that begin with their parent's blocks.
   std::vector<BlockCopy> block_copies;
   // Sequences that cannot continue: the pool's memory did not grow as planned, and they need more blocks than the pool
   // now has. Every plan names them until they are removed.
@@ -140,6 +141,8 @@ class Scheduler {
   // For a known sequence (otherwise Error(internal)). Spans stay valid until the next call that is not const.
   std::span<const TokenId> tokens(SeqId id) const;  // prompt and sampled tokens; the last may be a placeholder: < 0
   std::span<const cache::BlockId> blocks(SeqId id) const;  // for at least the tokens planned so far
+  // Its units of each kind after kind 0: for its window and at least the tokens planned so far. Empty while it waits.
+  std::span<const cache::UnitRange> units(SeqId id) const;
   // The nodes of the prefix index for its full computed blocks, in order, for a session to pin. Empty while it waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;
   // Prompt tokens that came from the prefix index or from the parent at the first admission; -1 before it. Tokens from

@@ -39,6 +39,22 @@ void check_family(const Seq& seq) {
           " tokens computed");
 }
 
+void check_units(const Seq& seq, const cache::BlockManager& pool, int token_budget) {
+  const auto kinds = pool.kinds();
+  require(seq.units.size() == kinds.size(), "sequence ", seq.id, " has units of ", seq.units.size(), " kinds");
+  for (std::size_t k = 0; k < kinds.size(); ++k) {
+    const auto& range = seq.units[k];
+    // A sequence with children may still have the units for the last token of its prompt.
+    const bool begins = range.first == kinds[k].first_needed(seq.computed) ||
+                        (seq.computed == seq.prompt_tokens && range.first == kinds[k].first_needed(seq.computed - 1));
+    require(begins && range.end() * pool.block_len() >= seq.computed + seq.planned,
+            "sequence ", seq.id, " has units for the blocks ", range.first, " to ", range.end(), " with ", seq.computed,
+            " tokens computed and ", seq.planned, " planned");
+    require(std::ssize(range.units) <= kinds[k].most_for(token_budget + 1), "sequence ", seq.id, " has ",
+            range.units.size(), " units, more than ", kinds[k].most_for(token_budget + 1));
+  }
+}
+
 void check_running(const Seq& seq, int block_len) {
   const auto id = seq.id;
   const auto capacity = static_cast<std::int32_t>(seq.blocks.size()) * block_len;
@@ -90,6 +106,8 @@ void Scheduler::Impl::check_lists() const {
 void Scheduler::check_integrity() const {
   const auto& impl = *impl_;
   std::vector<std::int32_t> use(static_cast<std::size_t>(impl.pool.num_blocks()), 0);
+  std::vector<std::vector<std::int32_t>> unit_use;
+  for (const auto& kind : impl.pool.kinds()) unit_use.emplace_back(static_cast<std::size_t>(kind.num_units()), 0);
   for (const auto& [id, owned] : impl.seqs) {
     const auto& seq = *owned;
     require(seq.id == id, "sequence ", id, " has the id ", seq.id);
@@ -97,15 +115,19 @@ void Scheduler::check_integrity() const {
     check_family(seq);
     if (seq.state == State::running) {
       check_running(seq, impl.pool.block_len());
+      check_units(seq, impl.pool, impl.limits.token_budget);
       for (const auto block : seq.blocks) ++use.at(static_cast<std::size_t>(block));
+      for (std::size_t k = 0; k < unit_use.size(); ++k) {
+        for (const auto unit : seq.units[k].units) ++unit_use[k].at(static_cast<std::size_t>(unit));
+      }
     } else {
-      require(seq.blocks.empty() && seq.nodes.empty() && seq.computed == 0 && seq.planned == 0 &&
+      require(seq.blocks.empty() && seq.units.empty() && seq.nodes.empty() && seq.computed == 0 && seq.planned == 0 &&
                   seq.inserted_blocks == 0 && !seq.forked,
               "sequence ", id, " does not run, but has blocks");
     }
   }
   impl.check_lists();
-  impl.pool.check_integrity(use);
+  impl.pool.check_integrity(use, unit_use);
 }
 
 }  // namespace charonia::schedule

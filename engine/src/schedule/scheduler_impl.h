@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache/units.h"
 #include "schedule/logits_rows.h"
 #include "schedule/rounds.h"
 #include "schedule/scheduler.h"
@@ -21,8 +22,11 @@ struct Scheduler::Impl {
         pool(pool_in),
         time(step_time),
         initial_blocks(pool_in.num_blocks()),
-        known_blocks(initial_blocks),
-        rows(limits.max_logits_rows) {}
+        units_reserve(pool_in.kinds().size()),
+        units_wanted(pool_in.kinds().size()),
+        rows(limits.max_logits_rows) {
+    known_blocks = all_blocks();
+  }
 
   Seq& at(SeqId id) const;    // throws Error(internal) if unknown
   Seq* find(SeqId id) const;  // null if unknown
@@ -46,17 +50,30 @@ struct Scheduler::Impl {
   // admission.cpp: which sequences may start to run
   bool admit(Seq& seq, StepPlan& plan);
   bool begin_with_prefix(Seq& seq, std::int32_t slack);
+  bool may_fit(const Seq& seq, std::int32_t slack) const;
   bool will_need_more_blocks(const Seq& seq) const;
   void count_reserve();
 
+  // windows.cpp: kinds of cache with windows
+  std::size_t num_kinds() const { return units_reserve.size(); }  // after kind 0
+  int units_slack(const Seq& seq, std::size_t kind) const;
+  std::int32_t most_units(std::size_t kind, std::int32_t tokens) const;
+  bool will_need_more_units(const Seq& seq, std::size_t kind) const;
+  bool allocate_next(Seq& seq);
+  std::int32_t extend_units(Seq& seq, std::int32_t num_tokens);
+  void release_units_before_windows(Seq& seq);
+  void plan_starved(StepPlan& plan);
+
   // children.cpp: children of one prompt
   Seq* parent_of(SeqId id, std::span<const TokenId> prompt, const SeqOptions& options) const;
+  bool has_parents_units(const Seq& seq) const;
   bool begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& plan);
   void leave_parent(Seq& seq);
   void queue_children(const Seq& seq);
   void leave_children(Seq& seq);
 
   // fewer_blocks.cpp: out of memory
+  int all_blocks() const;  // of all kinds
   bool cannot_fit(const Seq& seq) const;
   bool notice_fewer_blocks();
   void mark_impossible(Seq& seq);
@@ -67,7 +84,7 @@ struct Scheduler::Impl {
   cache::BlockManager& pool;
   StepTime* time;      // null: no limit
   int initial_blocks;  // blocks of the pool at construction
-  int known_blocks;    // blocks of the pool at the last notice_fewer_blocks()
+  int known_blocks;    // all_blocks() at the last notice_fewer_blocks()
 
   std::unordered_map<SeqId, std::unique_ptr<Seq>> seqs;
   std::vector<Seq*> running;  // in the order of Before
@@ -83,6 +100,10 @@ struct Scheduler::Impl {
   int num_ending = 0;   // running sequences whose last token is a placeholder
   int num_stalled = 0;  // decodes that wait for the blocks of ending sequences
   int reserve = 0;      // running sequences that will need another block
+  std::vector<int> units_reserve;  // running sequences that will need another unit, by kind after kind 0
+  std::vector<int> units_wanted;   // number of units to allocate, by kind after kind 0
+  std::vector<cache::BlockId> units_of_block;  // of the block that is inserted, by kind after kind 0
+  Seq* starved = nullptr;          // the first running sequence that got no units for its next token in this plan
   LogitsRows rows;
 
   std::int64_t num_preemptions = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0;

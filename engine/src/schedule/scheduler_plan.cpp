@@ -10,6 +10,7 @@ namespace charonia::schedule {
 void Scheduler::Impl::begin_plan() {
   notice_fewer_blocks();
   num_ending = num_stalled = 0;
+  starved = nullptr;
   rows.begin_step();
   for (std::size_t i = 0; i < running.size();) {
     auto& seq = *running[i];
@@ -94,6 +95,7 @@ bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
   const bool timed = time != nullptr && !seq.forced;
   auto most_tokens = std::min(seq.gap(), seq.planned + limits.token_budget - num_stalled - plan.num_tokens);
   if (timed) most_tokens = time->fit(seq.computed, most_tokens);
+  most_tokens = extend_units(seq, most_tokens);
   if (!schedule(seq, most_tokens, plan)) return false;
   if (timed) time->take(seq.computed, seq.planned);
   return true;
@@ -103,6 +105,7 @@ bool Scheduler::Impl::schedule_prefill(Seq& seq, StepPlan& plan) {
 // Returns false if none. If plan_decodes() has already planned a token of a forced sequence, the new part replaces that
 // part, which did not sample and took no row.
 bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan) {
+  if (most_tokens == 0) return false;
   auto part = rows.take_part(seq, most_tokens);
   if (part.num_tokens == 0) return false;
   part.forced = seq.forced;
@@ -116,14 +119,13 @@ bool Scheduler::Impl::schedule(Seq& seq, std::int32_t most_tokens, StepPlan& pla
   return true;
 }
 
-// Allocates blocks for all tokens of a decode. If necessary, takes blocks of sequences after it, the last one first.
-// Returns false if
+// Allocates blocks for all tokens of a decode, and units for its next token. If necessary, takes blocks of sequences
+// after it, the last one first. Returns false if
 //   - there was no sequence after it, so it was preempted itself,
 //   - a sequence is ending: its blocks become free when its last token is resolved; until then there is no preemption,
 //   - or the pool does not have that many blocks.
 bool Scheduler::Impl::reserve_blocks(Seq& seq, StepPlan& plan) {
-  const auto missing = blocks_for(seq.num_tokens()) - static_cast<std::int32_t>(seq.blocks.size());
-  while (missing > 0 && !pool.allocate(missing, seq.blocks)) {
+  while (!allocate_next(seq)) {
     const bool never = cannot_fit(seq);
     if (never && !seq.has_placeholder()) {
       mark_impossible(seq);
@@ -135,8 +137,8 @@ bool Scheduler::Impl::reserve_blocks(Seq& seq, StepPlan& plan) {
     }
     auto& victim = *running.back();
     if (&victim == &seq && running.size() == 1) {
-      broken(cat("sequence ", seq.id, " runs alone and needs ", missing, " more blocks, but ", pool.num_available(),
-                 " of ", pool.num_blocks(), " are available"));
+      broken(cat("sequence ", seq.id, " runs alone and needs more than its ", seq.blocks.size(), " blocks, but ",
+                 pool.num_available(), " of ", pool.num_blocks(), " are available"));
     }
     preempt(victim, plan);
     if (&victim == &seq) return false;

@@ -38,6 +38,7 @@ struct Seq {
 
   // Valid while it runs. Zero and empty otherwise.
   std::vector<cache::BlockId> blocks;
+  std::vector<cache::UnitRange> units;   // by kind after kind 0, from the first unit that it still needs (windows.cpp)
   std::int32_t computed = 0;             // tokens whose KV is in the blocks
   std::int32_t planned = 0;              // tokens of the plan that has not advanced yet
   std::int32_t inserted_blocks = 0;      // full computed blocks that were offered to the prefix index
@@ -46,6 +47,7 @@ struct Seq {
 
   // Used by admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed
+  std::vector<std::int32_t> units_need;  // available units that it needed, by kind
   std::int64_t activated_at_lookup = 0;  // Impl::activated_blocks at the last lookup
 
   // Used by children.cpp.

@@ -151,6 +151,23 @@ TEST_F(CudaEngineTest, tokens_of_all_variants_equal_the_cpu) {
   }
 }
 
+// With 20 blocks for the windows of five sequences. Captured steps read the tables of each step.
+TEST_F(CudaEngineTest, windows_that_free_their_blocks_change_no_token) {
+  const auto folder = write(tiled());
+  const auto all = greedy_requests(40);
+  const auto expected = completions(folder, kCpu, all);
+  auto settings = kCuda;
+  settings.insert({{"cache_block_seq_len", "8"},
+                   {"cache_max_entry_count", "80"},
+                   {"cache_user_tokens", "80"},
+                   {"token_budget", "24"}});
+  for (const auto* graphs : {"True", "False"}) {
+    Engine engine(folder, with(settings, "cuda_graphs", graphs));
+    EXPECT_EQ(engine.info().num_window_blocks, 20);
+    EXPECT_EQ(completions(engine, all), expected);
+  }
+}
+
 // Also masks, log probabilities of prompts, and several sequences of one prompt, which copy its last block.
 TEST_F(CudaEngineTest, every_kind_of_sampling_equals_the_cpu) {
   auto all = sampled_requests(12, 12);

@@ -128,6 +128,7 @@ void CudaOps::copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies
   const auto& kv = static_cast<const CudaKvCache&>(cache);
   for (const auto& [from, to, kind] : copies) {
     const int num_blocks = kv.num_blocks()[kind];
+    if (num_blocks == 0) continue;
     require(from >= 0 && from < num_blocks && to >= 0 && to < num_blocks, "copy_blocks", [&] {
       return cat("cannot copy block ", from, " to ", to, ": the cache has ", num_blocks, " blocks");
     });
