@@ -132,10 +132,7 @@ def quantize(
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, KeyboardInterrupt):
-            say(
-                "interrupted: nothing was written. llm-compressor saves no progress, so the next run starts with the "
-                "first layer again; its environment is kept"
-            )
+            say("interrupted: nothing was written. The next run begins with the first layer; it keeps the environment")
         raise
     try:
         _finish(made, folder, {**job, "command": command, "charonia_version": __version__}, say)
