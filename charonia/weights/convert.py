@@ -404,9 +404,9 @@ def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
         assert part.rows is not None
         size = part.shape[0] // part.stack
         index, first = divmod(part.rows[0], size)
-        values = values[index].T[first : first + part.taken[0]]
+        values = values[index].T[first : first + part.rows[1] - part.rows[0] : part.row_step]
     elif part.rows:
-        values = values.reshape(part.shape)[part.rows[0] : part.rows[1]]
+        values = values.reshape(part.shape)[part.rows[0] : part.rows[1] : part.row_step]
     if part.cols:
         values = values[:, part.cols[0] : part.cols[1]]
     return values
@@ -631,7 +631,7 @@ def _make(
         progress.warn(note)
     if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
         progress.warn(cached, lasting=False)
-    if found == "mxfp4":
+    if found == "mxfp4" and not source.spec.interleaved_experts:
         progress.warn(
             f"{location.path}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
             "GPT-OSS. The files do not record this: if all gate rows come first, the results are wrong"

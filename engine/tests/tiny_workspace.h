@@ -32,7 +32,7 @@ struct TinyModel {
   int experts = 0, experts_per_token = 2, expert_inter = 24;  // 0 experts: all layers are dense
   std::string layer_experts;                                  // as in config.ini; empty: all layers have experts
   int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
-  bool router_bias = false, shared_gate = false;
+  bool router_bias = false, shared_gate = false, expert_biases = false, sinks = false;
   std::string more;                                           // lines of config.ini
   std::string weight_type = "fp32";                           // unless quantised
   std::optional<TinyQuant> quantised;

@@ -40,13 +40,14 @@ class Decoder {
     Vector attention_norm, ffn_norm;            // [hidden]; null if absent
     Vector attention_post_norm, ffn_post_norm;  // [hidden]; null if absent
     Vector q_norm, k_norm;                      // [size_per_head], or [all heads of the rank]; null if absent
+    Vector sinks;                               // [heads of the rank]; null if absent
     std::unique_ptr<ops::Linear> qkv, attention_out;
     std::unique_ptr<ops::Linear> gate_up, down;  // dense, or the shared expert; null if absent
     // With experts:
     // Logits of the experts (in two halves if it stays fp32), then the shared expert's gate.
     std::unique_ptr<ops::Linear> router;
     std::unique_ptr<ops::Experts> experts;
-    Vector router_bias;  // [experts]; null if absent
+    Vector router_bias;  // [experts]; null if absent, or if it is the router's own bias
     ops::RouterParams choice;
     ops::RotaryParams rotary;
     ops::AttentionParams attention;
@@ -71,9 +72,12 @@ class Decoder {
   std::unique_ptr<ops::Linear> linear(const WeightFiles& files, std::span<const Wanted> weights,
                                       const std::vector<ops::HostMatrix>& bias);
   std::unique_ptr<ops::Linear> count(std::unique_ptr<ops::Linear> made);
-  std::unique_ptr<ops::Experts> dense_experts(const WeightFiles& files, std::span<const std::array<Wanted, 3>> experts);
+  std::vector<ops::ExpertBiases> expert_biases(const WeightFiles& files, const std::string& at) const;
+  std::unique_ptr<ops::Experts> dense_experts(const WeightFiles& files, std::span<const std::array<Wanted, 3>> experts,
+                                              const std::vector<ops::ExpertBiases>& biases);
   std::unique_ptr<ops::Experts> quantised_experts(const WeightFiles& files,
-                                                  std::span<const std::array<Wanted, 3>> experts);
+                                                  std::span<const std::array<Wanted, 3>> experts,
+                                                  const std::vector<ops::ExpertBiases>& biases);
   std::vector<float> norm_values(const WeightFiles& files, const std::string& name, std::int64_t n) const;
   Vector norm(const WeightFiles& files, const std::string& name, std::int64_t n) const;
   Vector device_vector(std::span<const float> values) const;

@@ -117,8 +117,11 @@ Made unit_rows(const std::vector<ops::HostMatrix>& parts, DType type) {
   });
 }
 
-ops::Activation activation_of(const std::string& name) {
-  return name == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
+ops::Activation activation_of(const ModelConfig& config) {
+  if (config.activation == "clamped_swiglu") {
+    return {ops::Activation::clamped_swiglu, config.swiglu_limit, config.swiglu_alpha};
+  }
+  return config.activation == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
 }
 
 std::size_t scratch_bytes(const ModelConfig& config, const Shard& shard, const ops::Device& device, DType weight,
@@ -134,7 +137,7 @@ Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& 
       ops_(ops),
       limits_(limits),
       precision_(ops.precision(data_type(config))),
-      activation_(activation_of(config.activation)),
+      activation_(activation_of(config)),
       embedding_scale_(rounded(config.embedding_scale, precision_.weight)),
       tables_(config, limits.max_positions, limits.max_rows),
       activations_(config, shard_, precision_, limits,
@@ -205,6 +208,11 @@ void Decoder::load_attention(const WeightFiles& files, int index, Layer& layer) 
   if (config_.pre_norms) layer.attention_norm = norm(files, at + "attention_norm.weight", hidden);
   if (config_.post_norms) layer.attention_post_norm = norm(files, at + "attention_post_norm.weight", hidden);
   if (config_.qk_norm) load_qk_norm(files, at + "attention.", layer);
+  if (config_.attention_sinks) {
+    const auto sinks = files.get_vector(at + "attention.sinks.weight", config_.head_num);
+    layer.sinks = device_vector(std::span(sinks).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
+                                                         static_cast<std::size_t>(shard_.heads)));
+  }
   std::vector<ops::HostMatrix> qkv_bias, out_bias;
   if (config_.attn_bias) qkv_bias = files.get(qkv + number + ".bias", shard_.qkv_size, 1);
   // The ranks' outputs are summed, so only rank 0 adds the bias.
@@ -264,8 +272,14 @@ void Decoder::load_router(const WeightFiles& files, const std::string& at, Layer
     parts = {split[0].matrix(), split[1].matrix()};
   }
   if (config_.shared_expert_gate) parts = stacked(std::move(parts), files.get(at + "shared_gate.weight", 1, hidden));
-  layer.router = count(ops_.make_linear(parts, {}, precision_.weight));
-  if (config_.router_bias) layer.router_bias = device_vector(files.get_vector(at + "gate.bias", experts));
+  std::vector<ops::HostMatrix> bias;
+  if (config_.router_logit_bias) {
+    bias = {single(files.get(at + "gate.bias", experts, 1), "gate.bias")};
+    bias.resize(parts.size());
+  } else if (config_.router_bias) {
+    layer.router_bias = device_vector(files.get_vector(at + "gate.bias", experts));
+  }
+  layer.router = count(ops_.make_linear(parts, bias, precision_.weight));
   layer.choice = {.top_k = config_.experts_per_token,
                   .renormalize = config_.renormalize_experts,
                   .score = config_.router_score == "sigmoid" ? ops::RouterScore::sigmoid : ops::RouterScore::softmax,
@@ -294,22 +308,44 @@ void Decoder::load_experts(const WeightFiles& files, const std::string& at, Laye
       if (files.quantised(one.name) != quantised) refuse_mixed(files, first, one.name);
     }
   }
-  layer.experts = quantised ? quantised_experts(files, experts) : dense_experts(files, experts);
+  const auto biases = expert_biases(files, at);
+  layer.experts = quantised ? quantised_experts(files, experts, biases) : dense_experts(files, experts, biases);
   const auto bytes = static_cast<std::int64_t>(layer.experts->bytes());
   weight_bytes_ += bytes;
   weight_bytes_per_step_ += bytes / config_.num_experts * config_.experts_per_token;
 }
 
+// One entry for each expert; without data if the model has no such biases.
+std::vector<ops::ExpertBiases> Decoder::expert_biases(const WeightFiles& files, const std::string& at) const {
+  std::vector<ops::ExpertBiases> out(static_cast<std::size_t>(config_.num_experts));
+  for (int e = 0; config_.expert_bias && e < config_.num_experts; ++e) {
+    const auto get = [&](const char* name, int rank, std::int64_t rows) {
+      const auto bias = cat(at, "experts.", e, ".", name, ".", rank, ".bias");
+      return single(files.get(bias, rows, 1), bias);
+    };
+    auto& biases = out[static_cast<std::size_t>(e)];
+    biases.gate = get("w1", shard_.rank, shard_.expert_inter);
+    biases.up = get("w3", shard_.rank, shard_.expert_inter);
+    // The ranks' outputs are summed, so only rank 0 adds the bias.
+    if (shard_.rank == 0) biases.down = get("w2", 0, config_.hidden_units);
+  }
+  return out;
+}
+
 std::unique_ptr<ops::Experts> Decoder::dense_experts(const WeightFiles& files,
-                                                     std::span<const std::array<Wanted, 3>> experts) {
+                                                     std::span<const std::array<Wanted, 3>> experts,
+                                                     const std::vector<ops::ExpertBiases>& biases) {
   std::vector<ops::ExpertSource> sources;
   const auto get = [&](const Wanted& one) { return single(files.get(one.name, one.rows, one.cols), one.name); };
-  for (const auto& [gate, up, down] : experts) sources.push_back({get(gate), get(up), get(down)});
+  for (const auto& [gate, up, down] : experts) {
+    sources.push_back({get(gate), get(up), get(down), biases[sources.size()]});
+  }
   return ops_.make_experts(sources, precision_.weight);
 }
 
 std::unique_ptr<ops::Experts> Decoder::quantised_experts(const WeightFiles& files,
-                                                         std::span<const std::array<Wanted, 3>> experts) {
+                                                         std::span<const std::array<Wanted, 3>> experts,
+                                                         const std::vector<ops::ExpertBiases>& biases) {
   QuantParts gate_up, down;
   const auto get = [&](const Wanted& one) {
     return single(files.get_quantised(one.name, one.rows, one.cols), one.name);
@@ -324,7 +360,7 @@ std::unique_ptr<ops::Experts> Decoder::quantised_experts(const WeightFiles& file
   make_one_format(pointers(down), "the last matrices of a layer's experts");
   std::vector<ops::QuantExpertSource> sources;
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    sources.push_back({gate_up[2 * e].get(), gate_up[2 * e + 1].get(), down[e].get()});
+    sources.push_back({gate_up[2 * e].get(), gate_up[2 * e + 1].get(), down[e].get(), biases[e]});
   }
   return ops_.make_quantised_experts(sources, precision_.weight);
 }
@@ -372,7 +408,11 @@ void Decoder::set_params(int index, Layer& layer) const {
                   .q_scale = data(q_scales_)};
   const float scale = config_.attention_scale > 0 ? config_.attention_scale
                                                   : 1.0F / std::sqrt(static_cast<float>(config_.size_per_head));
-  layer.attention = {.scale = scale, .window = window, .soft_cap = config_.attention_soft_cap, .alibi = data(slopes_)};
+  layer.attention = {.scale = scale,
+                     .window = window,
+                     .soft_cap = config_.attention_soft_cap,
+                     .alibi = data(slopes_),
+                     .sinks = data(layer.sinks)};
 }
 
 }  // namespace charonia::model

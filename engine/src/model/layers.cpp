@@ -60,6 +60,7 @@ void check_experts(const ModelConfig& config) {
     const std::pair<const char*, bool> without[] = {
         {"layer_experts has layers with experts", config.layer_experts.find('m') != std::string::npos},
         {"router_bias = 1", config.router_bias},
+        {"expert_bias = 1", config.expert_bias},
         {"router_groups is not 0", groups != 0},
         {"shared_expert_inter_size is not 0", config.shared_expert_inter_size != 0}};
     for (const auto& [what, holds] : without) refuse_if(holds, kInvalid, what, ", and num_experts is 0");
@@ -77,6 +78,7 @@ void check_experts(const ModelConfig& config) {
   refuse_if(config.router_norm_min * static_cast<float>(count) >= 1, kInvalid,
             "router_norm_min = ", config.router_norm_min, " must be less than 1 / num_experts, and num_experts is ",
             count);
+  refuse_if(config.router_logit_bias && !config.router_bias, kInvalid, "router_logit_bias = 1 needs router_bias = 1");
   refuse_if(config.shared_expert_gate && config.shared_expert_inter_size == 0, kInvalid,
             "shared_expert_gate = 1, and shared_expert_inter_size is 0");
 }

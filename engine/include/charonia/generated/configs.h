@@ -190,6 +190,8 @@ struct ModelConfig {
   float attention_scale = 0.0F;
   // soft cap of attention scores; 0: none; >= 0
   float attention_soft_cap = 0.0F;
+  // each head has a sink: one more score in its softmax, without a value; GPT-OSS
+  bool attention_sinks = false;
   // soft cap of logits; 0: none; >= 0
   float logit_soft_cap = 0.0F;
   // heads of q and k are normalised; RMS norms, before the rotation
@@ -210,8 +212,13 @@ struct ModelConfig {
   bool layer_norm = false;
   // attention and feed-forward of a layer have the same normalised input; Cohere
   bool parallel_block = false;
-  // activation of the feed-forward layer; silu | gelu_tanh
+  // activation of the feed-forward layer; silu | gelu_tanh | clamped_swiglu; clamped_swiglu: g sigmoid(swiglu_alpha g)
+  // (u + 1) with clamped g and u (GPT-OSS)
   std::string activation = "silu";
+  // clamped_swiglu: limit of the gate and of the other factor; > 0
+  float swiglu_limit = 7.0F;
+  // clamped_swiglu: factor of the gate in its sigmoid; > 0
+  float swiglu_alpha = 1.702F;
   // factor of the embedding; > 0
   float embedding_scale = 1.0F;
   // factor of the output of attention and feed-forward; > 0; Granite
@@ -226,12 +233,16 @@ struct ModelConfig {
   int experts_per_token = 0;
   // width of an expert; >= 0
   int expert_inter_size = 0;
+  // the three matrices of each expert have biases; GPT-OSS
+  bool expert_bias = false;
   // weights of the chosen experts add up to 1
   bool renormalize_experts = true;
   // function of the router's logits; softmax | sigmoid
   std::string router_score = "softmax";
   // the router has a bias for each expert; it is added to the scores that choose experts, but not to their weights
   bool router_bias = false;
+  // with router_bias: the bias is added to the router's logits, so weights have it too; GPT-OSS
+  bool router_logit_bias = false;
   // groups of experts: the best groups are chosen first, then experts in them; 0: no groups; >= 0; a group's score is
   // the sum of its two best experts' scores
   int router_groups = 0;
