@@ -299,7 +299,7 @@ def _gpt_oss(dense: Tensors) -> tuple[Tensors, Tensors]:
     written = {key: weight for key, weight in dense.items() if key not in found and key not in stacked}
     meant = {key: weight.float() for key, weight in written.items()}
     for key in stacked:
-        blocks, scales = _mx_blocks(dense[key].float().transpose(1, 2).numpy())
+        blocks, scales = _mx_blocks(dense[key].float().transpose(1, 2).contiguous().numpy())
         written |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
         meant[key] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
     for module in {match[1] for match in found.values()}:

@@ -90,7 +90,7 @@ CHARONIA_DEVICE float scaled_sum(const QuantParams& p, const QuantRows& tile, in
 template <class T, int kColumns, class Sum>
 CHARONIA_DEVICE void store_quant_outputs(const QuantParams& p, const QuantRows& tile, int first_column, int thread,
                                          int threads, Sum sum) {
-  // Of the tile's expert.
+  // The bias of the tile's expert.
   const float* const bias =
       p.expert_bias == nullptr ? nullptr : p.expert_bias + std::int64_t{p.tiles[blockIdx.x].expert} * p.n;
   if (p.gated) {
