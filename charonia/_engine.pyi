@@ -89,6 +89,7 @@ class Result:
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_computed_tokens: int
     timings: tuple[float, float, float]
 
 class SessionInfo:
@@ -178,6 +179,7 @@ class Engine:
         owner: str = "",
         stop_until: Sequence[str] = (),
         fit_max_tokens: bool = False,
+        prompt_progress: bool = False,
         callback: Callable[[Result], None],
     ) -> int: ...
     def cancel(self, handle: int) -> bool: ...

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from charonia import __version__, disk
-from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
+from charonia.api.options import ApiKeyOption, DtypeOption, ModelArgument, TlsCaOption, with_engine_options
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
@@ -28,7 +28,6 @@ app = typer.Typer(
     cls=HintingGroup,
     help="Converts, runs and measures large language models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables would truncate option names at 80 columns
 )
@@ -328,12 +327,8 @@ def calibrate(
 def replay(
     file: Annotated[Path, typer.Argument(help="A log of requests: CHARONIA_GATEWAY_LOG_REQUESTS.", metavar="FILE")],
     url: Annotated[str | None, typer.Option(help="The gateway [charonia serve on this machine].")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="API key of the gateway.")
-    ] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="PEM file: the authorities of the gateway's certificate [public ones].")
-    ] = None,
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 8,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -355,6 +350,20 @@ def replay(
     else:
         show(outcomes)
     if found["broken"] or found["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor() -> None:
+    """Check whether this machine can serve: Python, Triton, GPU, memory, disk, ports. Each problem has a remedy.
+
+    Exit code 1 if there is a problem."""
+    from charonia.doctor import examine, show
+    from charonia.settings import read_settings
+
+    findings = list(examine(read_settings()))
+    show(findings)
+    if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)
 
 

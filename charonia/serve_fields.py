@@ -33,7 +33,8 @@ class ServeFields(BaseSettings):
     )
     model_name: str | None = Field(
         None,
-        description="name of the model for clients; default: the name of its folder",
+        description="name of the model for clients; several names, with commas between them: clients may use each; "
+        "default: the name of its folder",
     )
     host: str = Field(
         "127.0.0.1",

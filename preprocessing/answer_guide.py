@@ -82,10 +82,12 @@ class AnswerGuides:
         given: Guide,
         *,
         num_begun: int = 0,
+        any_arguments: bool = False,
     ) -> Guide:
         """Return the guide for the engine. prompt: the rendered chat; None: the request is not a chat. functions: the
         functions that may be called. given: the caller's guide. num_begun: number of characters at the prompt's end
-        that belong to a begun message. Raises PromptError."""
+        that belong to a begun message. any_arguments: arguments of forced calls follow only the schemas of strict
+        functions. Raises PromptError."""
         if num_begun:
             self._check_begun(prompt or "", functions, choice, given, num_begun)
         strict = any(function.get("strict") for function in functions)
@@ -103,19 +105,21 @@ class AnswerGuides:
         try:
             if choice.forced or strict:
                 continued = is_continued(prompt, num_begun)
-                format: Format | None = self._with_calls(functions, choice, parallel, given, continued=continued)
+                format: Format | None = self._with_calls(
+                    functions, choice, parallel, given, continued=continued, any_arguments=any_arguments
+                )
             else:
                 format = self._of_given(functions, parallel, given, state)
         except NoTagError as error:
-            raise PromptError("tools", str(error), "leave it or strict out") from None
+            raise PromptError("tools", str(error), "leave it or strict out" if strict else "leave it out") from None
         if format is None:
             return self._for_engine(given)
         field = "tools" if choice.forced or strict else _GUIDE
         made = self._grammars(self._tags.after_reasoning(format, state), field)
         if re.search("[\ud800-\udfff]", made):
             raise PromptError(field, "text that is not valid Unicode", "send whole characters, no lone surrogates")
-        if strict:
-            self._check_size("the grammar of strict functions", len(made.encode()))
+        if strict or (choice.forced and not any_arguments):
+            self._check_size("the grammar of functions", len(made.encode()))
         return Guide("structural_tag", made)
 
     def _for_engine(self, given: Guide) -> Guide:
@@ -181,7 +185,10 @@ class AnswerGuides:
                 )
         if reasoning is not None and is_open(before, reasoning):
             problem = "the chat template begins a response with reasoning, but a begun message is text after it"
-            remedy = 'send chat_template_kwargs = {"enable_thinking": false} if the template has it, or omit the field'
+            remedy = (
+                "end the conversation with the user's message, or turn reasoning off if the chat template allows it "
+            )
+            remedy += '(chat_template_kwargs = {"enable_thinking": false})'
             raise PromptError(field, problem, remedy)
 
     def _with_calls(
@@ -192,9 +199,10 @@ class AnswerGuides:
         given: Guide,
         *,
         continued: bool,
+        any_arguments: bool,
     ) -> Format | None:
         """Return the format if calls are forced or a function is strict. continued: the response continues a begun
-        message. Returns None for a wrong guide, as `_of_given` does."""
+        message. any_arguments: as in `make`. Returns None for a wrong guide, as `_of_given` does."""
         if self._formats.calls is None:
             what = "calls cannot be forced" if choice.forced else "no function can be strict"
             problem = f"{what}: the model's format of calls is not known"
@@ -209,7 +217,7 @@ class AnswerGuides:
             functions = [function for function in functions if function.get("name") == choice.name]
             if not functions:
                 raise PromptError("tool_choice", f"{show(choice.name)} is not among tools", "name one of them")
-        made = self._functions(functions)
+        made = self._functions(functions, with_schemas=choice.forced and not any_arguments)
         if choice.forced:
             return self._tags.forced(made, several=parallel and choice.kind == "required")
         if not given.type:
@@ -236,7 +244,8 @@ class AnswerGuides:
         except NoTagError as error:
             raise PromptError(_GUIDE, str(error), "send tool_choice = none, or no tools") from None
 
-    def _functions(self, functions: Sequence[Mapping[str, Any]]) -> list[Function]:
+    def _functions(self, functions: Sequence[Mapping[str, Any]], *, with_schemas: bool = False) -> list[Function]:
+        """with_schemas: also with the schemas of functions that are not strict."""
         assert self._formats.calls is not None
         made: list[Function] = []
         size = 0
@@ -248,12 +257,13 @@ class AnswerGuides:
                 check_name(self._formats.calls, name)
             except NoTagError as error:
                 raise PromptError("tools", f"function {show(name)} cannot be called: {error}", "rename it") from None
-            schema = _strict_parameters(name, function) if function.get("strict") else None
+            follows = function.get("strict") or (with_schemas and function.get("parameters"))
+            schema = _parameters(name, function) if follows else None
             if schema is not None and self._formats.calls.syntax in ("xml", "gemma", "pythonic"):  # it is parsed
                 text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
                 size += len(text.encode(errors="surrogatepass"))
             made.append(Function(name, schema))
-        self._check_size("schemas of strict functions", size)
+        self._check_size("schemas of functions", size)
         return made
 
     def _reasoning_state(self, prompt: str) -> ReasoningState:
@@ -263,12 +273,12 @@ class AnswerGuides:
         return "open" if is_open(prompt, reasoning) else "possible"
 
 
-def _strict_parameters(name: str, function: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(name: str, function: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = function.get("parameters")
     if parameters is None:
         return {"type": "object", "properties": {}}
     if not isinstance(parameters, dict) or not _is_of_objects(parameters):
-        problem = f"function {show(name)} is strict, but its parameters are not the schema of an object"
+        problem = f"the parameters of function {show(name)} are not the schema of an object"
         raise PromptError("tools", problem, 'send {"type": "object", "properties": {...}}')
     made: Mapping[str, Any] = _without_annotations(parameters)
     return made

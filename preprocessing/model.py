@@ -154,6 +154,7 @@ def fields_of(request: Any) -> Fields:
         tools=text(request, "tools"),
         tool_choice=text(request, "tool_choice"),
         parallel_tool_calls=flag(request, "parallel_tool_calls", True),
+        any_arguments=flag(request, "any_arguments", False),
         chat_template_kwargs=text(request, "chat_template_kwargs"),
         continue_final_message=flag(request, "continue_final_message", False),
         add_special_tokens=flag(request, "add_special_tokens", None),

@@ -25,6 +25,7 @@ class Fields:
     tools: str | None = None
     tool_choice: str | None = None
     parallel_tool_calls: bool = True
+    any_arguments: bool = False
     chat_template_kwargs: str | None = None
     continue_final_message: bool = False
     add_special_tokens: bool | None = None
@@ -102,7 +103,15 @@ class Preparation:
         prompted = None if fields.messages is None else chat.text
         functions = functions_of(tools)
         offered = None if tools is None else functions
-        guide = self._guides.make(prompted, functions, choice, parallel, fields.guide, num_begun=chat.num_begun)
+        guide = self._guides.make(
+            prompted,
+            functions,
+            choice,
+            parallel,
+            fields.guide,
+            num_begun=chat.num_begun,
+            any_arguments=fields.any_arguments,
+        )
         stop_words, stop_until = self.formats.stops(
             prompted, offered, fields.stop_words, choice.forced, num_begun=chat.num_begun
         )

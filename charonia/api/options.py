@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,12 @@ DtypeOption = Annotated[
     typer.Option(
         help="Type of the weights, or of the unquantised part of a quantised model: auto (its own), bf16, fp16 or fp32."
     ),
+]
+ApiKeyOption = Annotated[
+    str | None, typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="API key of the gateway.")
+]
+TlsCaOption = Annotated[
+    Path | None, typer.Option(help="PEM file: the authorities of the gateway's certificate [public ones].")
 ]
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "string": str}
 _SHORT = {"tensor_para_size": "--tp"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from charonia.api.options import DtypeOption, ModelArgument, with_engine_options
+from charonia.api.options import ApiKeyOption, DtypeOption, ModelArgument, TlsCaOption, with_engine_options
 from charonia.bench.records import check_writable
 from charonia.engine_settings import MEASURED
 from charonia.errors import InvalidRequestError, ModelError
@@ -93,16 +93,23 @@ def serving(
             help="HOST:PORT of Triton's gRPC, or the gateway's URL [default: charonia serve on this machine]."
         ),
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="CHARONIA_API_KEY", show_envvar=True, help="API key of the gateway.")
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file of prompts: one per line, or JSON with prompt, text, messages or ShareGPT's conversations "
+            "[random words]."
+        ),
     ] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="PEM file: the authorities of the gateway's certificate [public ones].")
-    ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A CSV of TIMESTAMP, ContextTokens, GeneratedTokens.")] = None,
     num_requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each prompt in a file.")] = 128,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Random words: tokens of a prompt, from half to one and a half of this.")
+    ] = 256,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="New tokens of each prompt; with random words, half to one and a half of this.")
+    ] = 128,
     request_rate: Annotated[
         float | None, typer.Option(min=0.001, help="Requests per second, Poisson arrivals.")
     ] = None,
@@ -116,23 +123,27 @@ def serving(
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """A stream of requests: prompts or a recorded trace, at a rate, at recorded times or with a number of clients."""
+    """A stream of requests: random words, prompts of a file or a recorded trace; at a rate, at recorded times or with a
+    number of clients."""
     from dataclasses import replace
 
     from charonia.bench import workload
     from charonia.bench.figures import records
     from charonia.bench.serving import run_serving
 
-    if (prompts is None) == (trace is None):
-        raise InvalidRequestError("name either --prompts FILE or --trace FILE")
+    if prompts is not None and trace is not None:
+        raise InvalidRequestError("--prompts and --trace cannot be combined")
     if request_rate is not None and concurrency is not None:
         raise InvalidRequestError("--request-rate and --concurrency cannot be combined")
     with ExitStack() as stack:
         opened, engine = _open(stack, target, url, model, dtype, settings or {}, api_key, tls_ca)
         if prompts is not None:
             jobs = workload.jobs_from_prompts(prompts, num_requests, max_tokens)
+        elif trace is None:
+            tokenizer, session_len = _tokenizer_of(model, engine)
+            prompt_tokens, max_tokens = min(prompt_tokens, session_len // 3), min(max_tokens, session_len // 4)
+            jobs = workload.random_jobs(tokenizer, num_requests, prompt_tokens, max_tokens, seed, spread=0.5)
         else:
-            assert trace is not None
             tokenizer, session_len = _tokenizer_of(model, engine)
             jobs = workload.jobs_from_trace(trace, num_requests, tokenizer, session_len, seed)
             jobs = [replace(job, arrival_s=job.arrival_s / speed) for job in jobs]
@@ -215,7 +226,7 @@ def compare(
         if prompts is not None:
             jobs[level] = workload.jobs_from_prompts(prompts, count, max_tokens)
         else:
-            jobs[level] = workload.random_jobs(model, count, 32, max_tokens, seed=level)
+            jobs[level] = workload.random_jobs(_tokenizer_of(model, None)[0], count, 32, max_tokens, seed=level)
     results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=Console())
     _show(json_file, {"model": model, "max_tokens": max_tokens, **(settings or {})}, compare_records(results))
     for text in {one.errors_text() for level in results.values() for target in level.values() for one in target} - {""}:

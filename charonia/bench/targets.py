@@ -40,7 +40,7 @@ class InProcess:
 
     async def run(self, job: Job, trace: Trace) -> None:
         sampling = SamplingParams(max_tokens=job.max_tokens, ignore_eos=True, **GREEDY)
-        async for chunk in self._engine.astream(job.text, sampling):
+        async for chunk in self._engine.astream(job.prompt, sampling):
             if chunk.token_ids:
                 trace.arrivals.append(clock())
             trace.input_tokens, trace.output_tokens = chunk.num_input_tokens, chunk.num_output_tokens
@@ -55,7 +55,9 @@ class Triton:
     async def run(self, job: Job, trace: Trace) -> None:
         from charonia_client import GenerateRequest
 
-        request = GenerateRequest(text=job.text, max_tokens=job.max_tokens, ignore_eos=True, **GREEDY)
+        kind = "text" if isinstance(job.prompt, str) else "messages"
+        prompt: dict[str, Any] = {kind: job.prompt}
+        request = GenerateRequest(**prompt, max_tokens=job.max_tokens, ignore_eos=True, **GREEDY)
         async for part in self._client.generate(request):
             if part.token_ids or part.text:
                 trace.arrivals.append(clock())
@@ -63,15 +65,18 @@ class Triton:
 
 
 class Gateway:
-    """The gateway's /v1/completions, as server-sent events."""
+    """The gateway's /v1/completions, or /v1/chat/completions for messages, as server-sent events."""
 
     def __init__(self, client: Any, model: str) -> None:
         self._client = client
         self._body = {"model": model, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
     async def run(self, job: Job, trace: Trace) -> None:
-        body = {**self._body, "prompt": job.text, "max_tokens": job.max_tokens, **GREEDY}
-        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+        path, name = ("/v1/completions", "prompt")
+        if not isinstance(job.prompt, str):
+            path, name = ("/v1/chat/completions", "messages")
+        body = {**self._body, name: job.prompt, "max_tokens": job.max_tokens, **GREEDY}
+        async with self._client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
                 await response.aread()
                 raise RuntimeError(f"HTTP {response.status_code}: {response.text[:300]}")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from charonia.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+Prompt = str | list[dict[str, Any]]  # a text to continue, or messages of a chat
 _TRACE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # fmt: off
 _WORDS = (
@@ -29,20 +31,63 @@ _WORDS = (
 class Job:
     """One request, whose response has exactly `max_tokens` tokens. arrival_s: seconds after the benchmark's start."""
 
-    text: str
+    prompt: Prompt
     max_tokens: int
     arrival_s: float = 0.0
 
 
 def jobs_from_prompts(file: Path, count: int, max_tokens: int) -> list[Job]:
-    """Make `count` requests from a file with one prompt per line. Empty lines are skipped; the file is repeated."""
+    """Make `count` requests from a file with one prompt per line, or with JSON. Empty lines are skipped; the file is
+    repeated."""
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidRequestError(f"the prompts file {file} cannot be read: {error.strerror}") from error
-    if not lines:
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{file} is not UTF-8 text") from None
+    if text.lstrip().startswith("["):
+        entries = list(enumerate(_parsed(text, str(file)), start=1))
+        prompts = [_prompt_of(entry, f"{file}, entry {number}") for number, entry in entries]
+    else:
+        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        is_json = bool(lines) and lines[0][1].startswith("{")
+        prompts = [
+            _prompt_of(_parsed(line, f"{file}, line {number}"), f"{file}, line {number}") if is_json else line
+            for number, line in lines
+        ]
+    if not prompts:
         raise InvalidRequestError(f"{file} has no prompts: expected one per line")
-    return [Job(text, max_tokens) for text in itertools.islice(itertools.cycle(lines), count)]
+    return [Job(prompt, max_tokens) for prompt in itertools.islice(itertools.cycle(prompts), count)]
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"{place}: it begins like JSON and is not valid JSON: {error}") from None
+
+
+def _prompt_of(entry: Any, place: str) -> Prompt:
+    """The prompt of a JSON entry: its text, its messages, or the first turn of a ShareGPT conversation."""
+    if isinstance(entry, str) and entry:
+        return entry
+    found = entry if isinstance(entry, dict) else {}
+    for name in ("prompt", "text"):
+        if isinstance(found.get(name), str) and found[name]:
+            return str(found[name])
+    messages = found.get("messages")
+    if isinstance(messages, list) and messages and all(isinstance(one, dict) and "role" in one for one in messages):
+        while messages and messages[-1]["role"] == "assistant":  # the response
+            messages = messages[:-1]
+        if messages:
+            return list(messages)
+    turns = found.get("conversations")
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and turn.get("from") in ("human", "user") and turn.get("value"):
+            return [{"role": "user", "content": str(turn["value"])}]
+    raise InvalidRequestError(
+        f"{place} has no prompt: expected a text, or an object with prompt, text, messages or ShareGPT's conversations"
+    )
 
 
 def jobs_from_trace(
@@ -80,16 +125,17 @@ def jobs_from_trace(
     return jobs
 
 
-def random_jobs(model: str, count: int, tokens: int, max_tokens: int, seed: int) -> list[Job]:
-    """Make `count` requests of random words, each of about `tokens` tokens of the model's tokenizer."""
-    from charonia.text.tokenizer import load_tokenizer
-    from charonia.weights import workspace
+def random_jobs(
+    tokenizer: PreTrainedTokenizerFast, count: int, tokens: int, max_tokens: int, seed: int, *, spread: float = 0.0
+) -> list[Job]:
+    """Make `count` requests of random words, each of about `tokens` tokens. spread: by how much the lengths of prompts
+    and responses vary; 0.5: from half to one and a half of them."""
+    generator = random.Random(seed)
 
-    location = workspace.locate(model)
-    if location.tokenizer is None:
-        raise InvalidRequestError(f"{model} has no tokenizer; name the model or its workspace")
-    tokenizer, generator = load_tokenizer(location.tokenizer), random.Random(seed)
-    return [Job(random_text(tokenizer, tokens, generator), max_tokens) for _ in range(count)]
+    def length(mean: int) -> int:
+        return max(1, round(mean * generator.uniform(1 - spread, 1 + spread)))
+
+    return [Job(random_text(tokenizer, length(tokens), generator), length(max_tokens)) for _ in range(count)]
 
 
 def random_text(tokenizer: PreTrainedTokenizerFast, tokens: int, generator: random.Random) -> str:

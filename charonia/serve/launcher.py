@@ -472,7 +472,7 @@ class _Stack:
 
     def _announce(self, served: Sequence[Served], seconds: float) -> None:
         settings, url = self._settings, access.gateway_url(self._settings)
-        name, names = served[0].name, " and ".join(one.name for one in served)
+        name, names = served[0].names[0], " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
         if settings.logs == "files":  # else the engine's line is on stderr already

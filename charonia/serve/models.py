@@ -33,12 +33,17 @@ _LOST_S = 1  # time for the ensemble after that; calls that Triton counts for ev
 
 @dataclass(frozen=True)
 class Served:
-    """A served model. Clients request it by `name`. `settings`: its own inference parameters."""
+    """A served model. Clients request it by `name`; the first model may have several names, with commas between them.
+    `settings`: its own inference parameters."""
 
     name: str
     label: str  # empty: the first model
     workspace: Path
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return names_of(self.name)
 
     def part(self, part: str) -> str:
         """The name of a part in Triton."""
@@ -66,6 +71,11 @@ def _named(text: str) -> tuple[str | None, str | None]:
     return name.strip(), model.strip()
 
 
+def names_of(text: str) -> list[str]:
+    """The names in a list with commas; the first is the model's own."""
+    return list(dict.fromkeys(filter(None, map(str.strip, text.split(","))))) or [text]
+
+
 def with_labels(found: Sequence[tuple[str, Path]]) -> list[Served]:
     """The models with these names and workspaces. Raises ServeError for equal names, or for a name with a comma after
     the first one."""
@@ -76,7 +86,7 @@ def with_labels(found: Sequence[tuple[str, Path]]) -> list[Served]:
                 f"the model of {workspace} is called {name!r}, and only the first of several models may have a comma "
                 f"in its name: name it in another way, as in charonia serve {served[0].workspace} second={workspace}"
             )
-        if any(one.name == name for one in served):
+        if any(name in one.names for one in served):
             raise ServeError(
                 f"two models are called {name!r}: name them apart, as in charonia serve first={workspace} "
                 f"second={workspace}"
@@ -144,7 +154,7 @@ class Models:
         limits: tuple[float, float],
     ) -> None:
         self._control = control
-        self._served = {one.name: one for one in served}
+        self._served = {one.names[0]: one for one in served}
         self._alive = alive
         self._metrics_url = metrics_url
         self._drain_s, self._load_s = limits

@@ -413,6 +413,8 @@ def encode_chat(
         begun = _begun_answer(checked, interactive=interactive)
         checked = checked[:-1]
     variables = check_variables(variables or {})
+    if continues:
+        variables["add_generation_prompt"] = True
     history = _with_shown_calls(tokenizer, checked, write_calls or _as_hermes)
     new = list(itertools.dropwhile(lambda message: message["role"] == "system", history))
     checked = _with_accepted_systems(tokenizer, history, variables)
@@ -448,7 +450,7 @@ def _begun_answer(messages: Sequence[Message], *, interactive: bool) -> str:
     """Return the text of the last message, an unfinished response."""
     field, last = "continue_final_message", messages[-1]
     if interactive:
-        remedy = "send the whole conversation, without interactive"
+        remedy = "leave one of continue_final_message and interactive out"
         raise PromptError(field, "a session continues after complete responses only", remedy)
     if last["role"] != "assistant" or len(messages) < 2:
         raise PromptError(
@@ -716,7 +718,7 @@ def _with_tools(
 # Arguments of apply_chat_template that are not template variables. Callers must not set them.
 _RESERVED = frozenset(
     [
-        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages"),
+        *("chat_template", "continue_final_message", "conversation", "max_length", "messages"),
         *("padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs"),
         *("tools", "truncation"),
     ]
@@ -745,7 +747,8 @@ def render_chat(
     tools: Sequence[Any] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render checked messages with the chat template. The text ends where the response begins."""
+    """Render checked messages with the chat template. The text ends where the response begins, or after the last
+    message with the variable add_generation_prompt = False."""
     if tokenizer.chat_template is None:
         raise PromptError(
             "messages",
@@ -905,8 +908,7 @@ def _render(tokenizer: Any, messages: list[Message], tools: list[Any] | None, va
                 messages,
                 tools=tools,
                 tokenize=False,
-                add_generation_prompt=True,
-                **variables,
+                **{"add_generation_prompt": True, **variables},
             )
         )
     # A template may raise any of these for unexpected values, such as a number instead of a list of calls.
@@ -952,7 +954,7 @@ def _cannot_continue(what: str) -> PromptError:
     return PromptError(
         "messages",
         f"the model's chat template {what}, so a session cannot continue with only the new messages",
-        "send the whole conversation, without interactive",
+        "send the whole conversation, without interactive (over REST: without session_id)",
     )
 
 

@@ -147,11 +147,14 @@ class EngineServer:
                         self._over = str(error)
                     raise _to_client(error)
                 left -= bool(result.finish_reason)
-                response = self._response(request, made, result, first=result.index not in echoed)
+                only_progress = result.num_computed_tokens > 0
+                first = result.index not in echoed and not only_progress
+                response = self._response(request, made, result, first=first)
                 if parser:
                     parser.parse(response, in_reasoning=made.in_reasoning)
                 yield response
-                echoed.add(result.index)
+                if not only_progress:
+                    echoed.add(result.index)
         finally:
             if deadline:
                 deadline.cancel()
@@ -196,6 +199,7 @@ class EngineServer:
             owner=request.owner or "",
             stop_until=made.stop_until,
             fit_max_tokens=bool(request.fit_max_tokens),
+            prompt_progress=bool(request.prompt_progress),
             callback=deliver,
         )
 
@@ -216,6 +220,7 @@ class EngineServer:
             index=result.index,
             cum_logprob=result.cumulative_logprob,
             num_session_tokens=result.num_session_tokens,
+            num_computed_tokens=result.num_computed_tokens,
         )
         if request.logprobs is not None:
             response.logprobs = tuple(result.logprobs)

@@ -46,10 +46,10 @@ def serve_engine(settings: ServeSettings, inference: Mapping[str, str], *, open_
         for one in served:
             server = _load(one, chosen, settings)
             loaded.callback(server.shutdown)
-            servers[one.name] = server
+            servers[one.names[0]] = server
             for warning in server.info.warnings:
                 _say(f"warning: {f'{one.name}: ' if len(served) > 1 else ''}{warning}")
-        info = servers[served[0].name].info
+        info = servers[served[0].names[0]].info
         names = f"{' and '.join(servers)} {'is' if len(servers) == 1 else 'are'}"
         ready = f"{names} ready after {time.monotonic() - began:.1f} s, on {_device(info)}. "
         _run(given, ready, open_browser, servers=servers)

@@ -85,7 +85,7 @@ def _pem(help: str) -> Any:
     return typer.Option(exists=True, dir_okay=False, help=f"PEM file: {help}")
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 
 @app.command()

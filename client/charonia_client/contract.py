@@ -10,6 +10,9 @@ from dataclasses import dataclass
 class ScalarFields:
     """None is not sent: the server's default holds."""
 
+    # default false; true: with stream, responses without text say how much of a long prompt is computed
+    # (`num_computed_tokens`), one for each step
+    prompt_progress: bool | None = None
     # default false; true: max_tokens may be more than the context has room for, and the answer ends where the context
     # does; a session keeps as much of its history as without max_tokens
     fit_max_tokens: bool | None = None
@@ -52,6 +55,7 @@ class ScalarFields:
 
 # Field -> its tensor of shape [1] and its Triton type.
 SCALARS: dict[str, tuple[str, str]] = {
+    "prompt_progress": ("prompt_progress", "BOOL"),
     "fit_max_tokens": ("fit_max_tokens", "BOOL"),
     "priority": ("priority", "INT32"),
     "timeout_ms": ("timeout_ms", "INT32"),

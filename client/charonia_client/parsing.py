@@ -50,7 +50,7 @@ class ResponseParser:
         return Reader(
             self.formats,
             None if request.tool_choice == "none" else request.tools or None,
-            forced=request.tool_choice not in (None, "auto", "none"),
+            forced=request.forces_calls,
             parallel=request.parallel_tool_calls is not False,
             begun=_text_of(request.messages[-1]) if request.continue_final_message else None,
             in_reasoning=in_reasoning,

@@ -39,7 +39,8 @@ class _Response:
             else:
                 chunk.queue_ms += offset_ms
                 chunk.first_token_ms += offset_ms
-        self.first = self.first or (chunk.queue_ms, chunk.first_token_ms, chunk.num_cached_tokens)
+        if chunk.output_ids or chunk.finish_reason:
+            self.first = self.first or (chunk.queue_ms, chunk.first_token_ms, chunk.num_cached_tokens)
         self.logprob = chunk.cum_log_probs
         self.tokens.extend(chunk.output_ids)
         self.ended = chunk.finish_reason != 0
@@ -63,7 +64,7 @@ class Progress:
 
     @property
     def begun(self) -> bool:
-        """Whether something has arrived."""
+        """Whether a token has arrived, or an end."""
         return any(one.first for one in self._responses)
 
     @property

@@ -76,6 +76,8 @@ def encode(
     _prompt(message, request)
     if request.parallel_tool_calls is not None:
         _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
+    if request.any_arguments:
+        _numbers(message, "any_arguments", "BOOL", [True])
     for field, (name, datatype) in SCALARS.items():
         value = getattr(request, field)
         if value is not None:
@@ -193,6 +195,7 @@ def decode(chunk: Any) -> GenerateResponse:
         index=chunk.sequence_index,
         cum_logprob=chunk.cum_log_probs,
         num_session_tokens=chunk.num_session_tokens,
+        num_computed_tokens=0 if chunk.output_ids else chunk.num_computed_tokens,
     )
 
 

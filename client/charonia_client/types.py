@@ -89,6 +89,7 @@ class GenerateRequest(ScalarFields):
     # "auto", "none", "required", or {"type": "function", "function": {"name": ...}}
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # False: one call at most
+    any_arguments: bool = False  # True: arguments of forced calls follow `parameters` only if the function is strict
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the chat template, such as enable_thinking
     continue_final_message: bool = False  # the last message is the beginning of the response
     # True: the text is also parsed into content, reasoning and tool_calls.
@@ -114,6 +115,10 @@ class GenerateRequest(ScalarFields):
         _check_prompt(self.text, self.prompt_token_ids, self.messages)
         if (self.interactive or self.end_session) and not self.session_id:
             raise ValueError("interactive and end_session need a session_id")
+
+    @property
+    def forces_calls(self) -> bool:
+        return self.tool_choice not in (None, "auto", "none")
 
 
 def _check_prompt(*forms: object) -> None:
@@ -216,6 +221,8 @@ class GenerateResponse:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     num_reasoning_tokens: int = 0  # part of num_output_tokens
     num_session_tokens: int = 0  # part of num_input_tokens: the session's history
+    # With prompt_progress, in parts without tokens: part of num_input_tokens, computed or from the cache.
+    num_computed_tokens: int = 0
     stop_word: str | None = None  # with name_stop_word, on the last part: the stop word that ended the response, if any
     # With prompt_logprobs, on the first part of response 0: prompt_ids, prompt_tokens and prompt_special have an entry
     # for each token of the prompt. The other fields have an entry for each token from the second on.

@@ -121,9 +121,13 @@ class KernelBench {
   std::pair<double, Seconds> attention(int heads, int kv_heads, int head_dim, int kv_bits, int batch, int fresh,
                                        int context, int layers, int rounds) {
     const auto precision = ops_->precision(DType::bf16);
-    const ops::KvLayout layout{layers, kv_heads, head_dim, kBlockLen, precision.kv, kv_bits == 16 ? 0 : kv_bits};
+    const ops::KvLayer layer{.kv_heads = kv_heads, .k_dim = head_dim, .v_dim = head_dim};
+    const ops::KvLayout layout{.layers = std::vector(static_cast<std::size_t>(layers), layer),
+                               .block_len = kBlockLen,
+                               .dtype = precision.kv,
+                               .quant_bits = kv_bits == 16 ? 0 : kv_bits};
     const int blocks_each = (context + kBlockLen - 1) / kBlockLen;
-    const auto cache = ops_->make_kv_cache(layout, batch * blocks_each);
+    const auto cache = ops_->make_kv_cache(layout, {batch * blocks_each});
     const std::int64_t most = std::max<std::int64_t>(kChunk, std::int64_t{batch} * fresh);
     const std::int64_t columns = std::int64_t{heads + 2 * kv_heads} * head_dim, width = std::int64_t{heads} * head_dim;
     const auto qkv = random(precision.gemm_out, most * columns);
@@ -154,7 +158,7 @@ class KernelBench {
       }
       const std::vector<std::int32_t> ids(positions.size());
       const std::span<const std::int32_t> tables(table.begin() + std::ptrdiff_t{first} * blocks_each, table.end());
-      return time_of({.ids = ids, .attention = {starts, positions, tables, blocks_each}, .logits_rows = {}, .sample = {}},
+      return time_of({.ids = ids, .attention = {starts, positions, {tables}, blocks_each}, .logits_rows = {}, .sample = {}},
                      issue, layers, steps);
     };
     attend = false;
@@ -164,7 +168,7 @@ class KernelBench {
       }
     }
     store = false, attend = true;
-    const double block_bytes = static_cast<double>(layout.layer_bytes());
+    const double block_bytes = static_cast<double>(layout.layer_bytes(layer));
     return {block_bytes * batch * context / kBlockLen, step(0, batch, context - fresh, fresh, rounds)};
   }
 

@@ -220,7 +220,7 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
                       std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
                       bool prompt_logits, const std::optional<std::pair<std::string, std::string>>& guide,
                       std::string cache_salt, std::string owner, std::vector<std::string> stop_until,
-                      bool fit_max_tokens, py::function function) {
+                      bool fit_max_tokens, bool prompt_progress, py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -238,6 +238,7 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   if (guide) request.guide = Guide{guide_type(guide->first), guide->second};
   request.stop_until = std::move(stop_until);
   request.fit_max_tokens = fit_max_tokens;
+  request.prompt_progress = prompt_progress;
   Callback callback(std::move(function));
   const py::gil_scoped_release release;
   return holder.get().submit(std::move(request), std::move(callback));
@@ -369,6 +370,7 @@ void bind_types(py::module_& m) {
       .def_readonly("num_input_tokens", &Result::num_input_tokens)
       .def_readonly("num_output_tokens", &Result::num_output_tokens)
       .def_readonly("num_cached_tokens", &Result::num_cached_tokens)
+      .def_readonly("num_computed_tokens", &Result::num_computed_tokens)
       .def_property_readonly("timings", [](const Result& result) {
         return py::make_tuple(result.timings.queue_ms, result.timings.first_token_ms, result.timings.total_ms);
       });
@@ -492,7 +494,8 @@ PYBIND11_MODULE(_engine, m) {
            py::arg("continuation_ids") = std::vector<TokenId>{}, py::arg("end_session") = false,
            py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false,
            py::arg("guide") = std::nullopt, py::arg("cache_salt") = "", py::arg("owner") = "",
-           py::arg("stop_until") = std::vector<std::string>{}, py::arg("fit_max_tokens") = false, py::arg("callback"),
+           py::arg("stop_until") = std::vector<std::string>{}, py::arg("fit_max_tokens") = false,
+           py::arg("prompt_progress") = false, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
           "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.cancel(handle); },

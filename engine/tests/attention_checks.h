@@ -27,7 +27,7 @@ inline double rounded_weights(const std::string& device, const World& world, con
 inline void expect_reference(Random& random, const std::string& device, const World& world, bool plain = false) {
   const auto& shape = world.shape;
   const auto ops = make_ops(device, 2);
-  const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+  const auto cache = ops->make_kv_cache(world.layout(), {world.blocks});
   const auto out_type = ops->precision(shape.weight).activation;
   const auto [out, rows] = world.step(*ops, *cache, {{1, 0, world.lengths[1]}, {0, 0, world.lengths[0]}}, out_type);
   for (int probe = 0; probe < 12; ++probe) {
@@ -88,10 +88,10 @@ inline int random_window(Random& random, const Shape& shape, int length) {
 inline void expect_chunks_change_nothing(Random& random, Ops& one, Ops& many, const World& world, int longest = 60) {
   const int n = world.lengths[0];
   const auto out_type = one.precision(world.shape.weight).activation;
-  const auto whole_cache = one.make_kv_cache(world.layout(), world.blocks);
+  const auto whole_cache = one.make_kv_cache(world.layout(), {world.blocks});
   const auto [whole, whole_rows] = world.step(one, *whole_cache, {{0, 0, n}}, out_type);
 
-  const auto cache = many.make_kv_cache(world.layout(), world.blocks);
+  const auto cache = many.make_kv_cache(world.layout(), {world.blocks});
   int done_1 = 0, done_2 = 0;
   for (int begin = 0; begin < n;) {
     // Chunks of any length, and single rows towards the end.

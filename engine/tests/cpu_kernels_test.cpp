@@ -167,7 +167,7 @@ TEST_P(CpuKernelsTest, blocks_outside_all_windows_are_not_read) {
     const int length = uniform(random, 3 * block_len, 3 * block_len + 700);
     const int window = uniform(random, 1, block_len + 10);
     World world(random, *ops, shape, {length, block_len}, {.window = window});
-    const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+    const auto cache = ops->make_kv_cache(world.layout(), {world.blocks});
     const auto out_type = ops->precision(shape.weight).activation;
     world.step(*ops, *cache, {{0, 0, length}}, out_type);
     // Three rows together: the window of the first row counts.

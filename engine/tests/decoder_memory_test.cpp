@@ -73,7 +73,7 @@ class DecoderMemory : public ::testing::Test {
     CountingOps ops(ops::make_cpu_ops(1));
     const model::WeightFiles files(dir_, 1);
     const auto& manifest = files.manifest();
-    const auto needs = runtime::rank_memory("cpu", runtime::rules_of(ops), settings.model, manifest,
+    const auto needs = runtime::rank_memory("cpu", model::rules_of(ops), settings.model, manifest,
                                             model::Shard(settings.model, manifest, 0), limits);
     const model::Decoder decoder(settings.model, files, ops, limits);
     const auto needed = static_cast<double>(needs.weights);
@@ -82,7 +82,7 @@ class DecoderMemory : public ::testing::Test {
                     static_cast<double>(ops.allocated + ops.biases - needs.activations),
                 share * needed)
         << model.more;
-    EXPECT_EQ(needs.kv_block, decoder.kv_layout(limits.block_len).block_bytes());
+    for (const auto kind : kCacheKinds) EXPECT_EQ(needs.kv_block[kind], decoder.kv_layout().block_bytes(kind));
   }
 
   std::filesystem::path dir_;

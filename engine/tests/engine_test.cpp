@@ -37,6 +37,27 @@ TEST_P(EngineTest, StreamedAndUnstreamedGiveTheSameTokensTextAndCounts) {
   engine.check_integrity();
 }
 
+TEST_P(EngineTest, ProgressOfALongPromptComesBeforeItsTokens) {
+  Engine engine(weights(), {{"token_budget", "16"}});
+  std::vector<TokenId> prompt(50);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<TokenId>(1 + i % 30);
+  auto one = request(prompt, 3);
+  Collector plain(engine, one);
+  EXPECT_EQ(plain.wait().size(), 3U);
+  one.prompt_progress = true;
+  one.input_ids.front() = 31;  // nothing is in the prefix cache
+  Collector reported(engine, one);
+  std::vector<int> computed;
+  for (const auto& result : reported.wait()) {
+    computed.push_back(result.num_computed_tokens);
+    EXPECT_EQ(result.token_ids.empty(), result.num_computed_tokens > 0);
+    EXPECT_EQ(result.num_input_tokens, 50);
+  }
+  EXPECT_EQ(computed, (std::vector<int>{16, 32, 48, 0, 0, 0}));
+  one.stream = false;
+  EXPECT_EQ(Collector(engine, one).wait().size(), 1U);
+}
+
 TEST_P(EngineTest, TheContextBoundsPromptAndResponse) {
   Engine engine(weights());
   const auto refused = [&](const Request& asked, std::initializer_list<std::string_view> parts) {

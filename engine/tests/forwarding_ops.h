@@ -35,8 +35,8 @@ class ForwardingOps : public ops::Ops {
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
     return to_->make_embedding(table, weight);
   }
-  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks,
-                                              int committed = -1) override {
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
+                                              const std::optional<PerKind<int>>& committed) override {
     return to_->make_kv_cache(layout, num_blocks, committed);
   }
 
@@ -45,7 +45,9 @@ class ForwardingOps : public ops::Ops {
   void run_step(const Issue& issue) override { to_->run_step(issue); }
   std::vector<ops::Sampled> collect() override { return to_->collect(); }
 
-  void commit_blocks(ops::KvCache& cache, int num_blocks) override { to_->commit_blocks(cache, num_blocks); }
+  void commit_blocks(ops::KvCache& cache, const PerKind<int>& num_blocks) override {
+    to_->commit_blocks(cache, num_blocks);
+  }
   std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override {
     return to_->make_experts(experts, weight);
   }
@@ -60,9 +62,7 @@ class ForwardingOps : public ops::Ops {
   std::size_t experts_scratch_bytes(const ops::ExpertsShape& shape, std::int64_t rows) const override {
     return to_->experts_scratch_bytes(shape, rows);
   }
-  void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override {
-    to_->copy_blocks(cache, pairs);
-  }
+  void copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies) override { to_->copy_blocks(cache, copies); }
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override {
     to_->embed(out, table, scale);
   }

@@ -96,7 +96,7 @@ TEST(CacheSize, AChunkIsANumberOfBlocksAllOrTheSquareRoot) {
 }
 
 TEST(CacheSize, AModelThatDoesNotFitIsRejectedWithTheNumbers) {
-  const RankMemory memory{.weights = 2048, .activations = 512, .loaded_steps = 256, .steps = 256, .kv_block = 512};
+  const RankMemory memory{.weights = 2048, .activations = 512, .loaded_steps = 256, .steps = 256, .kv_block = {512}};
   EXPECT_NO_THROW(check_model_fits(config(), "cpu", memory, 3584));
   expect_error(ErrorCode::resource_exhausted, {"2.00 KiB", "1.00 KiB", "512 B", "3.50 KiB", "cpu", "token_budget"},
                [&] { check_model_fits(config(), "cpu", memory, 3583); });

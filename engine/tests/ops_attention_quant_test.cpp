@@ -35,7 +35,7 @@ TEST_P(QuantisedAttentionTest, a_head_that_is_not_finite_affects_only_its_own_se
       const auto ops = make_ops(GetParam(), 2);
       const Shape shape{4, 2, 32, 16, DType::f32, bits};
       World world(random, *ops, shape, {20, 20});
-      const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+      const auto cache = ops->make_kv_cache(world.layout(), {world.blocks});
       const auto clean = world.step(*ops, *cache, {{1, 0, 20}}, ops->precision(DType::f32).activation).first;
       world.qkv[0].set(7, (shape.heads + shape.kv_heads + 1) * shape.head_dim + 3, odd);  // v of its second head
       const auto out = world.step(*ops, *cache, {{0, 0, 20}, {1, 0, 20}}, ops->precision(DType::f32).activation).first;
@@ -56,11 +56,11 @@ TEST_P(QuantisedAttentionTest, a_head_that_is_not_finite_affects_only_its_own_se
 
 TEST_P(QuantisedAttentionTest, a_block_has_the_documented_size) {
   const auto ops = make_ops(GetParam(), 1);
-  const auto bytes = [](int bits) { return KvLayout{32, 8, 128, 64, DType::bf16, bits}.block_bytes(); };
+  const auto bytes = [](int bits) { return kv_layout(32, 8, 128, 64, DType::bf16, bits).block_bytes(CacheKind::full); };
   EXPECT_EQ(bytes(0), std::size_t{32} * 8 * 64 * 2 * 256);
   EXPECT_EQ(bytes(8), std::size_t{32} * 8 * 64 * 2 * (128 + 4));
   EXPECT_EQ(bytes(4), std::size_t{32} * 8 * 64 * 2 * (64 + 4));
-  EXPECT_THROW(ops->make_kv_cache({1, 1, 32, 16, DType::bf16, 5}, 2), Error);
+  EXPECT_THROW(ops->make_kv_cache(kv_layout(1, 1, 32, 16, DType::bf16, 5), {2}), Error);
 }
 
 }  // namespace

@@ -50,9 +50,9 @@ TEST_P(AttentionTest, a_decode_over_a_long_context_equals_the_prefill_bit_by_bit
     const int n = traits(GetParam()).effort < 1 ? 1100 : uniform(random, 1500, 2600);
     const World world(random, *one, shape, {n, 40});
     const auto out_type = one->precision(shape.weight).activation;
-    const auto whole_cache = one->make_kv_cache(world.layout(), world.blocks);
+    const auto whole_cache = one->make_kv_cache(world.layout(), {world.blocks});
     const auto whole = world.step(*one, *whole_cache, {{0, 0, n}}, out_type).first;
-    const auto cache = many->make_kv_cache(world.layout(), world.blocks);
+    const auto cache = many->make_kv_cache(world.layout(), {world.blocks});
     world.step(*many, *cache, {{0, 0, n - 5}}, out_type);
     int other = 0;
     for (int position = n - 5; position < n; ++position) {
@@ -74,8 +74,8 @@ TEST_P(AttentionTest, earlier_contents_of_a_block_change_no_bit) {
       const int blocks = 1 + 40 / block_len, filled = blocks * block_len;
       World world(random, *ops, shape, {filled, filled});
       std::copy_n(world.tables.begin(), world.table_stride, world.tables.begin() + world.table_stride);
-      const auto clean = ops->make_kv_cache(world.layout(), world.blocks);
-      const auto used = ops->make_kv_cache(world.layout(), world.blocks);
+      const auto clean = ops->make_kv_cache(world.layout(), {world.blocks});
+      const auto used = ops->make_kv_cache(world.layout(), {world.blocks});
       const auto out_type = ops->precision(shape.weight).activation;
       auto& odd = world.qkv[1];
       for (std::int64_t r = 0; r < odd.rows; ++r) {
@@ -102,14 +102,14 @@ TEST_P(AttentionTest, a_block_table_that_is_too_short_is_rejected) {
   Random random(6);
   const auto ops = make_ops(GetParam(), 1);
   World world(random, *ops, {2, 1, 16, 4, DType::f32}, {9});
-  const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+  const auto cache = ops->make_kv_cache(world.layout(), {world.blocks});
   world.table_stride = 2;
   EXPECT_THROW(world.step(*ops, *cache, {{0, 0, 9}}, DType::f32), Error);
 }
 
 TEST(KvLayoutTest, a_block_has_the_documented_size) {
   // Llama-2-7B in half precision: 64 MiB for a block of 128 tokens.
-  EXPECT_EQ((KvLayout{32, 32, 128, 128, DType::f16}.block_bytes()), std::size_t{64} << 20);
+  EXPECT_EQ(kv_layout(32, 32, 128, 128, DType::f16).block_bytes(CacheKind::full), std::size_t{64} << 20);
 }
 
 }  // namespace

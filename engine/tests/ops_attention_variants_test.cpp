@@ -101,7 +101,7 @@ TEST_P(AttentionVariantsTest, keys_before_the_window_do_not_count) {
     const int length = uniform(random, 2 * shape.block_len, 5 * shape.block_len);
     const int window = uniform(random, 1, shape.block_len);
     World world(random, *ops, shape, {length, length}, {.window = window});
-    const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+    const auto cache = ops->make_kv_cache(world.layout(), {world.blocks});
     const auto out_type = ops->precision(shape.weight).activation;
     world.step(*ops, *cache, {{0, 0, length}, {1, 0, length}}, out_type);
     const auto before = world.step(*ops, *cache, {{0, length - 1, length}}, out_type).first;
@@ -122,7 +122,7 @@ TEST_P(AttentionVariantsTest, invalid_parameters_are_rejected) {
   const Shape shape{2, 1, 16, 4, DType::f32};
   const auto refused = [&](const Variant& variant) {
     const World world(random, *ops, shape, {9}, variant);
-    const auto cache = ops->make_kv_cache(world.layout(), world.blocks);
+    const auto cache = ops->make_kv_cache(world.layout(), {world.blocks});
     try {
       world.step(*ops, *cache, {{0, 0, 9}}, ops->precision(DType::f32).activation);
     } catch (const Error& error) {
@@ -139,10 +139,10 @@ TEST_P(AttentionVariantsTest, invalid_parameters_are_rejected) {
   const std::vector<std::int32_t> ids = {0, 0}, starts = {0, 2}, at = {0, 1}, table = {0}, one_row = {0},
                                   negative = {0, -1};
   EXPECT_THROW(
-      ops->begin_step({.ids = ids, .attention = {starts, at, table, 1, one_row}, .logits_rows = {}, .sample = {}}),
+      ops->begin_step({.ids = ids, .attention = {starts, at, {table}, 1, one_row}, .logits_rows = {}, .sample = {}}),
       Error);
   EXPECT_THROW(
-      ops->begin_step({.ids = ids, .attention = {starts, at, table, 1, negative}, .logits_rows = {}, .sample = {}}),
+      ops->begin_step({.ids = ids, .attention = {starts, at, {table}, 1, negative}, .logits_rows = {}, .sample = {}}),
       Error);
 }
 

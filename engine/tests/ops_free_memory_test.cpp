@@ -84,17 +84,17 @@ TEST(FreeMemoryHereTest, this_machine_has_free_memory) {
 
 TEST(CommitBlocksTest, too_many_blocks_for_the_memory_are_rejected_with_the_numbers) {
   const auto ops = make_ops("", 1);
-  const KvLayout layout{.num_layers = 4, .kv_heads = 2, .head_dim = 128, .block_len = 1024, .dtype = DType::f32};
-  const auto block_bytes = layout.block_bytes();
+  const auto layout = kv_layout(4, 2, 128, 1024, DType::f32);
+  const auto block_bytes = layout.block_bytes(CacheKind::full);
   const auto count = static_cast<int>(2 * ops->free_memory() / block_bytes);
-  EXPECT_THROW(ops->make_kv_cache(layout, count), Error);
-  const auto cache = ops->make_kv_cache(layout, count, 4);
+  EXPECT_THROW(ops->make_kv_cache(layout, {count}), Error);
+  const auto cache = ops->make_kv_cache(layout, {count}, {{4}});
   const auto bytes = std::to_string(block_bytes * static_cast<std::size_t>(count));
   expect_error(ErrorCode::resource_exhausted, {bytes, "cache_max_entry_count"},
-               [&] { ops->commit_blocks(*cache, count); });
-  ops->commit_blocks(*cache, 4);
-  EXPECT_THROW(ops->commit_blocks(*cache, count + 1), Error);
-  EXPECT_THROW(ops->commit_blocks(*cache, -1), Error);
+               [&] { ops->commit_blocks(*cache, {count}); });
+  ops->commit_blocks(*cache, {4});
+  EXPECT_THROW(ops->commit_blocks(*cache, {count + 1}), Error);
+  EXPECT_THROW(ops->commit_blocks(*cache, {-1}), Error);
 }
 
 TEST(HugeMemoryTest, only_written_pages_are_resident) {

@@ -318,7 +318,7 @@ TEST_P(RowsTest, references_of_a_step_must_be_valid) {
   EXPECT_THROW(ops->begin_step({.ids = ids, .attention = {}, .logits_rows = descending, .sample = one}), Error);
   const std::vector<std::int32_t> starts = {0, 2}, positions = {3, 5}, table = {0, 1};
   EXPECT_THROW(
-      ops->begin_step({.ids = ids, .attention = {starts, positions, table, 2}, .logits_rows = {}, .sample = {}}),
+      ops->begin_step({.ids = ids, .attention = {starts, positions, {table}, 2}, .logits_rows = {}, .sample = {}}),
       Error);
   EXPECT_THROW(ops->run_step([](const StepShape&) {}), Error) << "begin_step() was not called";
 }
@@ -338,9 +338,9 @@ TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
   }
   ops->prepare({.max_rows = 1, .max_sequences = 1, .max_positions = 3}, nothing);
   refused({.ids = two, .attention = {}, .logits_rows = {}, .sample = {}}, "2 rows");
-  refused({.ids = one, .attention = {starts, fourth, table, 1}, .logits_rows = {}, .sample = {}},
+  refused({.ids = one, .attention = {starts, fourth, {table}, 1}, .logits_rows = {}, .sample = {}},
           "position 3 is not below the maximum of 3");
-  run_prepared_step(*ops, {.ids = one, .attention = {starts, third, table, 1}, .logits_rows = {}, .sample = {}}, [] {});
+  run_prepared_step(*ops, {.ids = one, .attention = {starts, third, {table}, 1}, .logits_rows = {}, .sample = {}}, [] {});
   ops->prepare({.max_rows = 2, .max_sequences = 1, .max_positions = 3}, nothing);
   refused({.ids = two, .attention = {}, .logits_rows = rows, .sample = samples}, "2 rows of logits");
 }

@@ -34,6 +34,15 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 inline int uniform(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
+// A cache of equal layers.
+inline KvLayout kv_layout(int layers, int kv_heads, int head_dim, int block_len, DType dtype, int quant_bits = 0) {
+  const KvLayer layer{.kv_heads = kv_heads, .k_dim = head_dim, .v_dim = head_dim};
+  return {.layers = std::vector(static_cast<std::size_t>(layers), layer),
+          .block_len = block_len,
+          .dtype = dtype,
+          .quant_bits = quant_bits};
+}
+
 // A row-major matrix in an element type, with its values rounded to that type.
 struct Matrix {
   DType dtype = DType::f32;

@@ -66,7 +66,7 @@ class FakeDevice {
   // Every earlier position must be in the cache, because attention needs it.
   StepResult step(const Scheduler& scheduler, const StepPlan& plan, const std::map<SeqId, Voice>& voices) {
     StepResult result;
-    for (const auto& [from, to] : plan.block_copies) {
+    for (const auto& [from, to, kind] : plan.block_copies) {
       for (std::int32_t i = 0; i < block_len_; ++i) slots_[slot_of({&to, 1}, i)] = slots_[slot_of({&from, 1}, i)];
     }
     std::set<std::size_t> computed;
@@ -95,7 +95,7 @@ class FakeDevice {
 
   // A step that was not launched or failed: the contents of its slots are undefined.
   void fail(const Scheduler& scheduler, const StepPlan& plan) {
-    for (const auto& [from, to] : plan.block_copies) {
+    for (const auto& [from, to, kind] : plan.block_copies) {
       for (std::int32_t i = 0; i < block_len_; ++i) slots_[slot_of({&to, 1}, i)] = kSpoilt;
     }
     for (const auto& part : plan.seqs) {

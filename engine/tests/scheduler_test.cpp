@@ -260,7 +260,7 @@ TEST(Scheduler, MisuseIsAnError) {
 
 // Sequences that begin with their parent's blocks (n and best_of).
 
-using Copies = std::vector<std::pair<BlockId, BlockId>>;
+using Copies = std::vector<BlockCopy>;
 
 TEST(SchedulerFork, ChildrenShareTheParentsFullBlocksAndCopyThePartialOne) {
   Bed bed(32, 4, {8, 100});

@@ -38,13 +38,13 @@ class StepCopy {
       : ids_(input.ids.begin(), input.ids.end()),
         query_start_(input.attention.query_start.begin(), input.attention.query_start.end()),
         positions_(input.attention.positions.begin(), input.attention.positions.end()),
-        block_tables_(input.attention.block_tables.begin(), input.attention.block_tables.end()),
         logits_rows_(input.logits_rows.begin(), input.logits_rows.end()),
         prompt_tokens_(input.prompt_tokens.begin(), input.prompt_tokens.end()),
         rotary_rows_(input.attention.rotary_rows.begin(), input.attention.rotary_rows.end()),
         block_copies_(input.block_copies.begin(), input.block_copies.end()),
         table_stride_(input.attention.table_stride),
         rows_(input.sample.begin(), input.sample.end()) {
+    for (const auto kind : kCacheKinds) block_tables_[kind] = keep(input.attention.block_tables[kind]);
     for (auto& row : rows_) {
       row.prompt = keep(row.prompt);
       row.output = keep(row.output);
@@ -70,8 +70,9 @@ class StepCopy {
     return lists_.emplace_back(list.begin(), list.end());
   }
 
-  std::vector<std::int32_t> ids_, query_start_, positions_, block_tables_, logits_rows_, prompt_tokens_, rotary_rows_;
-  std::vector<std::pair<std::int32_t, std::int32_t>> block_copies_;
+  PerKind<std::span<const std::int32_t>> block_tables_;
+  std::vector<std::int32_t> ids_, query_start_, positions_, logits_rows_, prompt_tokens_, rotary_rows_;
+  std::vector<BlockCopy> block_copies_;
   std::int64_t table_stride_;
   std::vector<ops::SampleRow> rows_;
   std::deque<std::vector<std::int32_t>> lists_;
@@ -102,9 +103,9 @@ class WrappedOps : public ForwardingOps {
     begun_ = std::make_unique<Step>(input, fails);
   }
   // As part of the step, because a step in flight still reads the blocks that are overwritten.
-  void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override {
+  void copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies) override {
     begun_->cache = &cache;
-    begun_->copies.assign(pairs.begin(), pairs.end());
+    begun_->copies.assign(copies.begin(), copies.end());
   }
   void run_step(const Issue& issue) override {
     begun_->issue = issue;
@@ -138,7 +139,7 @@ class WrappedOps : public ForwardingOps {
     bool fails;
     Issue issue;
     ops::KvCache* cache = nullptr;
-    std::vector<std::pair<std::int32_t, std::int32_t>> copies;
+    std::vector<BlockCopy> copies;
     bool done = false;  // guarded by mutex_; the following fields are then valid
     std::vector<ops::Sampled> sampled;
     std::exception_ptr error;

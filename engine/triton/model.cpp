@@ -282,10 +282,11 @@ void Model::send(Call& call, const Result& result, bool last) {
   const auto index = static_cast<std::size_t>(result.index);
   if (call.begun.size() <= index) call.begun.resize(index + 1);
   const bool first = !call.begun[index];
-  call.begun[index] = true;
+  const bool progress = result.num_computed_tokens > 0;
+  call.begun[index] = call.begun[index] || !progress;
   Extras extras;
-  if (first) extras.echo = call.echo;
-  if (first && index == 0) extras.prompt_ids = call.prompt_ids;
+  if (first && !progress) extras.echo = call.echo;
+  if (first && !progress && index == 0) extras.prompt_ids = call.prompt_ids;
   if (!call.subscription) return call.stream->send(result, extras, call.outputs, last);
   if (call.failed) return;
   extras.in_reasoning = first && call.in_reasoning;

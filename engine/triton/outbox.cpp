@@ -18,7 +18,7 @@ enum Chunk {
   in_reasoning, num_input_tokens, num_output_tokens, num_cached_tokens, num_session_tokens, queue_ms, first_token_ms,
   total_ms, cum_log_probs, output_log_probs, top_log_prob_ids, top_log_probs, prompt_ids, prompt_log_probs,
   prompt_top_log_prob_ids, prompt_top_log_probs, top_token_bytes, prompt_token_bytes, prompt_token_special,
-  prompt_top_token_bytes
+  prompt_top_token_bytes, num_computed_tokens
 };
 }  // namespace field
 
@@ -118,6 +118,7 @@ std::string encode_scalars(std::uint64_t key, const Result& result, int text_beg
   put(out, field::num_output_tokens, result.num_output_tokens);
   put(out, field::num_cached_tokens, result.num_cached_tokens);
   put(out, field::num_session_tokens, result.num_session_tokens);
+  put(out, field::num_computed_tokens, result.num_computed_tokens);
   put(out, field::queue_ms, result.timings.queue_ms);
   put(out, field::first_token_ms, result.timings.first_token_ms);
   put(out, field::total_ms, result.timings.total_ms);

@@ -448,6 +448,7 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.stream = inputs.scalar<bool>("stream").value_or(false);
   call.request.strip_leading_space = inputs.scalar<bool>("strip_leading_space").value_or(false);
   call.request.stop_until = inputs.strings("stop_until", kMaxStopWords).value_or(std::vector<std::string>{});
+  call.request.prompt_progress = inputs.scalar<bool>("prompt_progress").value_or(false);
   call.request.fit_max_tokens = inputs.scalar<bool>("fit_max_tokens").value_or(false);
   call.echo = inputs.text("echo");
   check_echo(call.echo, call.request.sampling.n);

@@ -122,6 +122,7 @@ void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& 
   filler.add(Output::num_input_tokens, result.num_input_tokens);
   filler.add(Output::num_output_tokens, result.num_output_tokens);
   filler.add(Output::num_cached_tokens, result.num_cached_tokens);
+  filler.add(Output::num_computed_tokens, result.num_computed_tokens);
   filler.add(Output::num_session_tokens, result.num_session_tokens);
   filler.add(Output::timings, timings);
 }

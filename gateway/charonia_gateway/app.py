@@ -32,7 +32,7 @@ from charonia_gateway.metrics import Metrics, MetricsMiddleware
 from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.pages import add_pages
 from charonia_gateway.port import is_loopback
-from charonia_gateway.record import REQUEST_ID_HEADER, RecordMiddleware
+from charonia_gateway.record import NOT_ENFORCED_HEADER, REQUEST_ID_HEADER, RecordMiddleware
 from charonia_gateway.request_log import RequestLog
 from charonia_gateway.routes import (
     chat,
@@ -183,7 +183,7 @@ class _Parts:
                 allow_origins=sorted(settings.origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, "Retry-After", *LIMIT_HEADERS],
+                expose_headers=[REQUEST_ID_HEADER, IGNORED_HEADER, NOT_ENFORCED_HEADER, "Retry-After", *LIMIT_HEADERS],
             )
         app.add_middleware(MetricsMiddleware, metrics=self.metrics)
         if self.tracing:
@@ -244,5 +244,5 @@ def create_app(
     app.add_exception_handler(CharoniaError, handle_engine_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
-    complete_schema(app, settings.model_name, parts.is_open)
+    complete_schema(app, settings.model_names[0], parts.is_open)
     return app

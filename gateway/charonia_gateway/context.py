@@ -45,16 +45,23 @@ class Gateway:
     started: int  # seconds since the epoch
     responses: ResponseStore
 
+    @property
+    def names(self) -> dict[str, str]:
+        """All names that clients may use, each with the model's own name."""
+        own = list(self.engines)
+        return {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
+
     def allowed_models(self) -> list[str]:
-        """The models that the request's key may use."""
-        key = current_key()
-        return [name for name in self.engines if key is None or key.allows_model(name)]
+        """The names that the request's key may use."""
+        key, names = current_key(), self.names
+        return [name for name in names if key is None or key.allows_model(name) or key.allows_model(names[name])]
 
     def engine_of(self, model: str | None) -> Engine:
         """The engine of a model, by name; None: the default model. Raises ApiError 404 for an unknown model, 403 for a
         model that the request's key may not use."""
-        name = self.settings.model_name if model is None else model
-        if name not in self.engines:
+        names = self.names
+        name = next(iter(names)) if model is None else model
+        if name not in names:
             shown = name[:_MAX_MODEL_CHARACTERS]
             there = ", ".join(map(repr, self.allowed_models())) or "no model that this key may use"
             raise ApiError(
@@ -64,7 +71,7 @@ class Gateway:
                 code="model_not_found",
             )
         key = current_key()
-        if key and not key.allows_model(name):
+        if key and not (key.allows_model(name) or key.allows_model(names[name])):
             raise ApiError(
                 403,
                 f"the key {key.name!r} may not use the model {name!r}: it may use {', '.join(key.models or ())}",
@@ -72,7 +79,7 @@ class Gateway:
                 param="model",
                 code="model_not_allowed",
             )
-        return self.engines[name]
+        return self.engines[names[name]]
 
     async def read(self, request: Request, model: type[Body]) -> Body:
         """Read and check the body of a request for text or tokens. Raises ApiError 400, 403, 404, 413 or 415."""

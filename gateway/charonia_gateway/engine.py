@@ -5,19 +5,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+import re
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
-from charonia_client import CharoniaError, GenerateRequest, GenerateResponse, Overloaded, ServerError, Unavailable
+from charonia_client import (
+    BadRequest,
+    CharoniaError,
+    GenerateRequest,
+    GenerateResponse,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
 
 from charonia_gateway import __version__
+from charonia_gateway.endpoints.answer import Answer
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.record import Record, current_key, current_owner, current_record
 from charonia_gateway.usage import estimated_tokens
 
 _SEED_BITS = 53  # every JSON reader keeps such a number
+_MAX_HEADER_CHARACTERS = 500
+
+
+log = logging.getLogger("charonia_gateway")
 
 
 class Stopped(Unavailable):
@@ -116,7 +131,7 @@ class Engine:
             record.estimated_tokens += estimated_tokens(request)
             record.seeds[first] = request.seed
         with _client_session_names(request.session_id):
-            async with aclosing(await self.pool.begin(self._of_key(request), id, self._timeout_s)) as answer:
+            async with aclosing(await self._begin(self._of_key(request), id)) as answer:
                 if record:
                     record.system_fingerprint = self._fingerprint(answer.fingerprint)
                 for part in answer.first:
@@ -130,6 +145,20 @@ class Engine:
                         raise
                     except (Overloaded, Unavailable) as error:
                         await answer.resume(error)
+
+    async def _begin(self, request: GenerateRequest, id: str) -> Answer:
+        """Send the request. If the schemas of forced calls cannot be enforced, the calls have any object as arguments,
+        and a header says so."""
+        try:
+            return await self.pool.begin(request, id, self._timeout_s)
+        except BadRequest as error:
+            if not request.forces_calls:
+                raise
+            answer = await self.pool.begin(replace(request, any_arguments=True), id, self._timeout_s)
+            log.warning("arguments of calls are any object, not as their schemas say: %s", error)
+            if record := current_record.get():
+                record.not_enforced = re.sub(r"[^ -~]", "?", str(error))[:_MAX_HEADER_CHARACTERS]
+            return answer
 
     def _fingerprint(self, server: str | None) -> str:
         """`system_fingerprint`, which changes when the tokens of a request may change. server: its fingerprint."""

@@ -28,6 +28,7 @@ PING_HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'  # Anthropic's
 _HEARTBEATS = (EVENT_HEARTBEAT, LINE_HEARTBEAT, PING_HEARTBEAT)
 
 REQUEST_ID_HEADER = "x-request-id"
+NOT_ENFORCED_HEADER = "charonia-not-enforced"
 # Ids that fit a log and the engine's request id, in which a '#' ends this part.
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 
@@ -67,6 +68,7 @@ class Record:
         self.body: bytes | None = None  # only if it is to be logged
         self.tokens: dict[int, list[int]] | None = None  # by index; only if they are logged or returned
         self.given_seeds: Mapping[int, int] = {}  # as `seeds`, for a replay
+        self.not_enforced = ""  # why the schemas of forced calls are not enforced
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
     def name(self, prefix: str) -> str:
@@ -161,7 +163,10 @@ class RecordMiddleware:
         async def recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message).setdefault(REQUEST_ID_HEADER, record.request_id)
+                headers = MutableHeaders(scope=message)
+                headers.setdefault(REQUEST_ID_HEADER, record.request_id)
+                if record.not_enforced:
+                    headers[NOT_ENFORCED_HEADER] = record.not_enforced
             elif record.first_byte_s is None and begins_text(message):
                 record.first_byte_s = record.duration_s
             await send(message)

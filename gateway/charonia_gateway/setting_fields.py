@@ -15,7 +15,7 @@ class GatewayFields(BaseSettings):
         "charonia",
         min_length=1,
         validation_alias=AliasChoices("charonia_model_name", "model_name"),
-        description="name of the model for clients",
+        description="name of the model for clients; several names, with commas between them: clients may use each",
     )
     more_models: str = Field(
         "",

@@ -123,9 +123,11 @@ class Settings(GatewayFields):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Settings:
-        if self.model_name in parse_models(self.more_models):
+        if not self.model_names:
+            raise ValueError("CHARONIA_MODEL_NAME has no name: write NAME, or NAME,OTHER_NAME")
+        if twice := next((name for name in self.model_names if name in parse_models(self.more_models)), None):
             raise ValueError(
-                f"CHARONIA_GATEWAY_MORE_MODELS contains CHARONIA_MODEL_NAME = {self.model_name}: use each name once"
+                f"CHARONIA_GATEWAY_MORE_MODELS contains the name {twice} of CHARONIA_MODEL_NAME: use each name once"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError(
@@ -169,9 +171,14 @@ class Settings(GatewayFields):
         return found
 
     @property
+    def model_names(self) -> list[str]:
+        """The names of the default model. Clients may use each; the first is the model's own."""
+        return list(dict.fromkeys(filter(None, map(str.strip, self.model_name.split(",")))))
+
+    @property
     def models(self) -> dict[str, str]:
-        """The label of each model, by name. The label of the default model, which is first, is empty."""
-        return {self.model_name: "", **parse_models(self.more_models)}
+        """The label of each model, by its own name. The label of the default model, which is first, is empty."""
+        return {self.model_names[0]: "", **parse_models(self.more_models)}
 
     @property
     def origins(self) -> frozenset[str]:

@@ -74,3 +74,16 @@ def test_interactive_response_has_timings_in_last_line(stack: Stack) -> None:
     lines = [json.loads(line) for line in post(stack, "chat/interactive", {**body, "stream": True}).text.splitlines()]
     assert [index for index, line in enumerate(lines) if "timings" in line] == [len(lines) - 1]
     assert lines[-1]["timings"]["prompt_n"] + lines[-1]["timings"]["cache_n"] == lines[-1]["input_tokens"]
+
+
+def test_stream_reports_progress_of_long_prompt(stack: Stack) -> None:
+    words = " ".join(f"word {number}" for number in range(300))
+    body = {**CHAT, "messages": words, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+    parts = chunks(post(stack, "chat/completions", {**body, "return_progress": True}))
+    found = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+    usage = parts[-1]["usage"]
+    computed = [one["processed"] for one in found]
+    assert found and computed == sorted(set(computed)) and computed[0] > 0 and computed[-1] < usage["prompt_tokens"]
+    assert {(one["total"], one["cache"]) for one in found} == {(usage["prompt_tokens"], 0)}
+    assert all(part["choices"][0]["delta"].get("content", "") == "" for part in parts if "prompt_progress" in part)
+    assert not any("prompt_progress" in part for part in chunks(post(stack, "chat/completions", body)))

@@ -41,13 +41,18 @@ def test_text_survives_tokenize_and_detokenize(web: httpx.Client, tokenizer: Any
     assert plain["tokens"] == tokenizer(TEXT, add_special_tokens=False)["input_ids"] and plain["token_strs"] is None
 
 
-def test_tokenized_conversation_equals_chat_prompt(web: httpx.Client, tokenizer: Any) -> None:
+@pytest.mark.parametrize(
+    "end", [{}, {"add_generation_prompt": False}, {"continue_final_message": True, "add_generation_prompt": False}]
+)
+def test_tokenized_conversation_equals_chat_prompt(web: httpx.Client, tokenizer: Any, end: dict[str, bool]) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    found = web.post("/tokenize", json={"messages": messages}).json()
+    if end:
+        messages.append({"role": "assistant", "content": "Hi, I am"})
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **{"add_generation_prompt": True, **end})
+    found = web.post("/tokenize", json={"messages": messages, **end}).json()
     assert found["tokens"] == tokenizer(text, add_special_tokens=False)["input_ids"]
     name = web.get("/v1/models").json()["data"][0]["id"]
-    chat = web.post("/v1/chat/completions", json={"model": name, "messages": messages, "max_tokens": 1})
+    chat = web.post("/v1/chat/completions", json={"model": name, "messages": messages, "max_tokens": 1, **end})
     assert chat.json()["usage"]["prompt_tokens"] == found["count"]
 
 
@@ -76,9 +81,8 @@ def test_texts_in_every_script_survive_tokenization(parrot: Stack, kind: Tokeniz
         ("/tokenize", {"prompt": ""}, "prompt", "at least 1 character"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools", "only for a chat"),
         ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs", "only for a chat"),
-        ("/tokenize", {"messages": "a", "add_generation_prompt": False}, "add_generation_prompt", "send true"),
-        ("/tokenize", {"messages": "a", "continue_final_message": 0}, "continue_final_message", "send false"),
-        ("/tokenize", {"messages": "a", "continue_final_message": True}, "continue_final_message", "send false"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt", "only for a chat"),
+        ("/tokenize", {"messages": "a", "continue_final_message": True}, "continue_final_message", "response last"),
         ("/tokenize", {"messages": "a", "chat_template": "{{ x }}"}, "chat_template", "leave chat_template out"),
         ("/detokenize", {"tokens": "a"}, "tokens", "a list of token ids"),
         ("/detokenize", {"tokens": [1, "a"]}, "tokens", "entry 1 is not a token id"),

@@ -323,6 +323,31 @@ async def test_openai_client_parses_arguments_of_forced_call(api: openai.AsyncOp
         assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
 
 
+async def test_forced_call_follows_schema_that_is_not_strict(api: openai.AsyncOpenAI) -> None:
+    function = {name: value for name, value in CONFIRM["function"].items() if name != "strict"}
+    fields: dict[str, Any] = {"tool_choice": named("confirm"), "extra_body": AT_ONCE}
+    answer = await ask(api, 1, tools=[{"type": "function", "function": function}], **fields)
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    check_confirmed(json.loads(call.function.arguments))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_forced_call_with_unsupported_schema_is_any_object(api: openai.AsyncOpenAI, stream: bool) -> None:
+    function: dict[str, Any] = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    fields: dict[str, Any] = {"model": "caller", "messages": says(2), "tool_choice": "required", "extra_body": AT_ONCE}
+    fields |= {"stream": stream, "parallel_tool_calls": False, **GREEDY}
+    tool = {"type": "function", "function": function}
+    answer = await api.chat.completions.with_raw_response.create(tools=[tool], **fields)
+    assert "at /properties/a/not" in answer.headers["charonia-not-enforced"]
+    if not stream:
+        (call,) = answer.parse().choices[0].message.tool_calls
+        assert isinstance(json.loads(call.function.arguments), dict)
+    tool = {"type": "function", "function": {**function, "strict": True}}
+    with pytest.raises(openai.BadRequestError, match="at /properties/a/not"):
+        await api.chat.completions.create(tools=[tool], **fields)
+
+
 async def test_response_format_with_tools_applies_without_calls(api: openai.AsyncOpenAI) -> None:
     schema = CONFIRM["function"]["parameters"]
     response_format = {"type": "json_schema", "json_schema": {"name": "c", "schema": schema, "strict": True}}

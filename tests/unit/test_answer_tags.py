@@ -136,7 +136,8 @@ class Model:
     def guide(self, formats: Any, choice: ToolChoice, functions: list[Any], prompt: str = "", **more: Any) -> Any:
         guides = answer_guide.AnswerGuides(formats, self.special, GUIDE_MAX_BYTES)
         given = answer_guide.Guide(*more.pop("given", ()))
-        return guides.make(prompt, functions, choice, more.pop("parallel", True), given)
+        any_arguments = more.pop("any_arguments", True)
+        return guides.make(prompt, functions, choice, more.pop("parallel", True), given, any_arguments=any_arguments)
 
     def sample(
         self,
@@ -227,6 +228,20 @@ def test_forced_calls_are_parsed_as_calls_only(model: Model, format: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_forced_call_follows_schema_of_function_that_is_not_strict(model: Model, format: str) -> None:
+    formats = model.formats(format)
+    schema = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
+    schema |= {"additionalProperties": False}
+    functions = [{"name": "confirm", "parameters": schema}, {"name": "other", "parameters": {}}]
+    choice = ToolChoice("function", "confirm")
+    guide = model.guide(formats, choice, functions, any_arguments=False)
+    assert guide == model.guide(formats, choice, [strict(schema) | {"name": "confirm"}])
+    assert guide != model.guide(formats, choice, functions)
+    other = ToolChoice("function", "other")  # any object is valid
+    assert model.guide(formats, other, functions, any_arguments=False) == model.guide(formats, other, functions)
+
+
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_calls_in_free_text_are_strict(model: Model, format: str) -> None:
     formats, functions = model.formats(format), functions_of(format)
@@ -385,7 +400,7 @@ def test_guides_beyond_the_engines_limits_are_not_parsed() -> None:
     guides = answer_guide.AnswerGuides(formats, {}, 1000)
     schema = {"type": "object", "properties": {"a" * 1000: {}}}
     text = refusal(guides.make, "", [strict(schema)], auto, True, answer_guide.Guide())
-    assert re.match(r"tools: schemas of strict functions: 10.. bytes, but guide_max_bytes", text)
+    assert re.match(r"tools: schemas of functions: 10.. bytes, but guide_max_bytes", text)
     schema["properties"] = {f"p{number}": {"type": "integer"} for number in range(40)}
     for parser in ("hermes", "mistral_named", "qwen3_coder", "gemma4"):
         formats = answer_formats.AnswerFormats("", {"CHARONIA_TOOL_CALL_PARSER": parser})
@@ -394,7 +409,7 @@ def test_guides_beyond_the_engines_limits_are_not_parsed() -> None:
         size = len(made.text.encode())
         assert answer_guide.AnswerGuides(formats, {}, size).make(*arguments) == made
         text = refusal(answer_guide.AnswerGuides(formats, {}, size - 1).make, *arguments)
-        assert f"tools: the grammar of strict functions: {size} bytes" in text
+        assert f"tools: the grammar of functions: {size} bytes" in text
 
 
 def test_shared_schema_of_many_parameters_is_read_once() -> None:

@@ -19,8 +19,11 @@ from charonia.bench import records, targets
 from charonia.bench.cli import app
 from charonia.bench.figures import Trace
 from charonia.bench.serving import closed_loop
-from charonia.bench.workload import Job
-from charonia.errors import ModelError
+from charonia.bench.workload import Job, jobs_from_prompts
+from charonia.errors import InvalidRequestError, ModelError
+from charonia.text.tokenizer import load_tokenizer
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo" / "model"
 
 
 class Half:
@@ -99,6 +102,77 @@ async def test_error_without_text_names_its_cause() -> None:
 
         [trace] = await closed_loop(Asks(), [Job("x", 1)], 1, lambda: None)
     assert trace.error.startswith("ReadError, caused by ConnectionResetError: ") and "reset by peer" in trace.error
+
+
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+SHARED_CHAT = {"id": 1, "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "prompts"),
+    [
+        ("One {\n\nTwo [1]\n", ["One {", "Two [1]"]),
+        (json.dumps({"prompt": "One"}) + "\n" + json.dumps({"text": "Two"}), ["One", "Two"]),
+        (json.dumps({"messages": CHAT}), [CHAT[:1]]),
+        (json.dumps([{"messages": CHAT[:1]}, "One"]), [CHAT[:1], "One"]),
+        (json.dumps([SHARED_CHAT], indent=2), [CHAT[:1]]),
+        (json.dumps(SHARED_CHAT), [CHAT[:1]]),
+    ],
+)
+def test_prompts_of_each_kind_of_file_are_recognised(tmp_path: Path, text: str, prompts: list[Any]) -> None:
+    file = tmp_path / "prompts"
+    file.write_text(text)
+    found = [job.prompt for job in jobs_from_prompts(file, len(prompts) + 1, 5)]
+    assert found == [*prompts, prompts[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n", "has no prompts"),
+        ('{"prompt": "One"}\nTwo', "line 2: it begins like JSON and is not valid JSON"),
+        ('[{"messages": []}]', "entry 1 has no prompt"),
+        ('{"question": "One"}', "line 1 has no prompt"),
+        ('{"messages": [{"role": "assistant", "content": "Hello"}]}', "line 1 has no prompt"),
+        ('{"conversations": [{"from": "gpt", "value": "Hello"}]}', "line 1 has no prompt"),
+    ],
+)
+def test_json_without_a_prompt_is_rejected(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "prompts"
+    file.write_text(text)
+    with pytest.raises(InvalidRequestError, match=said):
+        jobs_from_prompts(file, 1, 5)
+
+
+def test_serving_without_a_file_sends_random_words_of_random_length(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Job] = []
+
+    async def run(_: Half, job: Job, trace: Trace) -> None:
+        sent.append(job)
+        trace.arrivals.append(targets.clock())
+
+    monkeypatch.setattr(Half, "run", run)
+    options = ["--num-requests", "20", "--prompt-tokens", "40", "--max-tokens", "20", "--warmup", "0"]
+    done = CliRunner().invoke(app, ["serving", str(DEMO_MODEL), "--target", "triton", *options])
+    assert done.exit_code == 0, done.output
+    tokenizer = load_tokenizer(DEMO_MODEL)
+    lengths = [len(tokenizer(job.prompt, add_special_tokens=False)["input_ids"]) for job in sent]
+    assert len(sent) == 20 and 15 < min(lengths) < 35 < 45 < max(lengths) <= 60
+    assert 10 <= min(job.max_tokens for job in sent) < 15 < 25 < max(job.max_tokens for job in sent) <= 30
+
+
+async def test_messages_are_sent_to_the_chat_route() -> None:
+    sent: dict[str, Any] = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent[request.url.path] = json.loads(request.content)["messages"]
+        return httpx.Response(200, text="data: [DONE]\n\n")
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://gateway") as client:
+        await targets.Gateway(client, "m").run(Job(CHAT[:1], 1), Trace(0.0))
+    assert sent == {"/v1/chat/completions": CHAT[:1]}
 
 
 async def test_requests_are_greedy_without_repetition_penalty() -> None:

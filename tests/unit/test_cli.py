@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,38 @@ def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> Non
     assert max(map(len, out.splitlines())) <= 80
     wanted = {"quantize": "--calibration", "serve": "--hang-timeout-s"}.get(command, "--no-enable-prefix-caching")
     assert wanted in out
+
+
+def test_shell_completes_commands_and_options() -> None:
+    for words, number, wanted in (("charonia doc", "1", "doctor"), ("charonia serve --grpc", "2", "--grpc-port")):
+        env = {"_CHARONIA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+        done = subprocess.run([Path(sys.executable).parent / "charonia"], env={**PLAIN, **env}, capture_output=True)
+        assert done.stdout.decode().split() == [wanted]
+
+
+def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        env = {"CHARONIA_GRPC_PORT": str(taken.getsockname()[1]), "CHARONIA_TRITON_DIR": str(tmp_path)}
+        code, out, _ = charonia("doctor", env=env)
+    assert code == 1
+    lines = {line[9:].split("  ")[0].strip(): line for line in out.splitlines()}
+    port, triton = lines[f"port {env['CHARONIA_GRPC_PORT']}"], lines["Triton"]
+    assert port.startswith("PROBLEM") and "CHARONIA_GRPC_PORT (--grpc-port)" in port
+    assert triton.startswith("PROBLEM") and "has no bin/tritonserver" in triton
+    assert lines["Python"].startswith("ok")
+    assert set(lines) >= {
+        "packages",
+        "engine",
+        "compiler",
+        "processor",
+        "GPU",
+        "memory",
+        "/dev/shm",
+        "run folder",
+        "disk",
+    }
 
 
 @pytest.mark.slow

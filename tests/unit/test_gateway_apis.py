@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_in_process import MODEL, ask, gateway
+from key_files import KeyFile
 from starlette.types import Message, Receive, Scope, Send
 from triton_double import error, input_text, parsed, part, says, scripted_parse
 from tritonclient.grpc import service_pb2 as pb
@@ -193,3 +195,19 @@ async def test_tokens_are_counted_and_the_routes_are_in_the_metrics() -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
     for route in ("/tokenize", "/v1/messages/count_tokens"):
         assert f'charonia_gateway_requests_total{{route="{route}",status="200"}} 1.0' in metrics
+
+
+async def test_model_with_several_names_is_found_by_each(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys", bob={"models": ["b"]}, all={})
+    async with gateway(model_name="a, b", more_models="c=other", keys_file=keys.path) as (web, server):
+        server.behaviour = says(part("Hi", "stop"))
+        body = {"messages": "hi", "max_tokens": 5}
+        for model, key, status in (("b", "bob", 200), ("a", "bob", 403), ("b", "all", 200), ("d", "all", 404)):
+            asked = {"model": model, **body}
+            answer = await web.post("/v1/chat/completions", json=asked, headers=keys.bearer(key))
+            assert answer.status_code == status, answer.text
+            assert status != 200 or answer.json()["model"] == model
+        assert "this server has 'a', 'b', 'c'" in answer.text
+        for key, names in (("bob", ["b"]), ("all", ["a", "b", "c"])):
+            listed = (await web.get("/v1/models", headers=keys.bearer(key))).json()["data"]
+            assert [one["id"] for one in listed] == names

@@ -650,8 +650,6 @@ def test_a_tokenizer_may_have_several_chat_templates() -> None:
         ("output_format", {"type": "json_schema", "schema": {}}),
         ("output_config", {"format": {"type": "json_schema", "schema": {}}}),
         ("text", {"format": {"type": "json_object"}}),
-        ("continue_final_message", True),
-        ("add_generation_prompt", False),
         ("chat_template", "{{ messages }}"),
     ],
 )
@@ -660,6 +658,20 @@ def test_what_other_routes_and_servers_have_is_not_ignored_in_chats(name: str, v
         chat(**{name: value})
     assert (caught.value.status, caught.value.param) == (400, name)
     assert chat(**{name: None}) and chat(text={"verbosity": "low"}, output_config={"effort": "low"})
+
+
+def test_chat_request_says_where_the_prompt_ends() -> None:
+    for fields, continues, variables in (
+        ({}, False, None),
+        ({"add_generation_prompt": True, "continue_final_message": False}, False, None),
+        ({"add_generation_prompt": False}, False, {"add_generation_prompt": False}),
+        ({"continue_final_message": True}, True, None),
+        ({"add_generation_prompt": False, "continue_final_message": True}, True, None),
+    ):
+        made = chat(**fields).engine_request()
+        assert (made.continue_final_message, made.chat_template_kwargs) == (continues, variables), fields
+    with pytest.raises(ApiError, match="send one of them"):
+        chat(add_generation_prompt=True, continue_final_message=True)
 
 
 def test_errors_of_the_engine_name_the_fields_of_the_request() -> None:

@@ -75,6 +75,26 @@ async def whole(path: str, body: dict[str, Any], **one: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_forced_call_is_any_object_if_its_schema_fails(stream: bool) -> None:
+    async def behaviour(request: pb.ModelInferRequest) -> Responses:
+        if input_number(request, "any_arguments"):
+            yield parsed(calls=[begin(0, "{}", complete=True)], reason="stop")
+        else:
+            yield error("[400] tools: the schema of \u201cadd\u201d\nis too costly")
+
+    for path, body, choice in (
+        ("/v1/messages", MESSAGES, {"type": "any"}),
+        ("/v1/responses", RESPONSES, "required"),
+        ("/v1/chat/completions", {**MESSAGES, "tools": [IN_OPENAIS_FORM]}, "required"),
+    ):
+        answer = await ask(path, {**body, "tool_choice": choice, "stream": stream}, behaviour=behaviour)
+        assert answer.status_code == 200 and "add" in answer.text
+        assert answer.headers["charonia-not-enforced"] == "tools: the schema of ?add??is too costly"
+        answer = await ask(path, body, behaviour=behaviour)
+        assert answer.status_code == 400 and "charonia-not-enforced" not in answer.headers
+
+
 async def test_anthropics_blocks_come_one_after_the_other() -> None:
     events = await stream("/v1/messages", {**MESSAGES, "thinking": {"type": "adaptive"}})
     open_block, blocks = -1, []

@@ -21,7 +21,7 @@ from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
 from gateway_in_process import MODEL, ask
-from triton_double import Behaviour, Double, error, part
+from triton_double import Behaviour, Double, error, input_number, part, progress, says
 from tritonclient.grpc import service_pb2 as pb
 from waiting import until
 
@@ -180,6 +180,35 @@ async def test_another_server_continues(stream: bool, caplog: pytest.LogCaptureF
         assert seen == [None, ([10, 11], [2])]
         assert (two.resumes, two.record.num_resumes) == (1, 1)
     assert f"continues at server {two.doubles[1].target} after 2 tokens: it ends" in caplog.text
+
+
+async def test_other_server_begins_again_after_progress_of_the_prompt() -> None:
+    seen: list[Any] = []
+    two = Two(says(progress(3), error("[503] it ends")), counting(9, seen), resume_timeout_s=0)
+    two.doubles[1].deterministic = False
+    async with two:
+        assert await two.text(prompt_progress=True) == "".join(WORDS)
+        assert (seen, two.resumes) == ([None], 0)
+
+
+async def test_chat_stream_has_progress_of_the_prompt() -> None:
+    async def behave(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        if input_number(request, "prompt_progress"):
+            yield progress(2)
+            yield progress(4)
+        yield part("Hi", "stop")
+
+    body = {"model": MODEL, "messages": "hi", "stream": True}
+    for asked in (True, False):
+        answer = await ask("/v1/chat/completions", {**body, "return_progress": asked}, behaviour=behave)
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+        chunks = [json.loads(line) for line in lines]
+        found = [one["prompt_progress"] for one in chunks if "prompt_progress" in one]
+        numbers = {"total": 5, "cache": 1, "time_ms": 24}
+        assert found == ([{**numbers, "processed": 2}, {**numbers, "processed": 4}] if asked else [])
+        deltas = [one["choices"][0]["delta"] for one in chunks]
+        assert deltas[0]["role"] == "assistant" and sum("role" in delta for delta in deltas) == 1
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Hi"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -41,6 +41,11 @@ def part(text: str, reason: str = "", index: int = 0) -> Any:
     )
 
 
+def progress(computed: int) -> Any:
+    """A chunk that says how much of the prompt is computed."""
+    return Chunk(num_input_tokens=5, num_cached_tokens=1, num_computed_tokens=computed, queue_ms=10, total_ms=34)
+
+
 def parsed(content: str = "", reasoning: str = "", reason: str = "", calls: Any = ()) -> Any:
     """A chunk that `scripted_parse` parses into these."""
     chunk = part("?", reason)

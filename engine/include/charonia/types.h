@@ -101,6 +101,10 @@ struct Request {
   bool prompt_logits = false;
   std::int64_t max_unread_logits_bytes = std::int64_t{4} << 30;
 
+  // Report how much of the prompt is computed, in separate results without tokens, before the first token of sequence 0
+  // (Result::num_computed_tokens). No effect without stream.
+  bool prompt_progress = false;
+
   std::optional<int> timeout_ms;  // >= 1, from submit(); then the request ends with ErrorCode::deadline_exceeded
   std::shared_ptr<TokenMaskProvider> mask;  // null: every token may follow
 
@@ -152,6 +156,7 @@ struct Result {
   int num_input_tokens = 0;
   int num_output_tokens = 0;        // so far, with the end id
   int num_cached_tokens = 0;        // prompt tokens whose KV came from the prefix cache
+  int num_computed_tokens = 0;      // with prompt_progress: prompt tokens whose KV exist; 0 in results with tokens
   Timings timings;
 };
 

@@ -1,8 +1,67 @@
 #include "model/decoder.h"
 
+#include "base/text.h"
 #include "model/layers.h"
 
 namespace charonia::model {
+
+Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits)
+    : plan_(config, Shard(config, files.manifest(), ops.rank()), rules_of(ops), limits),
+      config_(plan_.config),
+      shard_(plan_.shard),
+      ops_(ops),
+      limits_(limits),
+      embedding_scale_(rounded(config.embedding_scale, plan_.precision.weight)),
+      rotary_tables_(config, limits.max_positions, limits.max_rows) {
+  make_tables();
+  load(files);
+  activation_memory_ = ops_.allocate(plan_.activation_bytes);
+}
+
+void Decoder::make_tables() {
+  const auto on_device = [this](std::span<const float> values) {
+    auto buffer = ops_.allocate(values.size_bytes());
+    ops_.upload(buffer->data(), values.data(), values.size_bytes());
+    return buffer;
+  };
+  if (rotary_tables_.rows() > 0) {
+    tables_.rotary = on_device(rotary_tables_.global_table());
+    if (rotary_tables_.has_local()) tables_.local_rotary = on_device(rotary_tables_.local_table());
+  }
+  if (has_q_scales(config_)) tables_.q_scales = on_device(q_scales(config_, limits_.max_positions));
+  if (config_.alibi) {
+    const auto all = alibi_slopes(config_.head_num);
+    tables_.slopes = on_device(std::span(all).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
+                                                      static_cast<std::size_t>(shard_.heads)));
+  }
+}
+
+void Decoder::load(const WeightFiles& files) {
+  const std::int64_t hidden = config_.hidden_units;
+  const auto type = plan_.precision.weight;
+  WeightLoader loader(files, ops_, type, config_.norm_unit_offset, tables_);
+  for (const auto& part : plan_.parts) {
+    auto& norms = norms_.emplace_back();
+    if (config_.pre_norms && !part.same_input) norms.before = loader.norm(part.name + "_norm.weight", hidden);
+    if (config_.post_norms) norms.after = loader.norm(part.name + "_post_norm.weight", hidden);
+    part.block->load(loader);
+    if (part.block->cache()) ++loader.cache_layer;
+    files.drop_pages();  // otherwise the weights would be in this process's memory twice until all are loaded
+  }
+  embedding_ = loader.embedding({"tok_embeddings.weight", config_.vocab_size, hidden});
+  files.drop_pages();
+  final_norm_ = loader.norm("norm.weight", hidden);
+  const WeightLoader::Wanted output{cat("output.", shard_.rank, ".weight"), shard_.logits, hidden};
+  if (config_.normalize_output) {
+    const auto unit = unit_rows(files.get(output.name, output.rows, output.cols), type);
+    output_ = loader.dense_linear({{unit.matrix()}});
+  } else {
+    output_ = loader.linear({{output}}, {});
+  }
+  files.drop_pages();
+  weight_bytes_ = loader.bytes;
+  weight_bytes_per_step_ = loader.bytes_per_step;
+}
 
 void Decoder::prepare(ops::KvCache& cache) {
   cache_ = &cache;
@@ -12,7 +71,7 @@ void Decoder::prepare(ops::KvCache& cache) {
 
 void Decoder::launch(const ops::StepInput& input) {
   auto step = input;
-  if (tables_.by_prompt()) step.attention.rotary_rows = rotary_rows(input);
+  if (rotary_tables_.by_prompt()) step.attention.rotary_rows = rotary_rows(input);
   ops_.begin_step(step);
   if (!input.block_copies.empty()) ops_.copy_blocks(*cache_, input.block_copies);
   ops_.run_step(issue_);
@@ -22,56 +81,50 @@ void Decoder::launch(const ops::StepInput& input) {
 std::span<const std::int32_t> Decoder::rotary_rows(const ops::StepInput& input) {
   auto& rows = rotary_rows_[rotary_rows_index_];
   rotary_rows_index_ = (rotary_rows_index_ + 1) % rotary_rows_.size();
-  tables_.place(input.attention, input.prompt_tokens, rows, spare_);
+  rotary_tables_.place(input.attention, input.prompt_tokens, rows, spare_);
   const auto upload = [&](const Vector& table, std::span<const float> values) {
     if (values.empty()) return;
     ops_.upload(table->as<float>() + spare_.first_row * config_.rotary_embedding, values.data(), values.size_bytes());
   };
-  upload(rotary_, spare_.global);
-  upload(local_rotary_, spare_.local);
+  upload(tables_.rotary, spare_.global);
+  upload(tables_.local_rotary, spare_.local);
   return rows;
 }
 
 void Decoder::issue(const ops::StepShape& shape) {
-  const auto residual = view(activations_.residual, shape.rows), delta = view(activations_.delta, shape.rows);
-  const auto normed = view(activations_.normed, shape.rows), qkv = view(activations_.qkv, shape.rows);
-  const auto attended = view(activations_.attended, shape.rows);
+  const StepContext step{ops_, shape, *cache_, activation_memory_->as<std::byte>()};
+  const auto residual = step.view(plan_.residual), delta = step.view(plan_.delta), normed = step.view(plan_.normed);
   const ops::Tensor unwritten{nullptr, normed.dtype, normed.rows, normed.cols, normed.stride};
   ops_.embed(residual, *embedding_, embedding_scale_);
   ops::Tensor pending{};  // the tensor that the next norm adds to the residual stream
   const float* pending_norm = nullptr;
-  for (int i = 0; i < config_.num_layer; ++i) {
-    const auto& layer = layers_[static_cast<std::size_t>(i)];
-    if (!config_.parallel_block) ops_.announce_linear(*layer.qkv);
-    ops_.rms_norm(normed, residual, pending, norm_params(layer.attention_norm, pending_norm));
-    ops_.linear(qkv, normed, *layer.qkv);
-    ops_.rotary_store(qkv, rotary_params(layer, qkv), *cache_, i, shard_.heads);
-    ops_.attention(attended, qkv, *cache_, i, shard_.heads, layer.attention);
-    ops_.linear(delta, attended, *layer.attention_out);
-    if (shard_.ranks > 1) ops_.all_reduce(delta);
-    if (config_.parallel_block) {
-      ops_.rms_norm(unwritten, residual, delta, norm_params({}, {}));
-    } else {
-      if (!layer.experts) ops_.announce_linear(*layer.gate_up);
-      ops_.rms_norm(normed, residual, delta, norm_params(layer.ffn_norm, data(layer.attention_post_norm)));
-    }
-    issue_feed_forward(layer, delta, normed, shape);
-    if (shard_.ranks > 1) ops_.all_reduce(delta);
+  for (std::size_t i = 0; i < plan_.parts.size(); ++i) {
+    const auto& part = plan_.parts[i];
+    const auto& norms = norms_[i];
+    // In a parallel block, several weights read the norm's output.
+    const auto* const weight = part.block->input_weight();
+    if (weight != nullptr && !config_.parallel_block) ops_.announce_linear(*weight);
+    ops_.rms_norm(part.same_input ? unwritten : normed, residual, pending,
+                  norm_params(data(norms.before), pending_norm));
+    part.block->issue(step, delta, normed);
+    step.sum_ranks(delta);
     pending = delta;
-    pending_norm = data(layer.ffn_post_norm);
+    pending_norm = data(norms.after);
   }
+  if (shape.logits_rows > 0) issue_output(step, pending_norm);
+}
 
-  if (shape.logits_rows == 0) return;
-  const auto last_residual = view(activations_.last_residual, shape.logits_rows),
-             last_delta = view(activations_.last_delta, shape.logits_rows);
-  const auto last_normed = view(activations_.last_normed, shape.logits_rows);
-  ops_.gather_rows(last_residual, residual);
-  ops_.gather_rows(last_delta, delta);
+void Decoder::issue_output(const StepContext& step, const float* pending_norm) {
+  const auto rows = step.shape.logits_rows;
+  const auto last_residual = step.view(plan_.last_residual, rows), last_delta = step.view(plan_.last_delta, rows);
+  const auto last_normed = step.view(plan_.last_normed, rows);
+  ops_.gather_rows(last_residual, step.view(plan_.residual));
+  ops_.gather_rows(last_delta, step.view(plan_.delta));
   ops_.announce_linear(*output_);
-  ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(final_norm_, pending_norm));
-  auto logits = view(activations_.logits, shape.logits_rows);
+  ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(data(final_norm_), pending_norm));
+  auto logits = step.view(plan_.logits, rows);
   if (shard_.ranks > 1) {
-    const auto share = view(activations_.logits_share, shape.logits_rows);
+    const auto share = step.view(plan_.logits_share, rows);
     auto mine = share;
     mine.cols = shard_.logits;
     ops_.linear(mine, last_normed, *output_);
@@ -87,74 +140,12 @@ void Decoder::issue(const ops::StepShape& shape) {
   ops_.sample(logits);
 }
 
-ops::NormParams Decoder::norm_params(const Vector& weight, const float* delta_weight) const {
-  return {.weight = data(weight),
+ops::NormParams Decoder::norm_params(const float* weight, const float* delta_weight) const {
+  return {.weight = weight,
           .eps = config_.norm_eps,
           .delta_weight = delta_weight,
           .delta_scale = config_.residual_multiplier,
           .subtract_mean = config_.layer_norm};
-}
-
-// If q and k have norms over all heads, issues the sums of their squares.
-ops::RotaryParams Decoder::rotary_params(const Layer& layer, const ops::Tensor& qkv) {
-  auto out = layer.rotary;
-  if (!config_.qk_norm_rows) return out;
-  const auto squares = view(activations_.squares, qkv.rows);
-  const std::int64_t k_size = std::int64_t{shard_.kv_heads} * config_.size_per_head;
-  ops_.qk_squares(squares, qkv, shard_.q_size, k_size);
-  if (shard_.ranks > 1) ops_.all_reduce(squares);
-  out.squares = static_cast<const float*>(squares.data);
-  // If ranks share KV heads, the sum counts every KV head equally often, so the mean is right.
-  out.q_count = shard_.q_size * shard_.ranks;
-  out.k_count = k_size * shard_.ranks;
-  return out;
-}
-
-// delta [rows, hidden] = this rank's part of the layer's feed-forward of `normed`.
-void Decoder::issue_feed_forward(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
-                                 const ops::StepShape& shape) {
-  if (layer.experts) return issue_experts(layer, delta, normed, shape);
-  issue_mlp(layer, delta, view(activations_.gate_up, shape.rows), view(activations_.gated, shape.rows), normed);
-}
-
-void Decoder::issue_mlp(const Layer& layer, const ops::Tensor& out, const ops::Tensor& gate_up,
-                        const ops::Tensor& gated, const ops::Tensor& normed) {
-  ops_.announce_linear(*layer.down);
-  ops_.gated_linear(gated, gate_up, normed, *layer.gate_up, activation_);
-  ops_.linear(out, gated, *layer.down);
-}
-
-void Decoder::issue_experts(const Layer& layer, const ops::Tensor& delta, const ops::Tensor& normed,
-                            const ops::StepShape& shape) {
-  auto router = view(activations_.router, shape.rows);
-  router.cols = layer.router->out_features();
-  ops_.linear(router, normed, *layer.router);
-  ops::SharedExpert shared;
-  if (layer.down) {
-    shared.out = view(activations_.shared, shape.rows);
-    issue_mlp(layer, shared.out, view(activations_.shared_gate_up, shape.rows),
-              view(activations_.shared_gated, shape.rows), normed);
-  }
-  if (config_.shared_expert_gate) {
-    --router.cols;
-    shared.gate = static_cast<const float*>(router.data) + router.cols;
-    shared.gate_stride = router.stride;
-  }
-  ops_.experts(delta, normed, router, *layer.experts, layer.choice, activation_,
-               activation_memory_->as<std::byte>() + activations_.experts_scratch, shared);
-}
-
-ops::KvLayout Decoder::kv_layout(int block_len) const {
-  return {.num_layers = config_.num_layer,
-          .kv_heads = shard_.kv_heads,
-          .head_dim = config_.size_per_head,
-          .block_len = block_len,
-          .dtype = precision_.kv,
-          .quant_bits = limits_.kv_quant_bits};
-}
-
-ops::Tensor Decoder::view(const Activations::Part& part, std::int64_t rows) const {
-  return {activation_memory_->as<std::byte>() + part.offset, part.dtype, rows, part.cols, part.cols};
 }
 
 }  // namespace charonia::model

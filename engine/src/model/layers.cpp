@@ -108,6 +108,13 @@ DType data_type(const ModelConfig& config) {
   return weight_dtype(type);
 }
 
+ops::Activation activation_of(const ModelConfig& config) {
+  if (config.activation == "clamped_swiglu") {
+    return {ops::Activation::clamped_swiglu, config.swiglu_limit, config.swiglu_alpha};
+  }
+  return config.activation == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
+}
+
 bool has_experts(const ModelConfig& config, int layer) {
   if (config.num_experts == 0) return false;
   return config.layer_experts.empty() || config.layer_experts[static_cast<std::size_t>(layer)] == 'm';

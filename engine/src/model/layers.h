@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "base/dtype.h"
 #include "charonia/config.h"
+#include "ops/operations.h"
 
 namespace charonia::model {
 
@@ -14,6 +16,8 @@ void check_model(const ModelConfig& config);
 // The type of activations and of weights that are not quantised. Throws Error(unsupported) if the configuration has
 // none.
 DType data_type(const ModelConfig& config);
+
+ops::Activation activation_of(const ModelConfig& config);
 
 // Whether the layer's feed-forward is a mixture of experts.
 bool has_experts(const ModelConfig& config, int layer);

@@ -138,8 +138,9 @@ ops::HostMatrix WeightFiles::find_matrix(const std::string& name, const Manifest
                          last_col, ") of ", part.name, ", which has shape ", shape_text(tensor.shape)));
   }
   const auto first = static_cast<std::size_t>(first_row * cols + first_col) * size_of(tensor.dtype);
-  return {tensor.data.data() + first, tensor.dtype, (last_row - first_row + part.row_step - 1) / part.row_step,
-          last_col - first_col, cols * part.row_step};
+  const auto step = std::min(part.row_step, last_row - first_row);
+  return {tensor.data.data() + first, tensor.dtype, (last_row - first_row + step - 1) / step, last_col - first_col,
+          cols * step};
 }
 
 void WeightFiles::check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const {

@@ -33,8 +33,12 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     require_that(row >= 0, [&] { return cat("rotary row ", row, " is negative"); });
   }
   const auto sequences = count(batch.query_start) - 1;
-  require(batch.table_stride >= 0 && count(batch.block_tables) >= sequences * batch.table_stride,
-          "block_tables must be [sequences, table_stride]");
+  for (const auto kind : kCacheKinds) {
+    const auto entries = count(batch.block_tables[kind]);
+    require(batch.table_stride >= 0 &&
+                (entries >= sequences * batch.table_stride || (entries == 0 && facts.num_blocks[kind] == 0)),
+            "block_tables must be [sequences, table_stride]");
+  }
   for (std::int64_t s = 0; s < sequences; ++s) {
     const auto begin = batch.query_start[static_cast<std::size_t>(s)];
     const auto end = batch.query_start[static_cast<std::size_t>(s + 1)];
@@ -55,12 +59,16 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     require_that(blocks <= batch.table_stride, [&] {
       return cat("position ", last, " of sequence ", s, " is beyond its table of ", batch.table_stride, " blocks");
     });
-    for (std::int64_t i = 0; i < blocks; ++i) {
-      const auto block = batch.block_tables[static_cast<std::size_t>(s * batch.table_stride + i)];
-      require_that(block >= 0 && (facts.num_blocks == 0 || block < facts.num_blocks), [&] {
-        return cat("the table of sequence ", s, " has block ", block, ", but the cache has ", facts.num_blocks,
-                   " blocks");
-      });
+    for (const auto kind : kCacheKinds) {
+      const auto most = facts.num_blocks[kind];
+      if (batch.block_tables[kind].empty()) continue;
+      for (const auto block :
+           batch.block_tables[kind].subspan(static_cast<std::size_t>(s * batch.table_stride),
+                                            static_cast<std::size_t>(blocks))) {
+        require_that(block >= 0 && (most == 0 || block < most), [&] {
+          return cat("the table of sequence ", s, " has block ", block, ", but the cache has ", most, " blocks");
+        });
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/cache_kind.h"
 #include "ops/step.h"
 
 namespace charonia::ops {
@@ -14,7 +15,7 @@ void check_limits(const StepLimits& limits);
 struct StepFacts {
   std::int64_t vocab = 0;  // rows of the embedding
   int block_len = 0;
-  int num_blocks = 0;
+  PerKind<int> num_blocks{};
   // As in StepLimits.
   int max_rows = 0, max_sequences = 0, max_positions = 0;
 };

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/cache_kind.h"
 #include "base/dtype.h"
 #include "ops/kv_quant.h"
 #include "ops/quant_weight.h"
@@ -75,19 +77,38 @@ struct Precision {
   DType kv;          // elements of KV blocks
 };
 
+// The KV cache of one layer. Attention needs k_dim = v_dim.
+struct KvLayer {
+  CacheKind kind = CacheKind::full;
+  int kv_heads = 0, k_dim = 0, v_dim = 0;
+  int storage = -1;  // the earlier layer whose k and v this layer reads; -1: its own
+
+  bool operator==(const KvLayer&) const = default;
+};
+
 struct KvLayout {
-  int num_layers = 0, kv_heads = 0, head_dim = 0;
-  int block_len = 0;         // tokens per block
+  std::vector<KvLayer> layers;
+  int block_len = 0;         // tokens per block, in all kinds
   DType dtype = DType::f32;  // the type of k and v in computations and, if quant_bits is 0, in the cache
   int quant_bits = 0;        // 8 or 4: the cache stores integers (kv_quant.h); 0: it does not
+  int window = 0;            // the widest window of the layers of kind `window`
 
-  // Bytes of one block: of k and v of one head in one layer, of one layer, of all layers.
-  std::size_t head_bytes() const {
-    if (quant_bits != 0) return kv_quant_head_bytes(head_dim, block_len, quant_bits);
-    return std::size_t{2} * static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(block_len) * size_of(dtype);
+  // Throws Error(invalid_argument) if a number is out of its range or a layer cannot share its storage.
+  void check() const;
+
+  // The layer whose memory `layer` uses.
+  std::size_t storage_of(std::size_t layer) const {
+    return layers[layer].storage < 0 ? layer : static_cast<std::size_t>(layers[layer].storage);
   }
-  std::size_t layer_bytes() const { return head_bytes() * static_cast<std::size_t>(kv_heads); }
-  std::size_t block_bytes() const { return layer_bytes() * static_cast<std::size_t>(num_layers); }
+  // Bytes of one block: of k and v of one head in one layer, of one layer, of all layers of a kind. A layer that shares
+  // its storage adds none.
+  std::size_t head_bytes(const KvLayer& layer) const;
+  std::size_t layer_bytes(const KvLayer& layer) const {
+    return head_bytes(layer) * static_cast<std::size_t>(layer.kv_heads);
+  }
+  std::size_t block_bytes(CacheKind kind) const;
+  // Bytes of the first blocks of each kind.
+  std::size_t bytes(const PerKind<int>& num_blocks) const;
 };
 
 // The KV blocks of all layers. All values in memory are finite at all times.
@@ -95,11 +116,16 @@ class KvCache {
  public:
   virtual ~KvCache() = default;
   const KvLayout& layout() const { return layout_; }
-  int num_blocks() const { return num_blocks_; }
+  const PerKind<int>& num_blocks() const { return num_blocks_; }  // 0 for a kind without layers
+  // Throws Error(internal) if the cache does not have these numbers of blocks.
+  void check_commit(const PerKind<int>& num_blocks) const;
 
  protected:
+  // Throws Error(invalid_argument) if the layout is invalid or a kind with layers has no blocks.
+  KvCache(const KvLayout& layout, const PerKind<int>& num_blocks);
+
   KvLayout layout_;
-  int num_blocks_ = 0;
+  PerKind<int> num_blocks_;
 };
 
 class Device {
@@ -142,11 +168,13 @@ class Device {
   // Size of the scratch memory of Operations::experts() for up to `rows` rows, in bytes.
   virtual std::size_t experts_scratch_bytes(const ExpertsShape& shape, std::int64_t rows) const = 0;
 
-  // The first `committed` blocks have memory; -1: all blocks.
-  virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) = 0;
-  // Provides memory for the first `num_blocks` blocks of a cache. Blocks that have memory keep their contents. Throws
-  // Error(resource_exhausted) and changes nothing if memory runs out. Call between steps.
-  virtual void commit_blocks(KvCache& cache, int num_blocks) = 0;
+  // The first `committed` blocks of each kind have memory; empty: all blocks.
+  virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
+                                                 const std::optional<PerKind<int>>& committed = {}) = 0;
+  // Provides memory for the first `num_blocks` blocks of each kind. Blocks that have memory keep their contents. Throws
+  // Error(resource_exhausted) if memory runs out: then some layers may have the memory, which does no harm. Call between
+  // steps.
+  virtual void commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) = 0;
 };
 
 }  // namespace charonia::ops

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cache_kind.h"
 #include "charonia/generated/sampling.h"
 
 namespace charonia::ops {
@@ -23,11 +24,12 @@ class KvCache;
 
 // The input of attention for a step. Sequence s has query rows [query_start[s], query_start[s+1]) of the step. Row r
 // has position positions[r] and attends to positions 0 .. positions[r] of its own sequence. Position p of sequence s is
-// in block block_tables[s * table_stride + p / block_len], slot p % block_len.
+// in block block_tables[kind][s * table_stride + p / block_len], slot p % block_len, for layers of this kind of cache.
+// In a table of kind `window`, entries of blocks that no window of the step reaches may be any block.
 struct AttentionBatch {
   std::span<const std::int32_t> query_start;   // [sequences + 1]
   std::span<const std::int32_t> positions;     // [rows], ascending by one within a sequence
-  std::span<const std::int32_t> block_tables;  // [sequences, table_stride]
+  PerKind<std::span<const std::int32_t>> block_tables;  // [sequences, table_stride]; empty for a kind without layers
   std::int64_t table_stride = 0;
   std::span<const std::int32_t> rotary_rows = {};  // [rows]: the row of cos_sin for each row; empty: its position
 };
@@ -80,9 +82,8 @@ struct StepInput {
   // [sequences]: prompt lengths, which the model needs for rotary scaling. Devices ignore them. Empty: rotation depends
   // only on positions.
   std::span<const std::int32_t> prompt_tokens = {};
-  // Blocks (from, to) that are copied in all layers before the step computes. Decoder::launch() passes them to
-  // copy_blocks().
-  std::span<const std::pair<std::int32_t, std::int32_t>> block_copies = {};
+  // Blocks that are copied before the step computes. Decoder::launch() passes them to copy_blocks().
+  std::span<const BlockCopy> block_copies = {};
 };
 
 // The numbers of rows of a step's operations. A device that replays captured graphs rounds them up to a graph's
@@ -121,9 +122,9 @@ class Steps {
   // Throws Error(internal) if prepare() was not called, if the step exceeds the limits, or if an id, a position, a
   // table or a row is out of its range.
   virtual void begin_step(const StepInput& input) = 0;
-  // Copies whole blocks of the cache (all layers), in the order of the pairs (from, to). Call after begin_step() and
-  // before run_step(); never part of a graph.
-  virtual void copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) = 0;
+  // Copies whole blocks of the cache, in this order. Call after begin_step() and before run_step(); never part of a
+  // graph.
+  virtual void copy_blocks(KvCache& cache, std::span<const BlockCopy> copies) = 0;
   virtual void run_step(const Issue& issue) = 0;
   // Waits for the samples of the oldest uncollected step, and returns them in the order of its sample rows. A row that
   // cannot be sampled has an error; the other rows are sampled. Throws Error(internal) if the device failed; the

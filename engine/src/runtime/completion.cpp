@@ -107,6 +107,13 @@ std::optional<Result> Completion::due(Clock::time_point now, std::chrono::nanose
   return result;
 }
 
+Result Completion::progress(int num_computed, Clock::time_point now) const {
+  Result result;
+  fill_numbers(result, now);
+  result.num_computed_tokens = num_computed;
+  return result;
+}
+
 Result Completion::last(FinishReason reason, Clock::time_point now, std::string error, ErrorCode code) {
   Result result;
   fill(result, text_.finish(), now);
@@ -132,6 +139,10 @@ void Completion::fill(Result& result, const text::TextChunk& chunk, Clock::time_
     prompt_logprobs->move_to(result);
     prompt_logprobs.reset();
   }
+  fill_numbers(result, now);
+}
+
+void Completion::fill_numbers(Result& result, Clock::time_point now) const {
   result.index = index;
   result.cumulative_logprob = cumulative_logprob_;
   result.num_session_tokens = state.num_session_tokens;

@@ -42,6 +42,8 @@ class Completion {
 
   // Returns the response that is due now, if any: the first one immediately, later ones at most once per interval.
   std::optional<Result> due(Clock::time_point now, std::chrono::nanoseconds interval);
+  // Returns the response that reports how many tokens of the prompt are computed.
+  Result progress(int num_computed, Clock::time_point now) const;
   // Returns the last response. error and code are set with FinishReason::error.
   Result last(FinishReason reason, Clock::time_point now, std::string error = {}, ErrorCode code = ErrorCode::internal);
 
@@ -68,6 +70,7 @@ class Completion {
     std::vector<TokenLogprob> top;
   };
   void fill(Result& result, const text::TextChunk& chunk, Clock::time_point now);
+  void fill_numbers(Result& result, Clock::time_point now) const;
 
   const std::uint64_t seed_;
   text::TextStream text_;

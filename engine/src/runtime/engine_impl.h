@@ -149,6 +149,7 @@ class Engine::Impl {
   void measure(const Step& step);
   void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
+  void report_progress(const schedule::ScheduledSeq& part, const Completion& completion, Clock::time_point now);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion);
   bool deliver_rows(Result result, const Completion& completion);
   int accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now);

@@ -105,7 +105,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   masks_.hand_over();
   const auto stride = static_cast<std::int64_t>(step.block_tables.size() / step.plan.seqs.size());
   executor_->launch({.ids = step.ids,
-                     .attention = {step.query_start, step.positions, step.block_tables, stride},
+                     .attention = {step.query_start, step.positions, {step.block_tables, step.block_tables}, stride},
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
@@ -232,7 +232,11 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
     if (found == completions_.end()) continue;  // it ended while the step ran
     auto& completion = *found->second;
     if (completion.is_first()) load_->computed(completion.state.work, part.num_tokens);
-    if (!take_prompt_rows(part, rows, completion) || !part.samples) continue;
+    if (!take_prompt_rows(part, rows, completion)) continue;
+    if (!part.samples) {
+      report_progress(part, completion, now);
+      continue;
+    }
     if (!rows.back().error.empty()) {
       fail_row(part.id, rows.back().error);
       continue;
@@ -241,6 +245,12 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
   }
   masks_.hand_over();  // now, so that they are computed while the next forward pass runs
   count(Metric::generation_tokens, accepted);
+}
+
+void Engine::Impl::report_progress(const ScheduledSeq& part, const Completion& completion, Clock::time_point now) {
+  const auto& request = completion.state.request;
+  if (!request.prompt_progress || !request.stream || completion.index > 0 || completion.num_output > 0) return;
+  delivery_.push(completion.state.callback, completion.progress(part.first_position + part.num_tokens, now));
 }
 
 // Ends a sequence whose row failed. If its logits are not finite, its KV may not be finite either, so no later request

@@ -107,7 +107,7 @@ void Engine::Impl::check(const Request& request) const {
            " with session_id: a session goes on with one completion. ", "Send n = 1 and no best_of, or no session_id");
   }
   if (continues && !sessions_->enabled()) {
-    reject("sessions are off (session_ttl_s = 0): send the whole conversation in input_ids, without continuation_ids");
+    reject("sessions are off (session_ttl_s = 0): send the whole conversation, without a session_id");
   }
 }
 
@@ -141,7 +141,8 @@ void Engine::Impl::check_guide(const Request& request) const {
   const auto type = to_string(request.guide->type);
   if (request.mask) reject("a request has a guide or a token mask provider of its own, and not both");
   if (request.sampling.ignore_eos || request.sampling.min_tokens > 0) {
-    reject("ignore_eos and min_tokens cannot be combined with structured output: its grammar says where the text ends");
+    reject("ignore_eos and min_tokens cannot be combined with structured output: its grammar says where the text ends, ",
+           "so leave them out");
   }
   if (end_ids_of(request.sampling).empty()) {
     reject("structured output needs a token that ends the text: the model names none. Send end_id");

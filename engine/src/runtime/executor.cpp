@@ -33,7 +33,7 @@ struct Executor::Rank {
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
-    const auto needs = rank_memory(ops->device(), rules_of(*ops), model, manifest, shard, limits);
+    const auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
     step_bytes = needs.steps;
     const auto free = ops->free_memory();
     left = free - std::min(free, needs.all_but_cache());
@@ -42,7 +42,7 @@ struct Executor::Rank {
 
   void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits) {
     decoder = std::make_unique<model::Decoder>(model, files, *ops, limits);
-    layout = decoder->kv_layout(limits.block_len);
+    layout = decoder->kv_layout();
   }
 
   // Call it after load(). Memory that is planned but not yet written counts as used.
@@ -53,7 +53,7 @@ struct Executor::Rank {
 
   // Creates the KV cache, with memory for the first `committed` blocks, and everything else that steps need.
   void make_cache(int num_blocks, int committed) {
-    cache = ops->make_kv_cache(layout, num_blocks, committed);
+    cache = ops->make_kv_cache(layout, {num_blocks, num_blocks}, {{committed, committed}});
     decoder->prepare(*cache);
   }
 
@@ -110,7 +110,7 @@ std::int64_t Executor::sum(const Function& function) const {
 int Executor::blocks_of_all(const EngineConfig& config) const {
   int out = std::numeric_limits<int>::max();
   for (const auto& rank : ranks_) {
-    const CacheMemory memory{rank->layout.block_bytes(), rank->free_for_cache(), static_cast<int>(ranks_.size())};
+    const CacheMemory memory{rank->layout.bytes({1, 1}), rank->free_for_cache(), static_cast<int>(ranks_.size())};
     try {
       out = std::min(out, blocks_that_fit(config, memory));
     } catch (const Error&) {
@@ -124,7 +124,7 @@ int Executor::blocks_of_all(const EngineConfig& config) const {
 void Executor::commit_blocks(int num_blocks) {
   threads_->run([&](int rank) {
     auto& one = *ranks_[static_cast<std::size_t>(rank)];
-    one.ops->commit_blocks(*one.cache, num_blocks);
+    one.ops->commit_blocks(*one.cache, {num_blocks, num_blocks});
   });
 }
 
@@ -173,7 +173,7 @@ std::int64_t Executor::weight_bytes_per_step() const {
 }
 
 std::int64_t Executor::kv_cache_bytes() const {
-  return sum([](const Rank& rank) { return rank.layout.block_bytes(); }) * num_blocks_;
+  return sum([this](const Rank& rank) { return rank.layout.bytes({num_blocks_, num_blocks_}); });
 }
 
 }  // namespace charonia::runtime

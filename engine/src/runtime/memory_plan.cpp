@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "charonia/engine.h"
 #include "charonia/error.h"
-#include "model/activations.h"
+#include "model/decoder_plan.h"
 #include "model/layers.h"
 #include "model/rope.h"
 #include "model/weights.h"
@@ -138,14 +138,7 @@ ops::StepLimits step_limits(const EngineConfig& config) {
           .kv_quant_bits = config.quant_policy};
 }
 
-DeviceRules rules_of(const ops::Device& device) {
-  return {[&device](DType weight) { return device.precision(weight); },
-          [&device](const ops::ExpertsShape& shape, std::int64_t rows) {
-            return device.experts_scratch_bytes(shape, rows);
-          }};
-}
-
-DeviceRules rules_of(std::string_view device) {
+model::DeviceRules rules_of(std::string_view device) {
   if (device == "cuda") {
     return {ops::cuda_precision, [](const ops::ExpertsShape& shape, std::int64_t rows) {
               return cuda::ExpertsWorkspace(shape, rows).bytes;
@@ -156,7 +149,7 @@ DeviceRules rules_of(std::string_view device) {
           [cpu](const ops::ExpertsShape& shape, std::int64_t rows) { return cpu->experts_scratch_bytes(shape, rows); }};
 }
 
-RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const ModelConfig& model,
+RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits) {
   const auto precision = rules.precision(model::data_type(model));
   auto elements = manifest.elements(shard.rank);
@@ -169,40 +162,32 @@ RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const 
   auto floats = static_cast<std::size_t>(elements.vectors);
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
-  const auto scratch =
-      shard.expert_inter > 0
-          ? rules.experts_scratch_bytes(model::experts_shape(model, shard, precision.weight), limits.max_rows)
-          : 0;
+  const model::DecoderPlan plan(model, shard, rules, limits);
   RankMemory out;
   if (device != "null") {  // the null device keeps no weights
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +
                   static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
                   model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
   }
-  out.activations = model::Activations(model, shard, precision, limits, scratch).bytes;
+  out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = elements.quantised_bytes > 0 ? cuda::kDequantisedBytes : 0;
     out.steps = cuda_step_bytes(model, shard, limits);
   }
-  const ops::KvLayout layout{.num_layers = model.num_layer,
-                             .kv_heads = shard.kv_heads,
-                             .head_dim = model.size_per_head,
-                             .block_len = limits.block_len,
-                             .dtype = precision.kv,
-                             .quant_bits = limits.kv_quant_bits};
-  out.kv_block = layout.block_bytes();
+  for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
   return out;
 }
 
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
                       std::size_t free_bytes) {
   require_step_sizes(config);
-  if (memory.all_but_cache() + memory.kv_block <= free_bytes) return;
+  const auto kv_block = memory.kv_block.full + memory.kv_block.window;
+  if (memory.all_but_cache() + kv_block <= free_bytes) return;
   throw Error(ErrorCode::resource_exhausted,
               cat("the model does not fit: its weights take ", text(memory.weights), ", the activations of ",
                   config.token_budget, " tokens (token_budget) and ", config.max_batch_size,
                   " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights), ", one KV block ",
-                  text(memory.kv_block), ", and ", text(free_bytes), " are free on the device (", device,
+                  text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
                   "). Take a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
                   "max_batch_size, or free memory"));
 }
@@ -297,12 +282,13 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     const auto free_bytes = free[static_cast<std::size_t>(rank)];
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
     out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights);
-    out.kv_block_bytes += static_cast<std::int64_t>(needs.kv_block);
+    const auto kv_block = needs.kv_block.full + needs.kv_block.window;
+    out.kv_block_bytes += static_cast<std::int64_t>(kv_block);
     out.free_bytes += static_cast<std::int64_t>(free_bytes);
     if (blocks == 0) continue;  // one rank's warning is enough
     try {
       runtime::check_model_fits(config, out.device, needs, free_bytes);
-      blocks = std::min(blocks, runtime::blocks_that_fit(config, {needs.kv_block, free_bytes - needs.all_but_cache(),
+      blocks = std::min(blocks, runtime::blocks_that_fit(config, {kv_block, free_bytes - needs.all_but_cache(),
                                                                   ranks}));
     } catch (const Error& error) {
       out.warnings.push_back(ranks > 1 ? cat("rank ", rank, ": ", error.what()) : error.what());

@@ -4,10 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string_view>
 
 #include "charonia/config.h"
+#include "model/activations.h"
 #include "model/manifest.h"
 #include "model/shard.h"
 #include "ops/device.h"
@@ -60,14 +60,8 @@ ops::StepLimits step_limits(const EngineConfig& config);
 
 // ---- memory of one rank ----
 
-// The formats that a device stores, and the scratch memory of its experts.
-struct DeviceRules {
-  std::function<ops::Precision(DType)> precision;
-  std::function<std::size_t(const ops::ExpertsShape&, std::int64_t rows)> experts_scratch_bytes;
-};
-DeviceRules rules_of(const ops::Device& device);
 // device: "cpu" | "cuda" | "null". The machine needs no GPU for "cuda".
-DeviceRules rules_of(std::string_view device);
+model::DeviceRules rules_of(std::string_view device);
 
 // All sizes in bytes. The real device may use less for steps.
 struct RankMemory {
@@ -75,11 +69,11 @@ struct RankMemory {
   std::size_t activations = 0;
   std::size_t loaded_steps = 0;   // for steps, allocated with the weights: scratch memory for dequantised weights
   std::size_t steps = 0;          // for steps, allocated later: arrays, workspace, captured CUDA graphs
-  std::size_t kv_block = 0;       // one block in all layers
+  PerKind<std::size_t> kv_block{};  // one block of each kind, in all its layers
 
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps; }
 };
-RankMemory rank_memory(std::string_view device, const DeviceRules& rules, const ModelConfig& model,
+RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits);
 
 // Throws Error(resource_exhausted), with the numbers and the remedy, if not even one KV block fits next to the model.

@@ -35,7 +35,7 @@ bool Scheduler::Impl::begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& 
   if (slack < 1 || !pool.allocate(1, blocks)) return false;
   pool.retain(std::span(blocks).first(shared));
   if ((seq.prompt_tokens - 1) % pool.block_len() != 0) {
-    plan.block_copies.emplace_back(parent.blocks[shared], blocks.back());
+    plan.block_copies.push_back({parent.blocks[shared], blocks.back()});
   }
   seq.blocks = std::move(blocks);
   seq.computed = seq.num_cached_tokens = seq.prompt_tokens - 1;

@@ -45,6 +45,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cache_kind.h"
 #include "cache/block_manager.h"
 #include "schedule/step_time.h"
 
@@ -89,7 +90,7 @@ struct StepPlan {
   std::int32_t num_tokens = 0;   // sum, <= token_budget
   std::vector<SeqId> preempted;  // their blocks were released in this plan
   // Blocks to copy (from, to) before the step, for sequences that begin with their parent's blocks.
-  std::vector<std::pair<cache::BlockId, cache::BlockId>> block_copies;
+  std::vector<BlockCopy> block_copies;
   // Sequences that cannot continue: the pool's memory did not grow as planned, and they need more blocks than the pool
   // now has. Every plan names them until they are removed.
   std::vector<SeqId> impossible;

@@ -37,7 +37,7 @@ class Model {
     const auto weight = Matrix::random(random, DType::f32, kVocab, kHidden);
     const auto host = weight.host();
     linear_ = ops_->make_linear({&host, 1}, {}, DType::f32);
-    cache_ = ops_->make_kv_cache({1, 1, 8, 4, DType::f32}, kBlocks);
+    cache_ = ops_->make_kv_cache(ops::kv_layout(1, 1, 8, 4, DType::f32), {kBlocks});
     hidden_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, kHidden);
     qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, 3 * 8);
     attended_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, 8);
@@ -54,7 +54,7 @@ class Model {
       logits_rows.push_back(static_cast<std::int32_t>(i));
       rows[i].sequence = i + 1;
     }
-    ops_->begin_step({ids, {starts, positions, tables, 1}, logits_rows, rows});
+    ops_->begin_step({ids, {starts, positions, {tables}, 1}, logits_rows, rows});
     ops_->run_step([this](const ops::StepShape& shape) { issue(shape); });
   }
   std::vector<Sampled> collect() { return ops_->collect(); }
@@ -176,8 +176,8 @@ TEST(CudaOpsTest, an_invalid_or_failed_step_does_not_affect_other_steps) {
   auto& ops = model.ops();
   const Ids starts = {0, 1}, zero = {0}, block = {kBlocks}, none;
   const Rows row = {greedy()};
-  EXPECT_THROW(ops.begin_step({zero, {starts, zero, block, 1}, zero, row}), Error);
-  EXPECT_THROW(ops.begin_step({zero, {starts, zero, none, 1}, zero, row}), Error);
+  EXPECT_THROW(ops.begin_step({zero, {starts, zero, {block}, 1}, zero, row}), Error);
+  EXPECT_THROW(ops.begin_step({zero, {starts, zero, {none}, 1}, zero, row}), Error);
   EXPECT_THROW(ops.run_step([](const ops::StepShape&) {}), Error);
   const Ids ids = {1, 2};
   ops.begin_step({ids, {}, {}, {}});

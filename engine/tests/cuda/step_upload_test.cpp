@@ -23,11 +23,11 @@ using ops::uniform;
 
 constexpr int kBlockLen = 4, kBlocks = 50;
 constexpr int kVocab = 100, kPositions = 64;
-constexpr ops::StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_blocks = kBlocks, .max_positions = kPositions};
+constexpr ops::StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_blocks = {kBlocks, 0}, .max_positions = kPositions};
 
 // A step that owns its arrays.
 struct Step {
-  std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, logits_rows;
+  std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, other_tables, logits_rows;
   std::vector<SampleRow> sample;
   std::int64_t stride = kPositions / kBlockLen;
 
@@ -43,7 +43,7 @@ struct Step {
       sample.emplace_back();
     }
   }
-  StepInput input() const { return {ids, {query_start, positions, tables, stride, rotary_rows}, logits_rows, sample}; }
+  StepInput input() const { return {ids, {query_start, positions, {tables, other_tables}, stride, rotary_rows}, logits_rows, sample}; }
 };
 
 // Reads the output of write_step().
@@ -60,7 +60,7 @@ struct Written {
   }
 };
 
-Written write(const Step& step, const StepCapacity& capacity, const FlatTables& tables, const AttentionPlan& plan,
+Written write(const Step& step, const StepCapacity& capacity, const FlatTables& tables, std::span<const AttentionPlan> plans,
               std::span<const std::byte> sampling) {
   Written out;
   out.layout = step_layout(capacity);
@@ -68,7 +68,7 @@ Written write(const Step& step, const StepCapacity& capacity, const FlatTables& 
   // so that zeros do not appear by chance
   out.memory.assign(out.bytes / sizeof(std::uint64_t) + 1, 0x5555555555555555U);
   write_step(reinterpret_cast<std::byte*>(out.memory.data()), capacity, out.layout, step.input(), kBlockLen, tables,
-             plan, sampling);
+             plans, sampling);
   return out;
 }
 
@@ -85,43 +85,57 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
       for (std::size_t i = 0; i < step.ids.size(); ++i) step.rotary_rows.push_back(uniform(random, 0, 5000));
     }
     check_step(step.input(), kFacts, 0);
+    for (const auto block : step.tables) step.other_tables.push_back((block + 1) % kBlocks);
     FlatTables tables;
-    flatten_tables(step.input().attention, kBlockLen, tables);
-    AttentionPlan plan;
-    plan.decode.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
-    plan.prefill.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
-    for (auto& item : plan.decode) item.first_row = uniform(random, 0, 1000);
-    for (auto& item : plan.prefill) item.first_row = uniform(random, 0, 1000);
+    for (const auto kind : kCacheKinds) flatten_tables(step.input().attention, kind, kBlockLen, tables);
+    std::array<AttentionPlan, 2> plans;
+    StepCapacity capacity;
+    for (auto& plan : plans) {
+      plan.decode.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
+      plan.prefill.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
+      for (auto& item : plan.decode) item.first_row = uniform(random, 0, 1000);
+      for (auto& item : plan.prefill) item.first_row = uniform(random, 0, 1000);
+      capacity.plans.push_back({std::ssize(plan.decode) + uniform(random, 0, 2),
+                                std::ssize(plan.prefill) + uniform(random, 0, 2)});
+    }
     std::vector<std::byte> sampling(static_cast<std::size_t>(uniform(random, 0, 70)));
     for (auto& one : sampling) one = static_cast<std::byte>(uniform(random, 0, 255));
     const auto rows = static_cast<std::int64_t>(step.ids.size());
     const auto logits = static_cast<std::int64_t>(step.logits_rows.size());
-    const StepCapacity capacity{.rows = rows + uniform(random, 0, 5),
-                                .logits_rows = logits + uniform(random, 0, 5),
-                                .decode = static_cast<std::int64_t>(plan.decode.size()) + uniform(random, 0, 2),
-                                .prefill = static_cast<std::int64_t>(plan.prefill.size()) + uniform(random, 0, 2),
-                                .sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20))};
-    const auto out = write(step, capacity, tables, plan, sampling);
+    capacity.rows = rows + uniform(random, 0, 5);
+    capacity.logits_rows = logits + uniform(random, 0, 5);
+    capacity.sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20));
+    const auto out = write(step, capacity, tables, plans, sampling);
     const auto& at = out.layout;
-    for (const auto offset : {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots, at.logits_rows, at.decode,
-                              at.prefill, at.sampling, at.tables, out.bytes}) {
+    for (const auto offset :
+         {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window, at.logits_rows,
+          at.plans[0].decode, at.plans[0].prefill, at.plans[1].decode, at.plans[1].prefill, at.sampling, at.tables,
+          out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
     const auto same = [&](std::size_t offset, const auto& values) {
       return values.empty() || std::memcmp(out.at(offset), values.data(), values.size() * sizeof values[0]) == 0;
     };
-    EXPECT_EQ(out.i32(at.counts, 0), static_cast<std::int32_t>(plan.decode.size()));
-    EXPECT_EQ(out.i32(at.counts, 1), static_cast<std::int32_t>(plan.prefill.size()));
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      const auto first = static_cast<std::int64_t>(counts_of_plan(i));
+      EXPECT_EQ(out.i32(at.counts, first), std::ssize(plans[i].decode));
+      EXPECT_EQ(out.i32(at.counts, first + 1), std::ssize(plans[i].prefill));
+      EXPECT_TRUE(same(at.plans[i].decode, plans[i].decode));
+      EXPECT_TRUE(same(at.plans[i].prefill, plans[i].prefill));
+    }
     EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(rows));
-    std::vector<std::int32_t> slots;
+    std::vector<std::int32_t> slots, other_slots;
     for (int s = 0; s < sequences; ++s) {
       for (auto row = slots.size(); row < static_cast<std::size_t>(step.query_start[static_cast<std::size_t>(s + 1)]);
            ++row) {
         const auto in_table = step.positions[row] / kBlockLen;
         const auto block = step.tables[static_cast<std::size_t>(s * step.stride + in_table)];
+        const auto other = (block + 1) % kBlocks;
         slots.push_back(block * kBlockLen + step.positions[row] % kBlockLen);
-        // The flat table of the sequence has the same block.
-        EXPECT_EQ(out.i32(at.tables, tables.begin[static_cast<std::size_t>(s)] + in_table), block);
+        other_slots.push_back(other * kBlockLen + step.positions[row] % kBlockLen);
+        // The flat tables of the sequence have the same blocks.
+        EXPECT_EQ(out.i32(at.tables, tables.begin.full[static_cast<std::size_t>(s)] + in_table), block);
+        EXPECT_EQ(out.i32(at.tables, tables.begin.window[static_cast<std::size_t>(s)] + in_table), other);
       }
     }
     const auto padded = [&](std::vector<std::int32_t> values, std::int32_t padding) {
@@ -131,32 +145,32 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     EXPECT_TRUE(same(at.ids, padded(step.ids, 0)));
     EXPECT_TRUE(same(at.positions, padded(step.positions, 0)));
     EXPECT_TRUE(same(at.rotary_rows, padded(step.rotary_rows.empty() ? step.positions : step.rotary_rows, 0)));
-    EXPECT_TRUE(same(at.kv_slots, padded(slots, -1)));
+    EXPECT_TRUE(same(at.kv_slots.full, padded(slots, -1)));
+    EXPECT_TRUE(same(at.kv_slots.window, padded(other_slots, -1)));
     EXPECT_TRUE(same(at.logits_rows, step.logits_rows));
     for (std::int64_t i = 0; i < capacity.logits_rows; ++i) {
       EXPECT_GE(out.i32(at.logits_rows, i), 0);
       EXPECT_LT(out.i32(at.logits_rows, i), capacity.rows);
     }
-    EXPECT_TRUE(same(at.decode, plan.decode));
-    EXPECT_TRUE(same(at.prefill, plan.prefill));
     EXPECT_TRUE(same(at.sampling, sampling));
     EXPECT_TRUE(same(at.tables, tables.blocks));
   }
 }
 
 TEST(StepUploadTest, only_the_size_of_the_tables_depends_on_the_step) {
-  const StepCapacity capacity{.rows = 8, .logits_rows = 8, .decode = 5, .prefill = 2, .sampling_bytes = 100};
+  const StepCapacity capacity{.rows = 8, .logits_rows = 8, .plans = {}, .sampling_bytes = 100};
   Step one, three;
   one.add(3, 1, true);
   three.add(0, 1, true);
   three.add(kBlockLen - 1, 2, true);
   three.add(2 * kBlockLen, 1, true);
   FlatTables tables;
-  flatten_tables(one.input().attention, kBlockLen, tables);
+  flatten_tables(one.input().attention, CacheKind::full, kBlockLen, tables);
   const auto first = write(one, capacity, tables, {}, {});
-  flatten_tables(three.input().attention, kBlockLen, tables);
+  tables.clear();
+  flatten_tables(three.input().attention, CacheKind::full, kBlockLen, tables);
   // A table is uploaded up to its sequence's last position.
-  EXPECT_EQ(tables.begin, (std::vector<std::int32_t>{0, 1, 3}));
+  EXPECT_EQ(tables.begin.full, (std::vector<std::int32_t>{0, 1, 3}));
   EXPECT_EQ(tables.blocks.size(), 1U + 2U + 3U);
   const auto second = write(three, capacity, tables, {}, {});
   EXPECT_EQ(first.layout.tables, second.layout.tables);

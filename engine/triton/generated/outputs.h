@@ -45,6 +45,8 @@ enum class Output : std::size_t {
   num_output_tokens,
   // INT32 [1]: of num_input_tokens: those whose KV came from the prefix cache
   num_cached_tokens,
+  // INT32 [1]: with `prompt_progress`: of num_input_tokens, those whose KV exist; 0 in responses with tokens
+  num_computed_tokens,
   // INT32 [1]: of num_input_tokens: the session's history
   num_session_tokens,
   // FP32 [3]: queue, first token, total; milliseconds
@@ -53,7 +55,7 @@ enum class Output : std::size_t {
   deliveries,
 };
 
-inline constexpr std::array<const char*, 20> kOutputNames = {
+inline constexpr std::array<const char*, 21> kOutputNames = {
     "text_tokens",
     "output_ids",
     "text_span",
@@ -71,6 +73,7 @@ inline constexpr std::array<const char*, 20> kOutputNames = {
     "num_input_tokens",
     "num_output_tokens",
     "num_cached_tokens",
+    "num_computed_tokens",
     "num_session_tokens",
     "timings",
     "deliveries",

@@ -113,7 +113,11 @@ class Answer:
     async def resume(self, error: CharoniaError) -> None:
         """Lets another server continue after an error of the current one: `rest` then has the next parts. If no server
         can, raises the first error since the last new token."""
-        while not self._failed(error) and self._can_move() and (endpoint := await self._choose()):
+        while (
+            not self._failed(error)
+            and (self._can_move() or not self._progress.begun)
+            and (endpoint := await self._choose())
+        ):
             try:
                 await self._send(endpoint)
                 return await self._keep_session(endpoint)
@@ -245,9 +249,10 @@ class Answer:
             self._num_logprobs += entries
             self._record.num_logprobs += entries
             if self._record.num_logprobs > MAX_ENTRIES:
+                stream = "" if self._request.best_of else ", or send stream = true and no echo"
                 raise BadRequest(
                     f"logprobs: the answer has more than {MAX_ENTRIES} log probabilities, top_logprobs included; "
-                    "ask for fewer, send max_tokens, or send stream = true and no echo"
+                    f"ask for fewer, or send a smaller max_tokens{stream}"
                 )
             if self._request.stream:
                 break

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from charonia_client import GenerateRequest
+from charonia_client import GenerateRequest, GenerateResponse
 from fastapi import APIRouter, Request, Response
 
 from charonia_gateway.answer_deltas import deltas, finish_reason, message
@@ -86,6 +86,17 @@ async def _whole(body: ChatRequest, requests: Sequence[GenerateRequest], head: H
     return await whole_answer(fields, choices, sum(map(count_entries, answers)), head.headers)
 
 
+def _progress(part: GenerateResponse) -> dict[str, Any]:
+    """How much of the prompt is computed. The names are llama.cpp's."""
+    timings = part.timings
+    return {
+        "total": part.num_input_tokens,
+        "cache": part.num_cached_tokens,
+        "processed": part.num_computed_tokens,
+        "time_ms": round(timings.total_ms - timings.queue_ms) if timings else 0,
+    }
+
+
 async def _stream(
     engine: Engine, body: ChatRequest, requests: Sequence[GenerateRequest], head: Head
 ) -> AsyncGenerator[bytes, None]:
@@ -107,7 +118,7 @@ async def _stream(
         async for part in parts:
             index = choice["index"] = part.index
             usage.see(index, part)
-            if index in texts and not part.finish_reason:
+            if index in texts and not part.finish_reason and not part.num_computed_tokens:
                 if part.text:
                     yield texts[index].event(part.text)
                 continue
@@ -122,6 +133,10 @@ async def _stream(
                 if not (parsed or body.logprobs or body.timings_per_token):
                     choice["delta"] = {"content": TEXT}
                     texts[index] = TextEvents(chunk)
+            if part.num_computed_tokens:
+                choice["delta"] = {}
+                yield events + event({**chunk, "prompt_progress": _progress(part)})
+                continue
             called[index] |= bool(part.tool_calls) and not body.names_function
             if body.logprobs:
                 held[index] += chat_logprobs(part)

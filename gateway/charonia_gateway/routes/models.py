@@ -15,7 +15,7 @@ router = APIRouter(tags=["OpenAI"])
 
 
 async def _model(gateway: Gateway, name: str) -> dict[str, Any]:
-    pool = gateway.engines[name].pool
+    pool = gateway.engines[gateway.names[name]].pool
     records, info = await asyncio.gather(pool.quality(), pool.model_info())
     return {
         "id": name,

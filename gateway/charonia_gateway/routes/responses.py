@@ -92,7 +92,7 @@ async def delete_response(id: str, gateway: GatewayState) -> dict[str, Any]:
     await gateway.responses.remove(entry)
     if not await gateway.responses.has_session(entry.session_id):
         with contextlib.suppress(CharoniaError):  # the session is deleted when its time to live ends
-            await gateway.engines[entry.response["model"]].end_session(entry.session_id)
+            await gateway.engines[gateway.names[entry.response["model"]]].end_session(entry.session_id)
     return {"id": id, "object": "response", "deleted": True}
 
 
@@ -148,7 +148,8 @@ class _Answer:
                 code="invalid_value",
             )
         self._before = before
-        if before and before.response["model"] != body.model:
+        names = gateway.names
+        if before and names.get(before.response["model"]) != names[body.model]:
             raise ApiError(
                 400,
                 f"previous_response_id: that response is from the model {before.response['model']!r}, and model is "

@@ -72,17 +72,6 @@ def check_arguments(texts: Iterable[str]) -> None:
         raise wrong(f"the calls' arguments have {TOO_MANY}")
 
 
-def only(expected: bool, why: str) -> BeforeValidator:
-    """The check of a flag that accepts only one value, or null. `why` says what to do."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value is not expected:
-            raise wrong(why)
-        return value
-
-    return BeforeValidator(check)
-
-
 def _texts(value: Any, what: str, limit: int) -> list[str] | None:
     """Check a text or a list of at most `limit` texts."""
     if value is None:
@@ -233,6 +222,22 @@ def _tools(value: Any) -> Any:
         names.append(name)
     check_names(names)
     return value
+
+
+def check_prompt_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> None:
+    """Check the fields that say where the prompt of a chat ends."""
+    if add_generation_prompt and continue_final_message:
+        raise wrong(
+            "add_generation_prompt = true begins a new message, continue_final_message continues the last: "
+            "send one of them"
+        )
+
+
+def template_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> dict[str, Any]:
+    """The variables of the chat template that end the prompt."""
+    if add_generation_prompt is False and not continue_final_message:
+        return {"add_generation_prompt": False}
+    return {}
 
 
 def _tool_choice(value: Any) -> Any:
@@ -392,16 +397,6 @@ Prompt = Annotated[
         }
     ),
 ]
-AddGenerationPrompt = Annotated[
-    bool | None,
-    only(True, "the prompt always ends where the response begins: send true, or leave it out"),
-    WithJsonSchema({"enum": [True, None]}),
-]
-ContinueFinalMessage = Annotated[
-    bool | None,
-    only(False, "this route does not continue an assistant's message; /v1/messages does: send false, or leave it out"),
-    WithJsonSchema({"enum": [False, None]}),
-]
 ChatTemplate = Annotated[Any, refused("the model's own chat template is used: leave chat_template out")]
 SessionId = Annotated[str | None, BeforeValidator(_session_id), _schema(_STRING, {"type": "integer"})]
 CacheSalt = Annotated[
@@ -409,4 +404,6 @@ CacheSalt = Annotated[
     BeforeValidator(_cache_salt),
     _schema({**_STRING, "minLength": 1, "maxLength": MAX_CACHE_SALT_BYTES}),
 ]
+ADD_GENERATION_PROMPT = "false: the prompt ends after the last message, without the beginning of a new one"
+CONTINUE_FINAL_MESSAGE = "true: the last message is the assistant's, and the response continues its text"
 CACHE_SALT = "the request finds only those cache entries that requests with the same salt computed"

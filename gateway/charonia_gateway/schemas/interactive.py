@@ -69,7 +69,7 @@ class InteractiveRequest(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> InteractiveRequest:
-        refuse_guides(self.model_extra, "/v1/chat/completions and /v1/completions have it")
+        refuse_guides(self.model_extra, "send response_format to /v1/chat/completions")
         if (self.model_extra or {}).get("image_url") is not None:
             raise wrong("image_url: models take texts only; send the prompt without it")
         if self.acts and self.session_id is None:

@@ -37,7 +37,7 @@ _REPLACED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "stop": "nothing: responses end by themselves or with max_output_tokens",
+    "stop": "max_output_tokens, or stop to /v1/chat/completions",
 }
 # The allowed fields of a format, by its type. Other fields could constrain the response, so they are rejected.
 _FORMAT = {
@@ -224,7 +224,10 @@ class ResponsesRequest(BaseModel):
         if last["type"] == "function_call":
             raise wrong("input: the last item is a call: also send its function_call_output")
         if last["type"] == "reasoning" or last.get("role") == "assistant":
-            raise wrong("input: the last message is the assistant's; this route does not continue it")
+            raise wrong(
+                "input: the last message is the assistant's: end with the user's message, or send "
+                "continue_final_message = true to /v1/chat/completions"
+            )
         forced = self.tool_choice not in (None, "auto", "none")
         if forced and not self.functions():
             raise wrong("tool_choice needs tools")

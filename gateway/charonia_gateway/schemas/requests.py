@@ -11,16 +11,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from charonia_gateway.schemas.fields import (
+    ADD_GENERATION_PROMPT,
     CACHE_SALT,
+    CONTINUE_FINAL_MESSAGE,
     MAX_MESSAGES,
     MAX_TOOLS,
-    AddGenerationPrompt,
     Audio,
     BadWords,
     CacheSalt,
     ChatTemplate,
     Content,
-    ContinueFinalMessage,
     Effort,
     FunctionCall,
     Functions,
@@ -35,6 +35,8 @@ from charonia_gateway.schemas.fields import (
     ToolChoice,
     Tools,
     check_arguments,
+    check_prompt_end,
+    template_end,
     unsupported,
     wrong,
 )
@@ -272,9 +274,12 @@ class ChatRequest(Sampling):
     chat_template_kwargs: TemplateVariables | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
-    add_generation_prompt: AddGenerationPrompt = Field(None, description="true: the response is a new message")
-    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is complete")
+    add_generation_prompt: bool | None = Field(None, description=ADD_GENERATION_PROMPT)
+    continue_final_message: bool | None = Field(None, description=CONTINUE_FINAL_MESSAGE)
     chat_template: ChatTemplate = None
+    return_progress: bool | None = Field(
+        None, description="in a stream, report how much of a long prompt is computed, in `prompt_progress`"
+    )
     renew_session: bool | None = Field(None, description="first delete the history of session_id")
 
     @model_validator(mode="after")
@@ -285,6 +290,7 @@ class ChatRequest(Sampling):
             raise wrong("tool_choice needs tools")
         if self.renew_session and self.session_id is None:
             raise wrong("renew_session needs a session_id")
+        check_prompt_end(self.add_generation_prompt, self.continue_final_message)
         return self
 
     @property
@@ -308,7 +314,7 @@ class ChatRequest(Sampling):
 
     def template_variables(self) -> dict[str, Any] | None:
         """Variables of the chat template. `chat_template_kwargs` overrides values from other fields."""
-        variables: dict[str, Any] = {}
+        variables = template_end(self.add_generation_prompt, self.continue_final_message)
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
         if self.reasoning_effort == "none":
@@ -324,6 +330,8 @@ class ChatRequest(Sampling):
             tool_choice=self.tool_choice if tools and self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,
             chat_template_kwargs=self.template_variables(),
+            continue_final_message=bool(self.continue_final_message),
+            prompt_progress=True if self.return_progress and self.stream else None,
             parsed=True if tools or reasons else None,
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,

@@ -8,13 +8,15 @@ from charonia_client import TokenizeRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from charonia_gateway.schemas.fields import (
+    ADD_GENERATION_PROMPT,
+    CONTINUE_FINAL_MESSAGE,
     MAX_TOOLS,
-    AddGenerationPrompt,
     ChatTemplate,
-    ContinueFinalMessage,
     OrText,
     TemplateVariables,
     TokenIds,
+    check_prompt_end,
+    template_end,
     wrong,
 )
 from charonia_gateway.schemas.requests import Messages, messages_of
@@ -45,27 +47,28 @@ class TokenizeBody(BaseModel):
         "false for messages, because the chat template adds them",
     )
     return_token_strs: bool | None = Field(None, description="return `token_strs`")
-    add_generation_prompt: AddGenerationPrompt = Field(
-        None, description="the prompt ends where the model's response begins, as in a request for a response"
-    )
-    continue_final_message: ContinueFinalMessage = Field(None, description="the last message is complete")
+    add_generation_prompt: bool | None = Field(None, description=ADD_GENERATION_PROMPT)
+    continue_final_message: bool | None = Field(None, description=CONTINUE_FINAL_MESSAGE)
     chat_template: ChatTemplate = None
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise wrong("prompt: send exactly one of prompt and messages")
-        for name in ("tools", "chat_template_kwargs"):
+        check_prompt_end(self.add_generation_prompt, self.continue_final_message)
+        for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
             if getattr(self, name) is not None and self.messages is None:
                 raise wrong(f"{name}: only for a chat; send messages instead of prompt")
         return self
 
     def engine_request(self) -> TokenizeRequest:
+        variables = template_end(self.add_generation_prompt, self.continue_final_message)
         return TokenizeRequest(
             text=self.prompt,
             messages=None if self.messages is None else [message.to_template() for message in self.messages],
             tools=self.tools,
-            chat_template_kwargs=self.chat_template_kwargs,
+            chat_template_kwargs={**variables, **(self.chat_template_kwargs or {})} or None,
+            continue_final_message=bool(self.continue_final_message),
             add_special_tokens=self.add_special_tokens,
             with_strings=bool(self.return_token_strs),
         )

@@ -6,6 +6,7 @@ with_instructor.py GATEWAY MODEL: the model is the parrot of test_clients.py.
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import instructor
 from openai import OpenAI
@@ -18,6 +19,11 @@ class add(BaseModel):
     """Adds."""
 
     a: int
+
+
+class Confirmation(BaseModel):
+    sure: bool
+    by: Literal["mail", "phone"]
 
 
 with OpenAI(base_url=f"{GATEWAY}/v1", api_key="none", max_retries=0) as openai:
@@ -34,4 +40,14 @@ with OpenAI(base_url=f"{GATEWAY}/v1", api_key="none", max_retries=0) as openai:
         *_, last = client.chat.completions.create_partial(response_model=add, **asked)
         # The function has another name in this mode, so a grammar forces the model's text.
         assert isinstance(last.a, int), (mode, last)
+
+    # By default instructor forces a call of a function that is not strict. The model's own text is no call.
+    asked = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "<|text1|>"}],
+        "max_retries": 0,
+        "max_tokens": 200,
+    }
+    made = instructor.from_openai(openai).chat.completions.create(response_model=Confirmation, **asked)
+    assert isinstance(made, Confirmation), made
 print("done")

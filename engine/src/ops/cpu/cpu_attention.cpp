@@ -15,19 +15,23 @@ namespace {
 constexpr std::int64_t kSmallAttention = 65536;  // multiplications
 constexpr std::int64_t kSmallRotation = 8192;    // elements
 
-// Checks that begin_step() could not make without the cache. All layers have the same tables, so whole tables are
-// checked once per step.
+// Checks that begin_step() could not make without the cache. All layers of a kind have the same tables, so whole tables
+// are checked only in layer 0.
 void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op) {
-  require(layer >= 0 && layer < cache.layout().num_layers, op, "no such layer");
-  const int block_len = cache.layout().block_len;
+  require(layer >= 0 && layer < std::ssize(cache.layout().layers), op, "no such layer");
+  const auto& how = cache.layout().layers[static_cast<std::size_t>(layer)];
+  require(how.k_dim == how.v_dim, op, cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim));
+  const int block_len = cache.layout().block_len, num_blocks = cache.num_blocks()[how.kind];
+  const auto tables = batch.block_tables[how.kind];
+  require(!tables.empty() || batch.positions.empty(), op, "the step has no block tables for this kind of cache");
   for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
     const auto begin = batch.query_start[s], end = batch.query_start[s + 1];
     if (begin == end) continue;
     const auto last = batch.positions[static_cast<std::size_t>(end) - 1];
     require(last / block_len < batch.table_stride, op, "a block table is too short for its sequence");
-    const auto* table = batch.block_tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
+    const auto* table = tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
     for (int b = layer == 0 ? 0 : last / block_len; b <= last / block_len; ++b) {
-      require(table[b] >= 0 && table[b] < cache.num_blocks(), op, cat("the cache has no block ", table[b]));
+      require(table[b] >= 0 && table[b] < num_blocks, op, cat("the cache has no block ", table[b]));
     }
   }
 }
@@ -57,9 +61,9 @@ void store_pairs(Bf16* kv, int slot, int block_len, int head_dim, const Bf16* k,
 }
 
 // The same as integers; `kv` points to the head's k in the block that holds `slot`.
-void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, const float* k,
+void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, int dim, const float* k,
                      const float* v) {
-  const int dim = layout.head_dim, bits = layout.quant_bits, half = dim / 2;
+  const int bits = layout.quant_bits, half = dim / 2;
   const std::int64_t block_len = layout.block_len;
   const auto row_bytes = static_cast<std::int64_t>(kv_quant_row_bytes(dim, bits));
   auto* const integers = reinterpret_cast<std::uint8_t*>(kv);
@@ -118,20 +122,22 @@ AttentionKernels kernels_for(const Kernels& kernels, const KvLayout& layout) {
 
 }  // namespace
 
-void CpuOps::copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) {
+void CpuOps::copy_blocks(KvCache& cache, std::span<const BlockCopy> copies) {
   const auto& kv = static_cast<const CpuKvCache&>(cache);
-  for (const auto& [from, to] : pairs) {
-    require(from >= 0 && from < cache.num_blocks() && to >= 0 && to < cache.num_blocks(), "copy_blocks",
-            cat("cannot copy block ", from, " to ", to, ": the cache has ", cache.num_blocks(), " blocks"));
+  for (const auto& [from, to, kind] : copies) {
+    const int num_blocks = cache.num_blocks()[kind];
+    require(from >= 0 && from < num_blocks && to >= 0 && to < num_blocks, "copy_blocks",
+            cat("cannot copy block ", from, " to ", to, ": the cache has ", num_blocks, " blocks"));
   }
-  const auto bytes = kv.layout().layer_bytes();
-  pool_.parallel_for(kv.layout().num_layers, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (auto layer = begin; layer < end; ++layer) {
-      auto* const blocks = kv.head(static_cast<int>(layer), 0);
-      for (const auto& [from, to] : pairs) {
-        if (from == to) continue;
-        std::memcpy(blocks + bytes * static_cast<std::size_t>(to), blocks + bytes * static_cast<std::size_t>(from),
-                    bytes);
+  pool_.parallel_for(std::ssize(kv.layout().layers), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = begin; i < end; ++i) {
+      const auto& layer = kv.layer(static_cast<int>(i));
+      if (!layer.stores) continue;
+      const auto bytes = layer.block_bytes;
+      for (const auto& [from, to, kind] : copies) {
+        if (kind != layer.kind || from == to) continue;
+        std::memcpy(layer.data + bytes * static_cast<std::size_t>(to),
+                    layer.data + bytes * static_cast<std::size_t>(from), bytes);
       }
     }
   });
@@ -141,8 +147,9 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
-  const int dim = layout.head_dim, kv_heads = layout.kv_heads, block_len = layout.block_len;
   check_tables(batch, cache, layer, "rotary_store");
+  const auto& of_layer = kv.layer(layer);
+  const int dim = of_layer.k_dim, kv_heads = of_layer.stores ? of_layer.kv_heads : 0, block_len = layout.block_len;
   require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
           "rotary_store", cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"));
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
@@ -151,8 +158,10 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
           "squares needs q_norm, and a norm before the rotation");
   require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
-          "rotary_store", "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim]");
+          "rotary_store",
+          "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim], without k and v if the layer shares its storage");
 
+  const auto tables = batch.block_tables[of_layer.kind];
   const bool norm_heads = how.q_norm != nullptr && how.squares == nullptr;
   const auto rotate = how.interleaved ? kernels_.rotate_interleaved : kernels_.rotate;
   const auto store_row = [&](std::int64_t row) {
@@ -178,16 +187,17 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
       if (norm_heads && how.norm_after) kernels_.rms_norm_f32(head, head, nullptr, norm, dim);
     }
     if (how.q_scale != nullptr) kernels_.scale(q, how.q_scale[position], std::int64_t{heads} * dim);
+    if (!of_layer.stores) return;
     const auto sequence = sequence_of_row_[static_cast<std::size_t>(row)];
     const auto table_entry = sequence * batch.table_stride + position / block_len;
-    const auto block = batch.block_tables[static_cast<std::size_t>(table_entry)] * kv.block_bytes();
+    const auto block = static_cast<std::size_t>(tables[static_cast<std::size_t>(table_entry)]) * of_layer.block_bytes;
     const int slot = position % block_len;
     for (int h = 0; h < kv_heads; ++h) {
       const float* const k = q + static_cast<std::int64_t>(heads + h) * dim;
       const float* const v = k + static_cast<std::int64_t>(kv_heads) * dim;
-      auto* const at = kv.head(layer, h) + block;
+      auto* const at = of_layer.head(h) + block;
       if (layout.quant_bits != 0) {
-        store_quantised(kernels_, at, slot, layout, k, v);
+        store_quantised(kernels_, at, slot, layout, dim, k, v);
       } else if (layout.dtype == DType::f32) {
         store_kv(reinterpret_cast<float*>(at), slot, block_len, dim, k, v);
       } else if (layout.dtype == DType::bf16) {
@@ -214,11 +224,12 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
   const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
-  const int dim = layout.head_dim, group = heads / layout.kv_heads;
   check_tables(batch, cache, layer, "attention");
+  const auto& of_layer = kv.layer(layer);
+  const int dim = of_layer.k_dim, kv_heads = of_layer.kv_heads, group = heads / kv_heads;
   require(how.window >= 0 && how.soft_cap >= 0, "attention", "window and soft_cap must not be negative");
   require(how.scale > 0, "attention", "scale must be positive");
-  require(heads % layout.kv_heads == 0, "attention", "heads must be a multiple of kv_heads");
+  require(heads % kv_heads == 0, "attention", "heads must be a multiple of kv_heads");
   require(out.cols == static_cast<std::int64_t>(heads) * dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "attention", "out must be [rows, heads * head_dim], qkv f32 as in rotary_store");
@@ -233,7 +244,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
     const auto first_position = batch.positions[static_cast<std::size_t>(first)];
     const auto context = first_position + n - attention_first(first_position, how.window);
     work += std::int64_t{2} * n * heads * dim * context;
-    for (int head = 0; head < layout.kv_heads; ++head) {
+    for (int head = 0; head < kv_heads; ++head) {
       for (int begin = 0; begin < n * group; begin += kAttentionTile) {
         const int end = std::min(begin + kAttentionTile, n * group);
         const int first_split = attention_first(first_position + begin / group, how.window) / split;
@@ -256,9 +267,9 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
             .begin = tile.begin,
             .end = tile.end,
             .first_position = batch.positions[static_cast<std::size_t>(first)],
-            .kv = kv.head(layer, tile.kv_head),
-            .block_stride = kv.block_bytes(),
-            .blocks = batch.block_tables.data() + tile.sequence * batch.table_stride,
+            .kv = of_layer.head(tile.kv_head),
+            .block_stride = static_cast<std::int64_t>(of_layer.block_bytes),
+            .blocks = batch.block_tables[of_layer.kind].data() + tile.sequence * batch.table_stride,
             .block_len = layout.block_len,
             .scale = how.scale,
             .window = how.window,

@@ -1,4 +1,4 @@
-// The KV blocks on the CPU: [layer][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] }. So
+// The KV blocks on the CPU: [layer with its own storage][block][kv_head] { k transposed [head_dim][block_len], v [block_len][head_dim] }. So
 // attention reads one head of a block sequentially, and 16 scores need no sum across a vector. A bf16 cache interleaves
 // two neighbouring rows, because processors multiply pairs of bf16: k [head_dim / 2][block_len][2], v [block_len /
 // 2][head_dim][2]; if block_len is odd, the last row of v is not interleaved. A quantised cache holds k and v as
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "base/huge_memory.h"
 #include "ops/device.h"
@@ -16,24 +17,35 @@ namespace charonia::ops::cpu {
 
 class CpuKvCache : public KvCache {
  public:
-  CpuKvCache(const KvLayout& layout, int num_blocks)
-      : memory_(layout.block_bytes() * static_cast<std::size_t>(num_blocks)) {
-    layout_ = layout;
-    num_blocks_ = num_blocks;
+  CpuKvCache(const KvLayout& layout, const PerKind<int>& num_blocks)
+      : KvCache(layout, num_blocks), memory_(layout_.bytes(num_blocks_)) {
+    auto* at = memory_.data();
+    for (std::size_t i = 0; i < layout_.layers.size(); ++i) {
+      const auto& layer = layout_.layers[i];
+      if (layer.storage >= 0) {
+        layers_.push_back(layers_[layout_.storage_of(i)]);
+        layers_.back().stores = false;
+        continue;
+      }
+      layers_.push_back({layer, at, layout_.head_bytes(layer), layout_.layer_bytes(layer), true});
+      at += layers_.back().block_bytes * static_cast<std::size_t>(num_blocks_[layer.kind]);
+    }
   }
 
-  // KV head `head` of block 0 in `layer`; block b is b * block_bytes() further.
-  std::byte* head(int layer, int head) const {
-    return memory_.data() +
-           layout_.layer_bytes() * static_cast<std::size_t>(layer) * static_cast<std::size_t>(num_blocks_) +
-           layout_.head_bytes() * static_cast<std::size_t>(head);
-  }
+  struct Layer : KvLayer {
+    std::byte* data = nullptr;  // block 0
+    std::size_t head_bytes = 0, block_bytes = 0;
+    bool stores = true;  // false: `data` belongs to an earlier layer
+
+    // KV head `head` of block 0; block b is b * block_bytes further.
+    std::byte* head(int head) const { return data + head_bytes * static_cast<std::size_t>(head); }
+  };
+  const Layer& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::size_t resident_bytes() const { return memory_.resident_bytes(); }
-
-  std::int64_t block_bytes() const { return static_cast<std::int64_t>(layout_.layer_bytes()); }
 
  private:
   HugeMemory memory_;
+  std::vector<Layer> layers_;
 };
 
 }  // namespace charonia::ops::cpu

@@ -104,36 +104,23 @@ std::unique_ptr<Embedding> CpuOps::make_embedding(const HostMatrix& table, DType
   return std::make_unique<CpuEmbedding>(table, weight, pool_, weights_);
 }
 
-std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, int num_blocks, int committed) {
-  if (layout.num_layers < 1 || layout.kv_heads < 1 || layout.head_dim < 2 || layout.head_dim % 2 != 0 ||
-      layout.block_len < 1 || num_blocks < 1) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        cat("a KV cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
-            layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
-  }
-  if (layout.quant_bits != 0 && !is_kv_quant_bits(layout.quant_bits)) {
-    throw Error(ErrorCode::invalid_argument,
-                cat("a KV cache of ", layout.quant_bits, " bits: it must be 8, 4, or 0 for floats"));
-  }
+std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
+                                               const std::optional<PerKind<int>>& committed) {
   auto cache = std::make_unique<CpuKvCache>(layout, num_blocks);
-  commit_blocks(*cache, committed < 0 ? num_blocks : committed);
+  commit_blocks(*cache, committed.value_or(num_blocks));
   return cache;
 }
 
 // The system allocates pages at the first write, when an error is no longer possible. So this checks that there is
 // enough memory for all pages that these blocks do not have yet.
-void CpuOps::commit_blocks(KvCache& cache, int num_blocks) {
-  if (num_blocks < 0 || num_blocks > cache.num_blocks()) {
-    throw Error(ErrorCode::internal,
-                cat("ops::commit_blocks: ", num_blocks, " blocks, but the cache has ", cache.num_blocks()));
-  }
-  const auto wanted = cache.layout().block_bytes() * static_cast<std::size_t>(num_blocks);
+void CpuOps::commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) {
+  cache.check_commit(num_blocks);
+  const auto wanted = cache.layout().bytes(num_blocks);
   const auto resident = static_cast<const CpuKvCache&>(cache).resident_bytes();
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks, " blocks of KV cache need ", missing, " more bytes, but only ", free,
+              cat(num_blocks.full + num_blocks.window, " blocks of KV cache need ", missing, " more bytes, but only ", free,
                   " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 

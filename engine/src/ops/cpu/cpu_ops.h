@@ -54,8 +54,9 @@ class CpuOps : public Ops {
   std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                       DType weight) override;
   std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
-  std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int committed = -1) override;
-  void commit_blocks(KvCache& cache, int num_blocks) override;
+  std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
+                                         const std::optional<PerKind<int>>& committed) override;
+  void commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) override;
   std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) override;
   std::unique_ptr<Linear> make_quantised_linear(std::span<const QuantSource* const> parts,
                                                 std::span<const HostMatrix> bias, DType data) override;
@@ -67,7 +68,7 @@ class CpuOps : public Ops {
   void run_step(const Issue& issue) override;
   std::vector<Sampled> collect() override;
 
-  void copy_blocks(KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override;
+  void copy_blocks(KvCache& cache, std::span<const BlockCopy> copies) override;
   void embed(const Tensor& out, const Embedding& table, float scale) override;
   void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) override;
   void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;

@@ -27,6 +27,16 @@ std::string shape_of(const Tensor& tensor) {
   return cat(to_string(tensor.dtype), " [", tensor.rows, ", ", tensor.cols, "]");
 }
 
+const CacheLayer& layer_of(const CudaKvCache& cache, int layer, std::string_view op) {
+  const auto& layers = cache.layout().layers;
+  require(layer >= 0 && layer < std::ssize(layers), op,
+          [&] { return cat("there is no layer ", layer, " of ", layers.size()); });
+  const auto& how = layers[static_cast<std::size_t>(layer)];
+  require(how.k_dim == how.v_dim, op,
+          [&] { return cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim); });
+  return cache.layer(layer);
+}
+
 bool is_float(DType type) { return type == DType::f32 || type == DType::f16 || type == DType::bf16; }
 
 std::size_t tensor_bytes(const Tensor& tensor) {
@@ -99,30 +109,31 @@ std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& t
   return std::make_unique<CudaEmbedding>(table, weight, weights_upload());
 }
 
-std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed) {
+std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
+                                                     const std::optional<PerKind<int>>& committed) {
   const OnDevice on(device_.index);
-  return std::make_unique<CudaKvCache>(layout, num_blocks, committed);
+  return std::make_unique<CudaKvCache>(layout, num_blocks, committed.value_or(num_blocks));
 }
 
-void CudaOps::commit_blocks(ops::KvCache& cache, int num_blocks) {
-  require(num_blocks >= 0 && num_blocks <= cache.num_blocks(), "commit_blocks",
-          [&] { return cat("cannot commit ", num_blocks, " blocks: the cache has ", cache.num_blocks()); });
+void CudaOps::commit_blocks(ops::KvCache& cache, const PerKind<int>& num_blocks) {
+  cache.check_commit(num_blocks);
   const OnDevice on(device_.index);
   static_cast<CudaKvCache&>(cache).commit(num_blocks);
 }
 
 // Issues one launch per pair on the stream, because a pair may copy a block that the previous pair has written. (A pair
 // of equal blocks copies nothing.)
-void CudaOps::copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) {
+void CudaOps::copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies) {
   const OnDevice on(device_.index);
   const auto& kv = static_cast<const CudaKvCache&>(cache);
-  for (const auto& [from, to] : pairs) {
-    require(from >= 0 && from < kv.num_blocks() && to >= 0 && to < kv.num_blocks(), "copy_blocks", [&] {
-      return cat("cannot copy block ", from, " to ", to, ": the cache has ", kv.num_blocks(), " blocks");
+  for (const auto& [from, to, kind] : copies) {
+    const int num_blocks = kv.num_blocks()[kind];
+    require(from >= 0 && from < num_blocks && to >= 0 && to < num_blocks, "copy_blocks", [&] {
+      return cat("cannot copy block ", from, " to ", to, ": the cache has ", num_blocks, " blocks");
     });
   }
-  for (const auto& [from, to] : pairs) {
-    if (from != to) copy_block(stream_, kv.layer(0), kv.layout().num_layers, kv.layer_bytes(), from, to);
+  for (const auto& [from, to, kind] : copies) {
+    if (from != to) kv.copy_block(stream_, kind, from, to);
   }
 }
 
@@ -215,16 +226,14 @@ void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& wei
 
 void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer, int heads) {
   const auto& kv = static_cast<const CudaKvCache&>(cache);
-  const auto& layout = kv.layout();
-  require(is_float(qkv.dtype) && qkv.cols == std::int64_t{heads + 2 * layout.kv_heads} * layout.head_dim &&
-              layer >= 0 && layer < layout.num_layers,
-          "rotary_store", [&] {
-            return cat("qkv ", shape_of(qkv), ", ", heads, " heads and layer ", layer, " of ", layout.num_layers,
-                       " do not fit together");
-          });
-  require(
-      how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= layout.head_dim && how.rotary_dim % 2 == 0),
-      "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", layout.head_dim); });
+  const auto& of_layer = layer_of(kv, layer, "rotary_store");
+  const int dim = of_layer.head_dim, kv_heads = of_layer.stores ? of_layer.kv_heads : 0;
+  require(is_float(qkv.dtype) && qkv.cols == std::int64_t{heads + 2 * kv_heads} * dim, "rotary_store", [&] {
+    return cat("qkv ", shape_of(qkv), ", ", heads, " heads and ", kv_heads, " KV heads of ", dim,
+               " do not fit together");
+  });
+  require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
+          "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", dim); });
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
           [&] { return "q_norm and k_norm must both be set or both be null"; });
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
@@ -234,48 +243,50 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
   require_step("rotary_store", qkv.rows, begun_.capacity.rows);
   require(begun_.attention, "rotary_store", [&] { return "the step has no positions"; });
   const auto& at = begun_.layout;
-  cuda::rotary_store(stream_, qkv, how, kv.layer(layer), heads, uploaded<std::int32_t>(at.positions),
-                     uploaded<std::int32_t>(at.rotary_rows), uploaded<std::int32_t>(at.kv_slots));
+  const auto kind = kv.layout().layers[static_cast<std::size_t>(layer)].kind;
+  cuda::rotary_store(stream_, qkv, how, of_layer, heads, uploaded<std::int32_t>(at.positions),
+                     uploaded<std::int32_t>(at.rotary_rows), uploaded<std::int32_t>(at.kv_slots[kind]));
 }
 
 void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                         const ops::AttentionParams& how) {
   const auto& kv = static_cast<const CudaKvCache&>(cache);
-  const auto& layout = kv.layout();
-  require(is_float(out.dtype) && out.rows == qkv.rows && out.cols == std::int64_t{heads} * layout.head_dim &&
-              qkv.cols == std::int64_t{heads + 2 * layout.kv_heads} * layout.head_dim && heads % layout.kv_heads == 0 &&
-              layer >= 0 && layer < layout.num_layers,
+  const auto& of_layer = layer_of(kv, layer, "attention");
+  const int dim = of_layer.head_dim, kv_heads = of_layer.kv_heads;
+  require(is_float(out.dtype) && out.rows == qkv.rows && out.cols == std::int64_t{heads} * dim &&
+              qkv.cols == std::int64_t{heads + (of_layer.stores ? 2 * kv_heads : 0)} * dim && heads % kv_heads == 0,
           "attention", [&] {
-            return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads, ", layout.kv_heads,
-                       " KV heads of ", layout.head_dim, " and layer ", layer, " do not fit together");
+            return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads and ", kv_heads,
+                       " KV heads of ", dim, " do not fit together");
           });
   require(how.scale > 0 && how.window >= 0 && how.soft_cap >= 0, "attention", [&] {
     return cat("scale ", how.scale, " must be above 0, window ", how.window, " and soft cap ", how.soft_cap,
                " at least 0");
   });
   const AttentionShape shape{.heads = heads,
-                             .kv_heads = layout.kv_heads,
-                             .head_dim = layout.head_dim,
-                             .block_len = layout.block_len,
+                             .kv_heads = kv_heads,
+                             .head_dim = dim,
+                             .block_len = of_layer.block_len,
+                             .kind = kv.layout().layers[static_cast<std::size_t>(layer)].kind,
                              .window = how.window,
                              .sms = device_.sms,
                              .reproducible = options_.reproducible};
   need_cache(kv);
-  need_attention(shape);
+  const auto index = need_attention(shape);
   if (tracing_) return;
   require_step("attention", out.rows, begun_.capacity.rows);
   require(begun_.attention, "attention", [&] { return "the step has no positions"; });
   const auto& at = begun_.layout;
-  const auto& capacity = begun_.capacity;
-  cuda::attention(stream_, device_, out, qkv, kv.layer(layer), *needs_.attention, how,
-                  {.decode = uploaded<AttentionItem>(at.decode),
-                   .prefill = uploaded<AttentionItem>(at.prefill),
-                   .counts = uploaded<std::int32_t>(at.counts),
+  const auto& capacity = begun_.capacity.plans[index];
+  cuda::attention(stream_, device_, out, qkv, of_layer, needs_.attention[index], how,
+                  {.decode = uploaded<AttentionItem>(at.plans[index].decode),
+                   .prefill = uploaded<AttentionItem>(at.plans[index].prefill),
+                   .counts = uploaded<std::int32_t>(at.counts) + counts_of_plan(index),
                    .max_decode = capacity.decode,
                    .max_prefill = capacity.prefill,
                    .block_tables = uploaded<std::int32_t>(at.tables),
-                   .workspace = attention_.data(),
-                   .max_partials = attention_bounds_.partials});
+                   .workspace = attention_[index].memory.data(),
+                   .max_partials = attention_[index].bounds.partials});
 }
 
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,

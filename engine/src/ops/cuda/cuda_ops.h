@@ -53,8 +53,9 @@ class CudaOps final : public ops::Ops {
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override;
-  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, int num_blocks, int committed = -1) override;
-  void commit_blocks(ops::KvCache& cache, int num_blocks) override;
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
+                                              const std::optional<PerKind<int>>& committed) override;
+  void commit_blocks(ops::KvCache& cache, const PerKind<int>& num_blocks) override;
   std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override;
   std::unique_ptr<ops::Linear> make_quantised_linear(std::span<const ops::QuantSource* const> parts,
                                                      std::span<const ops::HostMatrix> bias, DType data) override;
@@ -67,7 +68,7 @@ class CudaOps final : public ops::Ops {
   void run_step(const Issue& issue) override;
   std::vector<ops::Sampled> collect() override;
 
-  void copy_blocks(ops::KvCache& cache, std::span<const std::pair<std::int32_t, std::int32_t>> pairs) override;
+  void copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies) override;
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override;
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta,
                 const ops::NormParams& how) override;
@@ -104,7 +105,7 @@ class CudaOps final : public ops::Ops {
   // issues nothing.
   struct Needs {
     ops::StepFacts facts;
-    std::optional<AttentionShape> attention;
+    std::vector<AttentionShape> attention;  // one plan each
     int sampled_vocab = 0;
   };
 
@@ -167,11 +168,12 @@ class CudaOps final : public ops::Ops {
   // cuda_step.cpp
   void pack(const ops::StepInput& input);
   void choose_captured();
+  void clear_plans();
   void send(const ops::StepInput& input, std::span<const std::byte> sampling);
   void sample_rows(const ops::Tensor& logits);
   void download_logits(Slot& slot, const ops::Tensor& logits);
   void need_cache(const ops::KvCache& cache);
-  void need_attention(const AttentionShape& shape);
+  std::size_t need_attention(const AttentionShape& shape);  // returns the index of its plan
   void need_sampler(int vocab, std::int64_t rows);
   template <class T>
   const T* uploaded(std::size_t at) const {
@@ -216,9 +218,12 @@ class CudaOps final : public ops::Ops {
   int sampler_rows_ = 0;
   DeviceMemory upload_;               // for steps that fit, including captured steps
   DeviceMemory long_upload_;          // for other steps; grows
-  DeviceMemory attention_;            // partial results
-  AttentionBounds attention_bounds_;  // the bounds of attention_
-  DeviceMemory collective_;           // the ranks' shards
+  struct PartialResults {
+    AttentionBounds bounds;
+    DeviceMemory memory;
+  };
+  std::vector<PartialResults> attention_;  // of each plan
+  DeviceMemory collective_;                // the ranks' shards
 
   std::array<Slot, ops::kMaxStepsInFlight + 1> slots_;
   std::size_t slot_ = 0;  // of the last step that began
@@ -229,7 +234,7 @@ class CudaOps final : public ops::Ops {
 
   // For the last step that began; members, to avoid allocations.
   FlatTables tables_;
-  AttentionPlan plan_;
+  std::vector<AttentionPlan> plans_;  // of each shape of needs_.attention
   std::vector<std::byte> sampling_;
 };
 

@@ -45,12 +45,12 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   trace(limits, issue);
   measure_gemms(limits);
   sampler_.reset();
-  attention_ = {};
+  attention_.clear();
   collective_ = {};
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
   make_uploads(limits);
-  if (options_.graphs && needs_.attention && sampler_ && !waits_for_every_launch() &&
+  if (options_.graphs && !needs_.attention.empty() && sampler_ && !waits_for_every_launch() &&
       (group_ == nullptr || group_->capturable())) {
     capture_steps(limits, issue);
   }
@@ -96,37 +96,41 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
 
 // The capacity of a captured decode step with this number of rows, at any positions.
 StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& limits) const {
-  const auto& shape = *needs_.attention;
-  const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
-  // All decodes have the same kind of items. The plan of a single decode shows which kind.
-  const std::int32_t starts[] = {0, 1}, zero[] = {0};
-  AttentionPlan one;
-  plan_attention(shape, {starts, zero, zero, 1}, zero, one);
-  return {.rows = rows,
-          .logits_rows = rows,
-          .decode = one.decode.empty() ? 0 : bounds.decode_items,
-          .prefill = one.prefill.empty() ? 0 : bounds.prefill_items};
+  StepCapacity out{.rows = rows, .logits_rows = rows, .plans = {}};
+  for (const auto& shape : needs_.attention) {
+    const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
+    // All decodes have the same kind of items. The plan of a single decode shows which kind.
+    const std::int32_t starts[] = {0, 1}, zero[] = {0};
+    AttentionPlan one;
+    plan_attention(shape, {.query_start = starts, .positions = zero, .block_tables = {}}, zero, one);
+    out.plans.push_back(
+        {one.decode.empty() ? 0 : bounds.decode_items, one.prefill.empty() ? 0 : bounds.prefill_items});
+  }
+  return out;
 }
 
 // Allocates the memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
   buckets_ = decode_buckets(std::min(limits.max_rows, limits.max_sequences));
-  StepCapacity capacity{.rows = limits.max_rows, .logits_rows = limits.max_sequences};
-  std::size_t tables = 0;
-  if (needs_.attention) {
-    const auto& shape = *needs_.attention;
+  StepCapacity capacity{.rows = limits.max_rows, .logits_rows = limits.max_sequences, .plans = {}};
+  plans_.assign(needs_.attention.size(), {});
+  for (std::size_t i = 0; i < plans_.size(); ++i) {
+    const auto& shape = needs_.attention[i];
     const auto bounds = attention_bounds(shape, limits.max_rows, limits.max_sequences, limits.max_positions);
-    capacity.decode = bounds.decode_items;
-    capacity.prefill = bounds.prefill_items;
-    attention_bounds_ = bounds;
-    attention_ = DeviceMemory(attention_workspace_bytes(shape, bounds), "partial results of attention");
-    tables = static_cast<std::size_t>(limits.max_sequences) *
-             static_cast<std::size_t>((limits.max_positions + shape.block_len - 1) / shape.block_len);
-    plan_.decode.reserve(static_cast<std::size_t>(bounds.decode_items));
-    plan_.prefill.reserve(static_cast<std::size_t>(bounds.prefill_items));
+    capacity.plans.push_back({bounds.decode_items, bounds.prefill_items});
+    attention_.push_back({bounds, DeviceMemory(attention_workspace_bytes(shape, bounds), "partial results of attention")});
+    plans_[i].decode.reserve(static_cast<std::size_t>(bounds.decode_items));
+    plans_[i].prefill.reserve(static_cast<std::size_t>(bounds.prefill_items));
+  }
+  std::size_t tables = 0;
+  for (const auto kind : kCacheKinds) {
+    const auto& facts = needs_.facts;
+    if (facts.num_blocks[kind] == 0) continue;
+    tables += static_cast<std::size_t>(limits.max_sequences) *
+              static_cast<std::size_t>((limits.max_positions + facts.block_len - 1) / facts.block_len);
+    tables_.begin[kind].reserve(static_cast<std::size_t>(limits.max_sequences));
   }
   tables_.blocks.reserve(tables);
-  tables_.begin.reserve(static_cast<std::size_t>(limits.max_sequences));
   std::size_t results = 0;
   if (sampler_) {
     sampling_.clear();
@@ -174,10 +178,7 @@ CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const Sampl
   begun_.capacity = out.capacity;
   begun_.layout = out.layout;
   begun_.packed = packed;
-  plan_.decode.clear();
-  plan_.prefill.clear();
-  tables_.blocks.clear();
-  tables_.begin.clear();
+  clear_plans();
   set_step(cat("the capture of a decode of ", capacity.rows, " rows"));
   send({}, sampling);
   issue({capacity.rows, capacity.logits_rows});

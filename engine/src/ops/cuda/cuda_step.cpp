@@ -21,7 +21,8 @@ void grow(Memory& memory, std::size_t bytes) {
 }
 
 bool same(const AttentionShape& a, const AttentionShape& b) {
-  return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.block_len == b.block_len;
+  return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.block_len == b.block_len &&
+         a.kind == b.kind;
 }
 
 // Whether items made for window `a` contain all positions that window `b` needs. 0: all positions.
@@ -60,17 +61,20 @@ void CudaOps::begin_step(const StepInput& input) {
 
 void CudaOps::pack(const StepInput& input) {
   auto& step = begun_;
-  tables_.blocks.clear();
-  tables_.begin.clear();
-  plan_.decode.clear();
-  plan_.prefill.clear();
-  plan_.num_partials = 0;
+  clear_plans();
   if (step.attention && needs_.facts.block_len > 0) {
-    flatten_tables(input.attention, needs_.facts.block_len, tables_);
-    if (needs_.attention) plan_attention(*needs_.attention, input.attention, tables_.begin, plan_);
+    for (const auto kind : kCacheKinds) {
+      if (needs_.facts.num_blocks[kind] > 0) flatten_tables(input.attention, kind, needs_.facts.block_len, tables_);
+    }
+    for (std::size_t i = 0; i < plans_.size(); ++i) {
+      const auto& shape = needs_.attention[i];
+      plan_attention(shape, input.attention, tables_.begin[shape.kind], plans_[i]);
+    }
   }
   step.captured = nullptr;
-  step.capacity = {.rows = step.rows, .logits_rows = step.logits_rows};
+  step.capacity.rows = step.rows;
+  step.capacity.logits_rows = step.logits_rows;
+  step.capacity.plans.clear();
   if (step.decode) {
     // A decode step without a graph is also padded, so that its GEMMs have measured shapes.
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
@@ -87,8 +91,7 @@ void CudaOps::pack(const StepInput& input) {
     step.capacity = step.captured->capacity;
     step.layout = step.captured->layout;
   } else {
-    step.capacity.decode = static_cast<std::int64_t>(plan_.decode.size());
-    step.capacity.prefill = static_cast<std::int64_t>(plan_.prefill.size());
+    for (const auto& plan : plans_) step.capacity.plans.push_back({std::ssize(plan.decode), std::ssize(plan.prefill)});
     step.capacity.sampling_bytes = sampling_.size();
     step.layout = step_layout(step.capacity);
   }
@@ -104,8 +107,7 @@ void CudaOps::choose_captured() {
   step.sampled_after = !step.packed.plain;
   const auto behind = step.sampled_after ? sampling_.size() : 0;
   if ((step.packed.plain && step.packed.bytes != captured.packed.bytes) ||
-      static_cast<std::int64_t>(plan_.decode.size()) > captured.capacity.decode ||
-      static_cast<std::int64_t>(plan_.prefill.size()) > captured.capacity.prefill ||
+      !fits(plans_, captured.capacity) ||
       step_bytes(captured.layout, tables_.blocks.size()) + behind > upload_.bytes()) {
     step.captured = nullptr;
     step.sampled_after = false;
@@ -118,7 +120,7 @@ void CudaOps::send(const StepInput& input, std::span<const std::byte> sampling) 
   auto& host = slots_[slot_].upload;
   grow(host, bytes);
   const auto written = begun_.sampled_after ? std::span<const std::byte>(begun_.captured->padding) : sampling;
-  write_step(host.data(), begun_.capacity, begun_.layout, input, needs_.facts.block_len, tables_, plan_, written);
+  write_step(host.data(), begun_.capacity, begun_.layout, input, needs_.facts.block_len, tables_, plans_, written);
   begun_.sampling_at = begun_.layout.sampling;
   if (begun_.sampled_after) {
     begun_.sampling_at = of_step;
@@ -144,15 +146,32 @@ void CudaOps::need_cache(const ops::KvCache& cache) {
   }
 }
 
-// Layers have the same heads. The step's items are made for the widest window.
-void CudaOps::need_attention(const AttentionShape& shape) {
-  const bool known = needs_.attention && same(*needs_.attention, shape);
-  if (known && covers(needs_.attention->window, shape.window)) return;
+// Layers with the same heads and kind of cache share a plan. Its items are made for the widest window.
+std::size_t CudaOps::need_attention(const AttentionShape& shape) {
+  auto& shapes = needs_.attention;
+  const auto found = std::ranges::find_if(shapes, [&](const auto& one) { return same(one, shape); });
+  const auto index = static_cast<std::size_t>(found - shapes.begin());
+  const bool known = found != shapes.end();
+  if (known && covers(found->window, shape.window)) return index;
   if (!tracing_) {
     throw Error(ErrorCode::internal, known ? "the attention window is wider than in prepare()"
                                            : "the attention heads are not those of prepare()");
   }
-  needs_.attention = shape;
+  if (known) {
+    *found = shape;
+  } else {
+    shapes.push_back(shape);
+  }
+  return index;
+}
+
+void CudaOps::clear_plans() {
+  tables_.clear();
+  for (auto& plan : plans_) {
+    plan.decode.clear();
+    plan.prefill.clear();
+    plan.num_partials = 0;
+  }
 }
 
 void CudaOps::need_sampler(int vocab, std::int64_t rows) {

@@ -174,46 +174,50 @@ CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixU
   upload.finish();
 }
 
-CudaKvCache::CudaKvCache(const ops::KvLayout& layout, int num_blocks, int committed) {
-  if (layout.num_layers < 1 || layout.kv_heads < 1 || layout.head_dim < 2 || layout.head_dim % 2 != 0 ||
-      layout.block_len < 1 || num_blocks < 1) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        cat("a KV cache of ", num_blocks, " blocks of ", layout.block_len, " tokens, ", layout.num_layers, " layers, ",
-            layout.kv_heads, " heads of ", layout.head_dim, ": all must be at least 1, and the head size even"));
+CudaKvCache::CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed)
+    : KvCache(layout, num_blocks), layers_(layout.layers.size()) {
+  for (std::size_t i = 0; i < layout.layers.size(); ++i) {
+    const auto& one = layout.layers[i];
+    if (one.storage >= 0) continue;
+    const auto block = layout.layer_bytes(one);
+    if (block > std::size_t{std::numeric_limits<int>::max()}) {
+      throw Error(ErrorCode::unsupported,
+                  cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
+                      " bytes per block and layer; the CUDA device supports fewer than 2^31: set a "
+                      "smaller cache_block_seq_len"));
+    }
+    const auto fits = [&](const Group& group) { return group.kind == one.kind && group.block_bytes == block; };
+    auto found = std::ranges::find_if(groups_, fits);
+    if (found == groups_.end()) found = groups_.insert(found, {one.kind, block, {}, {}});
+    found->layers.push_back(i);
   }
-  if (layout.quant_bits != 0 && !ops::is_kv_quant_bits(layout.quant_bits)) {
-    throw Error(ErrorCode::invalid_argument,
-                cat("a KV cache of ", layout.quant_bits, " bits: quant_policy must be 0, 4 or 8"));
+  for (auto& [kind, block, of_group, memory] : groups_) {
+    const auto all = static_cast<std::size_t>(num_blocks[kind]), first = static_cast<std::size_t>(committed[kind]);
+    memory = GrowingMemory(of_group.size(), block * all, block * first,
+                           cat("the KV cache of ", all, " blocks (cache_max_entry_count)"));
+    for (std::size_t i = 0; i < of_group.size(); ++i) {
+      const auto& one = layout.layers[of_group[i]];
+      layers_[of_group[i]] = {memory.data() + i * memory.distance(), layout.dtype,      one.kv_heads, one.k_dim,
+                              layout.block_len,                      layout.quant_bits, true};
+    }
   }
-  const auto block = layout.layer_bytes();
-  if (block > std::size_t{std::numeric_limits<int>::max()}) {
-    throw Error(ErrorCode::unsupported,
-                cat("a KV cache with blocks of ", layout.block_len, " tokens has ", block,
-                    " bytes per block and layer; the CUDA device supports fewer than 2^31: set a "
-                    "smaller cache_block_seq_len"));
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (layout.layers[i].storage < 0) continue;
+    layers_[i] = layers_[layout.storage_of(i)];
+    layers_[i].stores = false;
   }
-  layout_ = layout;
-  num_blocks_ = num_blocks;
-  const auto all = static_cast<std::size_t>(num_blocks);
-  memory_ = GrowingMemory(static_cast<std::size_t>(layout.num_layers), block * all,
-                          block * (committed < 0 ? all : static_cast<std::size_t>(committed)),
-                          cat("the KV cache of ", num_blocks, " blocks (cache_max_entry_count)"));
 }
 
-void CudaKvCache::commit(int num_blocks) {
-  memory_.commit(layout_.layer_bytes() * static_cast<std::size_t>(num_blocks));
+void CudaKvCache::commit(const PerKind<int>& num_blocks) {
+  for (auto& group : groups_) group.memory.commit(group.block_bytes * static_cast<std::size_t>(num_blocks[group.kind]));
 }
 
-std::size_t CudaKvCache::layer_bytes() const { return memory_.distance(); }
-
-CacheLayer CudaKvCache::layer(int index) const {
-  return {memory_.data() + static_cast<std::size_t>(index) * layer_bytes(),
-          layout_.dtype,
-          layout_.kv_heads,
-          layout_.head_dim,
-          layout_.block_len,
-          layout_.quant_bits};
+void CudaKvCache::copy_block(Stream& stream, CacheKind kind, std::int32_t from, std::int32_t to) const {
+  for (const auto& group : groups_) {
+    if (group.kind != kind) continue;
+    cuda::copy_block(stream, layers_[group.layers.front()], static_cast<int>(group.layers.size()),
+                     group.memory.distance(), from, to);
+  }
 }
 
 }  // namespace charonia::cuda

@@ -108,17 +108,24 @@ class CudaEmbedding : public ops::Embedding {
   DeviceMemory table_;
 };
 
-// One CacheLayer after another. If not all blocks have memory yet, each layer has addresses for all blocks, and memory
-// for the first ones.
+// Layers with their own storage, in groups of one kind and size. In a group, one layer follows another. If not all blocks
+// have memory yet, each layer has addresses for all blocks, and memory for the first ones.
 class CudaKvCache : public ops::KvCache {
  public:
-  CudaKvCache(const ops::KvLayout& layout, int num_blocks, int committed);
-  void commit(int num_blocks);
-  CacheLayer layer(int index) const;
-  std::size_t layer_bytes() const;  // distance between layers
+  CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed);
+  void commit(const PerKind<int>& num_blocks);
+  const CacheLayer& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
+  void copy_block(Stream& stream, CacheKind kind, std::int32_t from, std::int32_t to) const;
 
  private:
-  GrowingMemory memory_;
+  struct Group {
+    CacheKind kind;
+    std::size_t block_bytes;
+    std::vector<std::size_t> layers;  // indices in the layout
+    GrowingMemory memory;
+  };
+  std::vector<Group> groups_;
+  std::vector<CacheLayer> layers_;  // as in the layout
 };
 
 }  // namespace charonia::cuda

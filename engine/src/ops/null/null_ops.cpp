@@ -39,7 +39,7 @@ class NullExperts : public Experts {
 
 class NullKvCache : public KvCache {
  public:
-  NullKvCache(const KvLayout& layout, int num_blocks) { layout_ = layout, num_blocks_ = num_blocks; }
+  NullKvCache(const KvLayout& layout, const PerKind<int>& num_blocks) : KvCache(layout, num_blocks) {}
 };
 
 // Used for greedy sampling, and for the noise of logits.
@@ -96,12 +96,14 @@ class NullOps : public Ops {
     const auto& gate = *experts.front().gate;
     return std::make_unique<NullExperts>(experts.size(), gate.cols(), gate.rows());
   }
-  std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, int num_blocks, int) override {
+  std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
+                                         const std::optional<PerKind<int>>&) override {
+    auto cache = std::make_unique<NullKvCache>(layout, num_blocks);
     facts_.block_len = layout.block_len;
-    facts_.num_blocks = num_blocks;
-    return std::make_unique<NullKvCache>(layout, num_blocks);
+    facts_.num_blocks = cache->num_blocks();
+    return cache;
   }
-  void commit_blocks(KvCache&, int) override {}
+  void commit_blocks(KvCache&, const PerKind<int>&) override {}
 
   bool asynchronous() const override { return true; }
   void prepare(const StepLimits& limits, const Issue&) override {
@@ -115,7 +117,7 @@ class NullOps : public Ops {
     sampled_ids_.clear();
   }
   void begin_step(const StepInput& input) override;
-  void copy_blocks(KvCache&, std::span<const std::pair<std::int32_t, std::int32_t>>) override {}
+  void copy_blocks(KvCache&, std::span<const BlockCopy>) override {}
   // Issues no operations. Computes the samples immediately; collect() waits until the step would be done.
   void run_step(const Issue&) override;
   std::vector<Sampled> collect() override;

@@ -10,7 +10,6 @@ namespace charonia::cuda {
 namespace {
 
 constexpr std::size_t kAlignment = 16;
-constexpr int kCounts = 4;  // 3 are used
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -32,17 +31,24 @@ bool is_decode(const ops::StepInput& input) {
   return true;
 }
 
-void flatten_tables(const ops::AttentionBatch& batch, int block_len, FlatTables& to) {
-  to.blocks.clear();
-  to.begin.clear();
+void flatten_tables(const ops::AttentionBatch& batch, CacheKind kind, int block_len, FlatTables& to) {
   for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
-    to.begin.push_back(static_cast<std::int32_t>(to.blocks.size()));
+    to.begin[kind].push_back(static_cast<std::int32_t>(to.blocks.size()));
     const auto end = batch.query_start[s + 1];
     if (end == batch.query_start[s]) continue;
     const auto blocks = batch.positions[static_cast<std::size_t>(end - 1)] / block_len + 1;
-    const auto* const table = batch.block_tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
+    const auto* const table = batch.block_tables[kind].data() + static_cast<std::int64_t>(s) * batch.table_stride;
     to.blocks.insert(to.blocks.end(), table, table + blocks);
   }
+}
+
+bool fits(std::span<const AttentionPlan> plans, const StepCapacity& capacity) {
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (count(plans[i].decode) > capacity.plans[i].decode || count(plans[i].prefill) > capacity.plans[i].prefill) {
+      return false;
+    }
+  }
+  return true;
 }
 
 StepLayout step_layout(const StepCapacity& capacity) {
@@ -53,14 +59,16 @@ StepLayout step_layout(const StepCapacity& capacity) {
     return begin;
   };
   StepLayout out;
-  out.counts = place(kCounts, sizeof(std::int32_t));
+  out.counts = place(static_cast<std::int64_t>(counts_of_plan(capacity.plans.size())), sizeof(std::int32_t));
   out.ids = place(capacity.rows, sizeof(std::int32_t));
   out.positions = place(capacity.rows, sizeof(std::int32_t));
   out.rotary_rows = place(capacity.rows, sizeof(std::int32_t));
-  out.kv_slots = place(capacity.rows, sizeof(std::int32_t));
+  for (const auto kind : kCacheKinds) out.kv_slots[kind] = place(capacity.rows, sizeof(std::int32_t));
   out.logits_rows = place(capacity.logits_rows, sizeof(std::int32_t));
-  out.decode = place(capacity.decode, sizeof(AttentionItem));
-  out.prefill = place(capacity.prefill, sizeof(AttentionItem));
+  for (const auto& plan : capacity.plans) {
+    const auto decode = place(plan.decode, sizeof(AttentionItem));
+    out.plans.push_back({decode, place(plan.prefill, sizeof(AttentionItem))});
+  }
   out.sampling = place(static_cast<std::int64_t>(capacity.sampling_bytes), 1);
   out.tables = at;
   return out;
@@ -71,13 +79,12 @@ std::size_t step_bytes(const StepLayout& layout, std::size_t table_entries) {
 }
 
 void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& layout, const ops::StepInput& input,
-                int block_len, const FlatTables& tables, const AttentionPlan& plan,
+                int block_len, const FlatTables& tables, std::span<const AttentionPlan> plans,
                 std::span<const std::byte> sampling) {
   const auto rows = count(input.ids);
   const auto& batch = input.attention;
   require(rows <= capacity.rows && count(input.logits_rows) <= capacity.logits_rows &&
-              count(plan.decode) <= capacity.decode && count(plan.prefill) <= capacity.prefill &&
-              sampling.size() <= capacity.sampling_bytes,
+              fits(plans, capacity) && sampling.size() <= capacity.sampling_bytes,
           "the step is larger than the capacity that was made for it");
   const auto put = [to](std::size_t at, const auto& values) {
     if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
@@ -85,10 +92,13 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
   const auto i32 = [to](std::size_t at) { return reinterpret_cast<std::int32_t*>(to + at); };
 
   auto* const counts = i32(layout.counts);
-  counts[0] = static_cast<std::int32_t>(plan.decode.size());
-  counts[1] = static_cast<std::int32_t>(plan.prefill.size());
   counts[kCountOfRows] = static_cast<std::int32_t>(rows);
-  counts[3] = 0;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    counts[counts_of_plan(i)] = static_cast<std::int32_t>(plans[i].decode.size());
+    counts[counts_of_plan(i) + 1] = static_cast<std::int32_t>(plans[i].prefill.size());
+    put(layout.plans[i].decode, plans[i].decode);
+    put(layout.plans[i].prefill, plans[i].prefill);
+  }
 
   put(layout.ids, input.ids);
   put(layout.positions, batch.positions);
@@ -98,13 +108,15 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
     std::fill(i32(part) + count(batch.positions), i32(part) + capacity.rows, 0);
   }
 
-  auto* const slots = i32(layout.kv_slots);
-  std::fill(slots, slots + capacity.rows, -1);
-  for (std::size_t s = 0; s < tables.begin.size(); ++s) {
-    const auto* const table = tables.blocks.data() + tables.begin[s];
-    for (auto row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
-      const auto position = batch.positions[static_cast<std::size_t>(row)];
-      slots[row] = table[position / block_len] * block_len + position % block_len;
+  for (const auto kind : kCacheKinds) {
+    auto* const slots = i32(layout.kv_slots[kind]);
+    std::fill(slots, slots + capacity.rows, -1);
+    for (std::size_t s = 0; s < tables.begin[kind].size(); ++s) {
+      const auto* const table = tables.blocks.data() + tables.begin[kind][s];
+      for (auto row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+        const auto position = batch.positions[static_cast<std::size_t>(row)];
+        slots[row] = table[position / block_len] * block_len + position % block_len;
+      }
     }
   }
 
@@ -114,8 +126,6 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
         static_cast<std::int32_t>(std::min(rows + i - count(input.logits_rows), capacity.rows - 1));
   }
 
-  put(layout.decode, plan.decode);
-  put(layout.prefill, plan.prefill);
   put(layout.sampling, sampling);
   put(layout.tables, tables.blocks);
 }

@@ -11,14 +11,14 @@
 // instruction count, combining takes two rounds of 16 loads from L2 after the load of the maxima: about 3000 cycles,
 // compared with 49000 for reading k and v. (128 splits, combined by sequential loads, would take 90000.) Not measured.
 //
-// Layers share a step's plan, but may have different windows: items begin at the widest window (AttentionShape), and
-// the kernels skip tiles of an item that no row attends to in their layer. A split with no remaining tiles reads
+// Layers with the same heads and kind of cache share a plan, but may have different windows: items begin at the widest
+// window (AttentionShape), and the kernels skip tiles of an item that no row attends to in their layer. A split with no remaining tiles reads
 // nothing and writes a partial result of weight 0. Neither changes a bit (attention_tile.h).
 //
 // Usage:
 //   once    attention_bounds() returns the maximum items and partial results of a step within the limits. Allocate that
 //           number of items of each list in the step's upload, and one zero-filled DeviceMemory of
-//           attention_workspace_bytes(), shared by all layers (and all steps of the stream). Kernels leave its counters
+//           attention_workspace_bytes(), shared by its layers (and all steps of the stream). Kernels leave its counters
 //           at zero; only they write to it. Allocate a new one for other bounds.
 //   step    plan_attention(), then upload plan.decode, plan.prefill, {decode.size(), prefill.size()} and the flat
 //           tables. Items must be 16-byte aligned.
@@ -32,6 +32,7 @@
 #include <span>
 #include <vector>
 
+#include "base/cache_kind.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/device/host_device.h"
 #include "ops/cuda/kernels/rows.h"
@@ -60,6 +61,7 @@ struct AttentionPlan {
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, block_len = 0;
+  CacheKind kind = CacheKind::full;  // of the block tables that the items refer to
   int window = 0;  // positions that a row attends to, including its own, in the layer with the widest window; 0: all
   int sms = 1;     // of the device; a smaller number leaves SMs to other work
   // If true, a row's bits depend only on its own sequence: positions are summed in chunks of kAttentionChunk; the

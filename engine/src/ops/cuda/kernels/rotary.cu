@@ -183,7 +183,7 @@ CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const bool is_q = head < p.heads, is_v = head >= p.heads + p.cache.kv_heads;
   const int slot = load_readonly(p.kv_slots + row);
-  const bool mine = is_q || (stores && head < p.heads + 2 * p.cache.kv_heads && slot >= 0);
+  const bool mine = is_q || (stores && p.cache.stores && head < p.heads + 2 * p.cache.kv_heads && slot >= 0);
   T* const from = static_cast<T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(head) * dim;
   float factor = 1;
   if constexpr (normed) {  // all lanes of a warp arrive here
@@ -354,7 +354,7 @@ template <class T, int kVector>
 void start_quantised(Stream& stream, std::int64_t rows, RotaryStore params) {
   params.lanes = lanes_of(params, kVector);
   params.q_blocks = static_cast<int>(divide_up(std::int64_t{params.heads} * params.lanes, kThreads));
-  const auto kv_blocks = divide_up(2 * params.cache.kv_heads, kThreads / kWarp);
+  const auto kv_blocks = params.cache.stores ? divide_up(2 * params.cache.kv_heads, kThreads / kWarp) : 0;
   launch(stream, "rotary_store",
          {.grid_x = static_cast<unsigned>(rows),
           .grid_y = static_cast<unsigned>(params.q_blocks + kv_blocks),
@@ -366,7 +366,8 @@ template <class T, int kVector>
 void start(Stream& stream, std::int64_t rows, RotaryStore params) {
   const bool normed = params.q_norm != nullptr;
   params.lanes = lanes_of(params, kVector);
-  const auto units = std::int64_t{params.heads + 2 * params.cache.kv_heads} * params.lanes;
+  const int kv_heads = params.cache.stores ? 2 * params.cache.kv_heads : 0;
+  const auto units = std::int64_t{params.heads + kv_heads} * params.lanes;
   launch(stream, "rotary_store",
          {.grid_x = static_cast<unsigned>(rows),
           .grid_y = static_cast<unsigned>(divide_up(units, kThreads)),

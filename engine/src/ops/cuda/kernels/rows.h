@@ -63,6 +63,7 @@ struct CacheLayer {
   DType dtype = DType::bf16;  // quantised: the type that k and v are computed in
   int kv_heads = 0, head_dim = 0, block_len = 0;
   int quant_bits = 0;  // 4 or 8: quantised
+  bool stores = true;  // false: another layer with the same memory stores k and v
 
   // Quantised, in bytes. Row of k: [kv head][slot] in its block; row of v: half_rows() further.
   CHARONIA_HD int half_rows() const { return kv_heads * block_len; }
@@ -93,8 +94,8 @@ struct CacheLayer {
   }
 };
 
-// qkv [rows, (heads + 2 kv_heads) * head_dim] f32|bf16|f16: q heads, k heads, v heads. Normalises, rotates and scales q
-// and k according to `how`, q in place. Stores k and v, in a cache of the same type or quantised, in slot kv_slots[row]
+// qkv [rows, (heads + 2 kv_heads) * head_dim] f32|bf16|f16: q heads, and k heads and v heads if the layer stores them.
+// Normalises, rotates and scales q and k according to `how`, q in place. Stores k and v, in a cache of the same type or quantised, in slot kv_slots[row]
 // (block * block_len + slot in the block; -1: the row is padding and is not stored). positions [rows]: for how.q_scale;
 // rotary_rows [rows]: for how.cos_sin.
 void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& how, const CacheLayer& cache, int heads,

@@ -1,0 +1,129 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/text.h"
+#include "model/blocks.h"
+#include "model/layers.h"
+
+namespace charonia::model {
+namespace {
+
+class Attention final : public Block {
+ public:
+  Attention(const ModelConfig& config, const Shard& shard, int layer)
+      : config_(config), shard_(shard), layer_(layer), window_(window_of(config, layer)) {}
+
+  std::optional<ops::KvLayer> cache() const override {
+    return ops::KvLayer{.kind = window_ > 0 ? CacheKind::window : CacheKind::full,
+                        .kv_heads = shard_.kv_heads,
+                        .k_dim = config_.size_per_head,
+                        .v_dim = config_.size_per_head};
+  }
+  int window() const override { return window_; }
+
+  void plan(Activations& activations) override {
+    const auto& types = activations.precision;
+    qkv_ = activations.rows(shard_.qkv_size, types.gemm_out);
+    if (config_.qk_norm_rows) squares_ = activations.rows(2, DType::f32);
+    attended_ = activations.rows(shard_.q_size, types.activation);
+  }
+
+  void load(WeightLoader& loader) override {
+    const auto& files = loader.files;
+    const std::int64_t hidden = config_.hidden_units;
+    const std::string at = cat("layers.", layer_, ".attention."), number = cat(".", shard_.rank);
+    const auto qkv = at + "w_qkv" + number, out = at + "wo";
+    cache_layer_ = loader.cache_layer;
+    if (config_.qk_norm) load_norms(loader, at);
+    if (config_.attention_sinks) {
+      const auto sinks = files.get_vector(at + "sinks.weight", config_.head_num);
+      sinks_ = loader.vector(std::span(sinks).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
+                                                      static_cast<std::size_t>(shard_.heads)));
+    }
+    std::vector<ops::HostMatrix> qkv_bias, out_bias;
+    if (config_.attn_bias) qkv_bias = files.get(qkv + ".bias", shard_.qkv_size, 1);
+    // The ranks' outputs are summed, so only rank 0 adds the bias.
+    if (config_.attn_output_bias && shard_.rank == 0) out_bias = files.get(out + ".0.bias", hidden, 1);
+    qkv_weight_ = loader.linear({{{qkv + ".weight", shard_.qkv_size, hidden}}}, qkv_bias);
+    out_weight_ = loader.linear({{{out + number + ".weight", hidden, shard_.q_size}}}, out_bias);
+    set_params(loader.tables);
+  }
+
+  const ops::Linear* input_weight() const override { return qkv_weight_.get(); }
+
+  void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
+    const auto qkv = step.view(qkv_), attended = step.view(attended_);
+    step.ops.linear(qkv, in, *qkv_weight_);
+    step.ops.rotary_store(qkv, rotary_params(step, qkv), step.cache, cache_layer_, shard_.heads);
+    step.ops.attention(attended, qkv, step.cache, cache_layer_, shard_.heads, params_);
+    step.ops.linear(out, attended, *out_weight_);
+  }
+
+ private:
+  void load_norms(const WeightLoader& loader, const std::string& at) {
+    const std::int64_t dim = config_.size_per_head;
+    const auto load = [&](const char* name, int heads, int first, int count) {
+      const auto weight = loader.norm_values(at + name, config_.qk_norm_rows ? heads * dim : dim);
+      if (!config_.qk_norm_rows) return loader.vector(weight);
+      return loader.vector(
+          std::span(weight).subspan(static_cast<std::size_t>(first * dim), static_cast<std::size_t>(count * dim)));
+    };
+    q_norm_ = load("q_norm.weight", config_.head_num, shard_.rank * shard_.heads, shard_.heads);
+    k_norm_ =
+        load("k_norm.weight", config_.kv_head_num, shard_.rank * config_.kv_head_num / shard_.ranks, shard_.kv_heads);
+  }
+
+  void set_params(const PositionTables& tables) {
+    const auto& rotary = window_ > 0 && tables.local_rotary ? tables.local_rotary : tables.rotary;
+    rotary_ = {.cos_sin = has_rotation(config_, layer_) ? data(rotary) : nullptr,
+               .rotary_dim = config_.rotary_embedding,
+               .interleaved = config_.rotary_interleaved,
+               .q_norm = data(q_norm_),
+               .k_norm = data(k_norm_),
+               .norm_eps = config_.norm_eps,
+               .norm_after = config_.qk_norm_after_rotary,
+               .q_scale = data(tables.q_scales)};
+    const float scale = config_.attention_scale > 0 ? config_.attention_scale
+                                                    : 1.0F / std::sqrt(static_cast<float>(config_.size_per_head));
+    params_ = {.scale = scale,
+               .window = window_,
+               .soft_cap = config_.attention_soft_cap,
+               .alibi = data(tables.slopes),
+               .sinks = data(sinks_)};
+  }
+
+  // If q and k have norms over all heads, issues the sums of their squares.
+  ops::RotaryParams rotary_params(const StepContext& step, const ops::Tensor& qkv) const {
+    auto out = rotary_;
+    if (!config_.qk_norm_rows) return out;
+    const auto squares = step.view(squares_);
+    const std::int64_t k_size = std::int64_t{shard_.kv_heads} * config_.size_per_head;
+    step.ops.qk_squares(squares, qkv, shard_.q_size, k_size);
+    step.sum_ranks(squares);
+    out.squares = static_cast<const float*>(squares.data);
+    // If ranks share KV heads, the sum counts every KV head equally often, so the mean is right.
+    out.q_count = shard_.q_size * shard_.ranks;
+    out.k_count = k_size * shard_.ranks;
+    return out;
+  }
+
+  const ModelConfig& config_;
+  const Shard& shard_;
+  int layer_, window_;
+  int cache_layer_ = 0;
+  Activations::Part qkv_, squares_, attended_;
+  std::unique_ptr<ops::Linear> qkv_weight_, out_weight_;
+  Vector q_norm_, k_norm_;  // [size_per_head], or [all heads of the rank]; null if absent
+  Vector sinks_;            // [heads of the rank]; null if absent
+  ops::RotaryParams rotary_;
+  ops::AttentionParams params_;
+};
+
+}  // namespace
+
+std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& shard, int layer) {
+  return std::make_unique<Attention>(config, shard, layer);
+}
+
+}  // namespace charonia::model

@@ -1,0 +1,55 @@
+// A block of a layer: attention, a dense MLP, or experts.
+//
+// A block is made from the model's configuration and the rank's shard. It then declares the KV cache and the tensors
+// that it needs, without weights, so that memory can be planned before anything is loaded. load() reads its weights, and
+// issue() issues its operations in every step. A new kind of block is one class with its kernels and its test;
+// decoder_plan.cpp chooses the blocks of a layer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "model/activations.h"
+#include "model/weight_loader.h"
+#include "ops/ops.h"
+
+namespace charonia::model {
+
+// What blocks need to issue the operations of a step.
+struct StepContext {
+  ops::Ops& ops;
+  const ops::StepShape& shape;
+  ops::KvCache& cache;
+  std::byte* memory;  // of the activations
+
+  std::byte* at(const Activations::Part& part) const { return memory + part.offset; }
+  ops::Tensor view(const Activations::Part& part, std::int64_t rows) const {
+    return {at(part), part.dtype, rows, part.cols, part.cols};
+  }
+  ops::Tensor view(const Activations::Part& part) const { return view(part, shape.rows); }
+  // Replaces a rank's part of a sum by the sum of all ranks.
+  void sum_ranks(const ops::Tensor& tensor) const {
+    if (ops.ranks() > 1) ops.all_reduce(tensor);
+  }
+};
+
+class Block {
+ public:
+  virtual ~Block() = default;
+
+  // The KV cache of the block; empty: none. Its layer in KvLayout is the one that load() gets.
+  virtual std::optional<ops::KvLayer> cache() const { return {}; }
+  // The window of its cache, in tokens; 0: none.
+  virtual int window() const { return 0; }
+  // Places the tensors that issue() uses. Call before load().
+  virtual void plan(Activations& activations) = 0;
+  virtual void load(WeightLoader& loader) = 0;
+  // The only weight that reads the block's input; null: several weights read it.
+  virtual const ops::Linear* input_weight() const { return nullptr; }
+  // out [rows, hidden] GEMM type = this rank's part of the block's output for in [rows, hidden] activation type.
+  virtual void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) = 0;
+};
+
+}  // namespace charonia::model

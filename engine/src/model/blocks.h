@@ -1,0 +1,23 @@
+// The kinds of blocks. decoder_plan.cpp chooses the blocks of each layer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "charonia/config.h"
+#include "model/block.h"
+#include "model/shard.h"
+
+namespace charonia::model {
+
+// `config` and `shard` must outlive the blocks.
+
+// Rotary or ALiBi attention over the KV cache of `layer`.
+std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& shard, int layer);
+// A gated MLP: down(activation(gate x) * up x). prefix: of its weights' names; inter: its columns on this rank.
+std::unique_ptr<Block> make_mlp(const ModelConfig& config, const Shard& shard, std::string prefix, std::int64_t inter);
+// A router and experts, and the shared expert if the model has one.
+std::unique_ptr<Block> make_experts(const ModelConfig& config, const Shard& shard, std::string prefix);
+
+}  // namespace charonia::model

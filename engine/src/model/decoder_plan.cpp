@@ -1,0 +1,49 @@
+#include "model/decoder_plan.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "model/layers.h"
+
+namespace charonia::model {
+
+DecoderPlan::DecoderPlan(const ModelConfig& model, const Shard& of_rank, const DeviceRules& rules,
+                         const ops::StepLimits& limits)
+    : config(model), shard(of_rank), precision(rules.precision(data_type(model))) {
+  for (int layer = 0; layer < config.num_layer; ++layer) add_layer(layer);
+
+  const std::int64_t hidden = config.hidden_units;
+  Activations activations(rules, data_type(model), limits);
+  residual = activations.rows(hidden, precision.residual);
+  delta = activations.rows(hidden, precision.gemm_out);
+  normed = activations.rows(hidden, precision.activation);
+  kv_layout.block_len = limits.block_len;
+  kv_layout.dtype = precision.kv;
+  kv_layout.quant_bits = limits.kv_quant_bits;
+  for (const auto& part : parts) {
+    activations.begin_block();
+    part.block->plan(activations);
+    if (const auto cache = part.block->cache()) {
+      kv_layout.layers.push_back(*cache);
+      kv_layout.window = std::max(kv_layout.window, part.block->window());
+    }
+  }
+  activations.begin_block();
+  last_residual = activations.logits_rows(hidden, precision.residual);
+  last_delta = activations.logits_rows(hidden, precision.gemm_out);
+  last_normed = activations.logits_rows(hidden, precision.activation);
+  logits = activations.logits_rows(shard.ranks * shard.logits_share, DType::f32);
+  if (shard.ranks > 1) logits_share = activations.logits_rows(shard.logits_share, DType::f32);
+  activation_bytes = activations.bytes();
+}
+
+void DecoderPlan::add_layer(int layer) {
+  const auto name = cat("layers.", layer, "."), forward = name + "feed_forward.";
+  parts.push_back({.name = name + "attention", .block = make_attention(config, shard, layer)});
+  parts.push_back({.name = name + "ffn",
+                   .block = has_experts(config, layer) ? make_experts(config, shard, forward)
+                                                       : make_mlp(config, shard, forward, shard.inter),
+                   .same_input = config.parallel_block});
+}
+
+}  // namespace charonia::model

@@ -1,0 +1,43 @@
+// The layers of one rank, without weights: their blocks, their KV cache, and the memory of a step's tensors.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "charonia/config.h"
+#include "model/activations.h"
+#include "model/blocks.h"
+#include "model/shard.h"
+#include "ops/device.h"
+#include "ops/step.h"
+
+namespace charonia::model {
+
+struct DecoderPlan {
+  DecoderPlan(const ModelConfig& model, const Shard& of_rank, const DeviceRules& rules,
+              const ops::StepLimits& limits);
+  DecoderPlan(const DecoderPlan&) = delete;  // blocks refer to its members
+
+  // A block with its norms. The output of a part is added to the residual stream.
+  struct Part {
+    std::string name;  // of its norms' weights: name + "_norm.weight", name + "_post_norm.weight"
+    std::unique_ptr<Block> block;
+    bool same_input = false;  // reads the input of the part before it, not the residual stream
+  };
+
+  const ModelConfig config;
+  const Shard shard;
+  ops::Precision precision;
+  std::vector<Part> parts;  // of all layers
+  ops::KvLayout kv_layout;
+  // The names are those in Decoder::issue().
+  Activations::Part residual, delta, normed, last_residual, last_delta, last_normed, logits_share, logits;
+  std::size_t activation_bytes = 0;
+
+ private:
+  void add_layer(int layer);
+};
+
+}  // namespace charonia::model

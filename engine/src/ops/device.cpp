@@ -1,0 +1,78 @@
+#include "ops/device.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "charonia/error.h"
+
+namespace charonia::ops {
+namespace {
+
+template <class... What>
+void refuse_if(bool wrong, const What&... what) {
+  if (wrong) throw Error(ErrorCode::invalid_argument, cat("a KV cache ", what...));
+}
+
+}  // namespace
+
+void KvLayout::check() const {
+  refuse_if(layers.empty(), "of no layers");
+  refuse_if(block_len < 1, "of blocks of ", block_len, " tokens: they must have at least 1");
+  refuse_if(quant_bits != 0 && !is_kv_quant_bits(quant_bits), "of ", quant_bits,
+            " bits: it must be 8, 4, or 0 for floats");
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto& layer = layers[i];
+    refuse_if(layer.kv_heads < 1 || layer.k_dim < 2 || layer.k_dim % 2 != 0 || layer.v_dim < 0 || layer.v_dim % 2 != 0,
+              "of ", layer.kv_heads, " heads of ", layer.k_dim, " and ", layer.v_dim, " elements (k and v) in layer ", i,
+              ": it must have at least 1 head, and even numbers of elements");
+    if (layer.storage < 0) continue;
+    auto same = layer;
+    same.storage = -1;
+    refuse_if(static_cast<std::size_t>(layer.storage) >= i || layers[storage_of(i)] != same, "whose layer ", i,
+              " uses the storage of layer ", layer.storage,
+              ": this must be an earlier layer of the same kind and sizes, with its own storage");
+  }
+}
+
+std::size_t KvLayout::head_bytes(const KvLayer& layer) const {
+  std::size_t out = 0;
+  for (const int dim : {layer.k_dim, layer.v_dim}) {
+    if (dim == 0) continue;
+    out += static_cast<std::size_t>(block_len) * (quant_bits != 0 ? kv_quant_token_bytes(dim, quant_bits)
+                                                                  : static_cast<std::size_t>(dim) * size_of(dtype));
+  }
+  return out;
+}
+
+std::size_t KvLayout::block_bytes(CacheKind kind) const {
+  std::size_t out = 0;
+  for (const auto& layer : layers) {
+    if (layer.kind == kind && layer.storage < 0) out += layer_bytes(layer);
+  }
+  return out;
+}
+
+std::size_t KvLayout::bytes(const PerKind<int>& num_blocks) const {
+  std::size_t out = 0;
+  for (const auto kind : kCacheKinds) out += block_bytes(kind) * static_cast<std::size_t>(num_blocks[kind]);
+  return out;
+}
+
+KvCache::KvCache(const KvLayout& layout, const PerKind<int>& num_blocks) : layout_(layout) {
+  layout.check();
+  for (const auto kind : kCacheKinds) {
+    if (layout.block_bytes(kind) == 0) continue;
+    refuse_if(num_blocks[kind] < 1, "of ", num_blocks[kind], " blocks: it must have at least 1");
+    num_blocks_[kind] = num_blocks[kind];
+  }
+}
+
+void KvCache::check_commit(const PerKind<int>& num_blocks) const {
+  for (const auto kind : kCacheKinds) {
+    if (num_blocks_[kind] == 0 || (num_blocks[kind] >= 0 && num_blocks[kind] <= num_blocks_[kind])) continue;
+    throw Error(ErrorCode::internal,
+                cat("ops::commit_blocks: ", num_blocks[kind], " blocks, but the cache has ", num_blocks_[kind]));
+  }
+}
+
+}  // namespace charonia::ops
