@@ -57,7 +57,7 @@ def _describe(config: HfConfig) -> ModelSpec:
         **expert_counts(config, optional(config, "num_local_experts", 128), per_token),
         **window_settings(config, has_window=lambda layer: layer % 2 == 0),
     )
-    return replace(spec, interleaved_experts=True)
+    return replace(spec, interleaved_experts=True, end_tokens=("<|return|>", "<|call|>"))
 
 
 _KEYS = """

@@ -160,6 +160,7 @@ class ModelSpec:
     quantization: QuantizationConfig | None = None  # from config.json; None: weights are not quantised
     interleaved_experts: bool = False  # in tensors with all experts of a layer, rows of gate and up alternate
     quantised_cache: bool = False  # config.json requires a quantised KV cache; the files may have scales for it
+    end_tokens: tuple[str, ...] = ()  # tokens that end a response in addition to those of the files, if they exist
     tied_output: str = ""  # with tied embeddings: name of the output layer's weight, which files may also have
     notes: tuple[str, ...] = ()  # warnings for the user
 
