@@ -5,7 +5,7 @@
 # make test-all    everything else: CUDA, the emulated device, sanitizers, all servers, clients, released models (downloads
 #              390 MB) and containers
 # make sanitize  only the C++ tests under the address, undefined-behaviour and thread sanitizers
-# make generate  what follows from definitions/*.toml: C++, Python, config.pbtxt, docs/configuration.md
+# make generate  what follows from definitions/*.toml: Python, config.pbtxt, docs/configuration.md
 # make convert MODEL=<folder or hub id> DST=<workspace>
 
 BIN := .venv/bin

@@ -120,7 +120,12 @@ def check(workspace: Annotated[Path, typer.Argument(help="A workspace.", metavar
 @app.command()
 @with_engine_options(environment=True)
 def chat(
-    model: ModelArgument,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A workspace, a Hugging Face folder or a hub id (MODEL; default: the demo model).", metavar="[MODEL]"
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="A system message at the start.")] = None,
     enter_sends: Annotated[
         bool, typer.Option("--enter-sends", help="A single Enter sends (default: an empty line sends).")
@@ -143,6 +148,9 @@ def chat(
     from charonia.api.engine import Engine
     from charonia.api.results import SamplingParams
     from charonia.chat import run
+    from charonia.serve.model import model_or_default
+    from charonia.serve.models import asked_for
+    from charonia.settings import read_settings
     from charonia.text.tokenizer import replace_chat_template
 
     sampling = SamplingParams(
@@ -155,7 +163,8 @@ def chat(
     )
     # A chat runs one sequence at a time, so a batch of two is enough.
     chosen = {"max_batch_size": 2, "stream_interval_ms": 0, **(settings or {})}
-    with Engine.from_pretrained(model, dtype=dtype, show_progress=True, **chosen) as engine:
+    named = model_or_default(model or asked_for(read_settings())[0][1])
+    with Engine.from_pretrained(named, dtype=dtype, show_progress=True, **chosen) as engine:
         if chat_template is not None:
             replace_chat_template(engine.tokenizer, chat_template)
         run(engine, sampling, system=system, enter_sends=enter_sends)

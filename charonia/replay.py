@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from typing import Any
 from charonia.bench.targets import gateway_client
 from charonia.errors import ModelError
 from charonia.tables import print_table
+
+_WAIT_S = 600.0  # for a request that is rejected with 429
 
 
 @dataclass
@@ -50,6 +53,8 @@ def read_log(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                         "for CHARONIA_GATEWAY_LOG_REQUESTS"
                     )
                 yield number, entry
+            if lines.tell() == 0:
+                raise ModelError(f"{file} has no requests: the gateway has not completed a request since it was made")
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from None
 
@@ -82,7 +87,19 @@ def difference(logged: list[dict[str, Any]], now: list[dict[str, Any]]) -> str |
     return None
 
 
-async def _replayed(client: Any, number: int, entry: dict[str, Any]) -> Outcome:
+async def _posted(client: Any, body: dict[str, Any]) -> Any:
+    """The response of /v1/replay. Waits as long as the gateway says if the server or the key is at its limit."""
+    began = time.monotonic()
+    while True:
+        response = await client.post("/v1/replay", json=body)
+        wait_s = float(response.headers.get("retry-after", 1))
+        if response.status_code != 429 or time.monotonic() + wait_s - began > _WAIT_S:
+            return response
+        await asyncio.sleep(wait_s)
+
+
+async def replayed(client: Any, number: int, entry: dict[str, Any]) -> Outcome:
+    """Send a line of the log again."""
     outcome = Outcome(number, entry.get("request_id", ""), entry["path"])
     outcome.logged_fingerprint = entry.get("system_fingerprint")
     body = stateless(entry["path"], entry["body"])
@@ -91,7 +108,7 @@ async def _replayed(client: Any, number: int, entry: dict[str, Any]) -> Outcome:
         return outcome
     sent = {"path": entry["path"], "body": body, "seeds": entry.get("seeds", {})}
     try:
-        response = await client.post("/v1/replay", json=sent)
+        response = await _posted(client, sent)
         if response.status_code != 200:
             raise ModelError(f"HTTP {response.status_code}: {response.text[:300]}")
         found = response.json()
@@ -116,7 +133,7 @@ async def replay(
 
         async def work() -> None:
             for number, entry in rest:
-                outcomes.append(await _replayed(client, number, entry))
+                outcomes.append(await replayed(client, number, entry))
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
     return sorted(outcomes, key=lambda one: one.line)

@@ -1,13 +1,15 @@
-"""Writes the generated files."""
+"""`python -m definitions` writes the committed files, `python -m definitions cpp` those that a build needs."""
 
 from __future__ import annotations
 
-from definitions.outputs import ROOT, render
+import sys
+
+from definitions.outputs import COMMITTED, CPP, ROOT, render
 
 
 def main() -> None:
     """Write every file whose text changes, and print its name."""
-    for path, text in render().items():
+    for path, text in render(CPP if sys.argv[1:] == ["cpp"] else COMMITTED).items():
         file = ROOT / path
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from definitions import docs, engine, limits, sampling, services, tensors
@@ -18,8 +18,11 @@ FILES: dict[str, Callable[[], str]] = {
     **limits.FILES,
     **docs.FILES,
 }
+# CMake writes the C++ files before a build. The others are committed.
+CPP = [path for path in FILES if path.endswith((".h", ".inc"))]
+COMMITTED = [path for path in FILES if path not in CPP]
 
 
-def render() -> dict[str, str]:
-    """Return the text of every generated file, by its path from the repository's root."""
-    return {path: make() for path, make in FILES.items()}
+def render(paths: Iterable[str]) -> dict[str, str]:
+    """Return the text of generated files, by their paths from the repository's root."""
+    return {path: FILES[path]() for path in paths}

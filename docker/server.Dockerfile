@@ -32,6 +32,7 @@ ARG CHARONIA_CUDA_ARCHITECTURES=
 COPY CMakeLists.txt pyproject.toml ./
 COPY scripts/keep_ptxas_output.sh scripts/
 COPY cmake cmake
+COPY definitions definitions
 COPY engine engine
 # Only the engine; the rest of the package is added later to the same build folder.
 RUN --mount=type=cache,target=/root/.cache/ccache \

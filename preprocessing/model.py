@@ -44,7 +44,12 @@ class TritonPythonModel:
         weights = folder.resolve().parent / "weights"
         settings = (weights, engine_config, os.environ)
         limit = context_length(*settings)
-        self.info = {**model_info(*settings, limit), "fingerprint": fingerprint(*settings, folder)}
+        groups = json.loads(args["model_config"])["instance_group"]
+        self.info = {
+            **model_info(*settings, limit),
+            "fingerprint": fingerprint(*settings, folder),
+            "instances": sum(group["count"] for group in groups),
+        }
         try:
             tokenizer, guide_bytes = load_tokenizer(folder), guide_max_bytes(*settings)
             self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes)

@@ -31,10 +31,13 @@ WANTED = {
     "katex": ("dist/katex.min.js", "dist/katex.min.css", "dist/fonts/*.woff2"),
     "lit-html": ("lit-html.js", "directive.js", "directive-helpers.js", "directives/live.js", "directives/repeat.js"),
     "markdown-it": ("dist/browser/markdown-it.esm.min.mjs",),
+    "markdown-it-footnote": ("index.mjs",),
+    "pdfjs-dist": ("legacy/build/pdf.min.mjs", "legacy/build/pdf.worker.min.mjs", "cmaps/*"),
     "swagger-ui-dist": ("swagger-ui-bundle.js", "swagger-ui.css"),
 }
 TESTS_TARGET = ROOT / "build" / "page_tests"
 TESTS_WANTED = {"axe-core": ("axe.min.js",)}
+OPTIONS = ("--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund")
 LICENCES = ("package.json", "LICENSE*", "NOTICE*", "swagger-ui-bundle.js.LICENSE.txt")
 
 
@@ -76,7 +79,7 @@ def fetch(pip: list[str], wanted: dict[str, tuple[str, ...]], target: Path, opti
         for name in ("package.json", "package-lock.json"):
             shutil.copy(GATEWAY / name, work)
         print(f"get_page_libraries: downloading {', '.join(sorted(wanted))}", file=sys.stderr)
-        run([*npm(pip, work / "node"), "ci", "--ignore-scripts", "--no-audit", "--no-fund", *options], cwd=work)
+        run([*npm(pip, work / "node"), "ci", *OPTIONS, *options], cwd=work)
         made = work / "libraries"
         for package, patterns in wanted.items():
             source = work / "node_modules" / package

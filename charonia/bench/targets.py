@@ -120,17 +120,22 @@ async def gateway(url: str, api_key: str | None = None, tls_ca: Path | None = No
 @asynccontextmanager
 async def gateway_client(url: str, api_key: str | None = None, tls_ca: Path | None = None) -> AsyncIterator[Any]:
     """Yield an httpx.AsyncClient of a gateway that responds. Raises ModelError if none does. url: such as
-    http://localhost:23333. tls_ca: a PEM file with the authorities of the gateway's certificate; None: public ones."""
+    http://localhost:23333, with or without /v1. tls_ca: a PEM file with the authorities of the gateway's certificate;
+    None: public ones."""
+    import httpx
+
     try:
-        import httpx
-    except ImportError as error:
-        raise ModelError("requests to a gateway need httpx: pip install httpx") from error
+        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL as error:
+        raise ModelError(f"--url {url} is not an address ({error}): write http://HOST:PORT") from None
+    if base.scheme not in ("http", "https") or not base.host:
+        raise ModelError(f"--url {url} is not an address: write http://HOST:PORT or https://HOST")
     try:
         verify = ssl.create_default_context(cafile=tls_ca)
     except OSError as error:
         raise ModelError(f"{tls_ca} cannot be used: {error.strerror or error}") from None
     async with httpx.AsyncClient(
-        base_url=url, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        base_url=base, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         trust_env=False,  # ignore proxies in the environment
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, verify=verify,
     ) as client:  # fmt: skip

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
-import glob
 import json
 import math
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -22,7 +18,7 @@ from charonia.errors import CharoniaError, InvalidRequestError, ModelError, Unsu
 from charonia.families import COMPOSITES, ModelSpec, TensorPart
 from charonia.json_files import read_json
 from charonia.quality.evaluate import default_text
-from charonia.quantize import environment, programs
+from charonia.quantize import environment
 from charonia.quantize.driver import DIFFERENCE, JobError, read_calibration
 from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
@@ -31,7 +27,7 @@ from charonia.weights.convert import read_source
 from charonia.weights.quantization_config import read_quantization, says_cache
 
 RECORD_FILE = "charonia_quantize.json"
-_JOB = "job.json"  # in the working folder; removed when the model is complete
+_JOB = "job.json"  # in the working folder
 # KL divergences from the 16-bit model, in nats a token: 4 bits cost 0.05 to 0.2.
 _GREAT_LOSS_KL, _DESTROYED_KL = 0.25, 1.0
 # A prediction that ignores the text has KL divergences of 3 to 4 nats from a trained model, and about 2 from a model
@@ -112,7 +108,7 @@ def quantize(
             f"warning: no --calibration, so {method} uses the short text that comes with Charonia. Name a file with "
             "texts like those that your users send, with 128 samples or more"
         )
-    partial = _create_partial(destination, bytes_of_copy(spec, scheme, group), say)
+    partial = _create_partial(destination, bytes_of_copy(spec, scheme, group))
     made = partial / "model"
     job: dict[str, Any] = {
         "task": "quantize",
@@ -127,11 +123,11 @@ def quantize(
         "max_length": max_length,
     }
     try:
-        with programs.locked(partial / _JOB, json.dumps(job)):
-            say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
-            environment.run(partial / _JOB, made, say)
+        (partial / _JOB).write_text(json.dumps(job), encoding="utf-8")
+        say(f"{folder} to {scheme} with {method}: {METHODS[method]}")
+        environment.run(partial / _JOB, made, say)
     except BaseException as error:
-        _remove(partial)
+        shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, KeyboardInterrupt):
             say(
                 "interrupted: nothing was written. llm-compressor saves no progress, so the next run starts with the "
@@ -144,7 +140,7 @@ def quantize(
             raise FileExistsError(errno.EEXIST, "it was created in the meantime", str(destination))
         made.rename(destination)
     except _DestroyedError:
-        _remove(partial)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     except BaseException as error:  # the result of hours of work stays
         whole = f"the output of llm-compressor is in {made}; copy the tokenizer files of {folder} into it"
@@ -173,11 +169,10 @@ def _unused_path(destination: Path) -> Path:
     return path
 
 
-def _create_partial(destination: Path, needed: int, say: Callable[[str], None]) -> Path:
+def _create_partial(destination: Path, needed: int) -> Path:
     """Create a temporary folder next to `destination`. Raises if fewer than `needed` bytes are free."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(destination, say)
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     except OSError as error:
         raise ModelError(f"--dst {destination} cannot be written: {_reason(error)}") from error
@@ -191,30 +186,6 @@ def _create_partial(destination: Path, needed: int, say: Callable[[str], None]) 
 
 def _reason(error: OSError) -> str:
     return f"{error.strerror}: {error.filename}" if error.strerror else str(error)
-
-
-def _remove_leftovers(destination: Path, say: Callable[[str], None]) -> None:
-    """Remove the folders of killed runs for the same destination: their job files are not locked."""
-    own_name = re.compile(re.escape(f".{destination.name}.") + "[a-z0-9_]{8}")  # as mkdtemp makes them
-    for folder in destination.parent.glob(f".{glob.escape(destination.name)}.*"):
-        if not own_name.fullmatch(folder.name):
-            continue
-        with contextlib.suppress(OSError, ValueError), (folder / _JOB).open("r+b") as job:
-            fcntl.flock(job, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that succeeds removes the file before it releases the lock.
-            if os.fstat(job.fileno()).st_nlink and _is_job(json.load(job), folder):
-                say(f"removing {folder} of a run that was killed")
-                _remove(folder)
-
-
-def _is_job(job: Any, folder: Path) -> bool:
-    return isinstance(job, dict) and job.get("task") == "quantize" and job.get("output") == str(folder / "model")
-
-
-def _remove(partial: Path) -> None:
-    """Remove the folder, the job file last, so that an interrupted removal can be recognised by the next run."""
-    shutil.rmtree(partial / "model", ignore_errors=True)
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 def checked_source(model: str | os.PathLike[str], calibration: Path | None, samples: int, max_length: int) -> Path:

@@ -6,21 +6,21 @@ import fcntl
 import hashlib
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from charonia import disk
 from charonia.errors import CharoniaError
-from charonia.quantize import programs
+from charonia.parent_death import die_with
 from charonia.quantize.driver import FAILED, SAID
 from charonia.settings import read_settings
 
@@ -31,9 +31,11 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PYTHON_VARIABLE = "CHARONIA_QUANTIZE_PYTHON"
 # Disk space while pip works. The installed size is 1.5 GB with PyTorch for the CPU, and about 7 GB with CUDA.
 _CPU_BYTES, _CUDA_BYTES = 4 << 30, 12 << 30
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LOOK_MS = 1000  # interval of the checks whether a program that writes nothing has ended
+_PIPE_BYTES = 1 << 20  # maximum capacity of a pipe
 _DONE = "complete"
 _PREFIX, _DIGITS = "quantize-", 12  # of the folder name
-_UNUSED_S = 7 * 24 * 3600.0
 _STEP = re.compile(r"\((\d+)/(\d+)\): (\w+)")  # in llm-compressor's progress bars
 _MAX_SHOWN = 300  # characters of another program's message
 _STDERR = 2  # file descriptor; stdout is for the result of the command
@@ -50,9 +52,8 @@ def signals_as_interrupts() -> Iterator[None]:
                 signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    numbers = [one for one in programs.INTERRUPTS if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.getsignal(one) for one in numbers}
-    for one in numbers:
+    before = {one: signal.getsignal(one) for one in _INTERRUPTS if signal.getsignal(one) != signal.SIG_IGN}
+    for one in before:
         signal.signal(one, interrupt)
     try:
         yield
@@ -68,7 +69,7 @@ class QuantizeError(CharoniaError):
 @contextmanager
 def interpreter(say: Callable[[str], None]) -> Iterator[Path]:
     """Yield the Python of the environment; the environment is not removed during the context. Creates it if it is
-    missing, which takes minutes and downloads 200 MB or more. Removes other versions that were not used for a week.
+    missing, which takes minutes and downloads 200 MB or more, and removes unused ones of other versions.
 
     If CHARONIA_QUANTIZE_PYTHON is set, yields that program without checks of its packages. say: called with progress
     messages. Raises QuantizeError.
@@ -82,25 +83,20 @@ def interpreter(say: Callable[[str], None]) -> Iterator[Path]:
     folder = _folder(cuda)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock_file(folder).open("w") as lock:
-        os.utime(lock.fileno())  # the time of its last use
         _lock(lock, fcntl.LOCK_SH, folder, say)
         if not _is_whole(folder):
             _lock(lock, fcntl.LOCK_EX, folder, say)
             if not _is_whole(folder):  # another process may have made it in the meantime
+                _remove_others(folder, say)
                 require_space(folder.parent, _CUDA_BYTES if cuda else _CPU_BYTES, "llm-compressor's environment")
                 _install(folder, cuda, say)
             _lock(lock, fcntl.LOCK_SH, folder, say)
-        _remove_outdated(folder, say)
         yield folder / "bin" / "python"
 
 
 def _is_whole(folder: Path) -> bool:
-    return (folder / _DONE).is_file() and _has_python(folder)
-
-
-def _has_python(folder: Path) -> bool:
-    """Whether the environment has a Python. False if it is a link to a removed one."""
-    return os.access(folder / "bin" / "python", os.X_OK)
+    """Whether the environment is complete, and its Python is not a link to a removed one."""
+    return (folder / _DONE).is_file() and os.access(folder / "bin" / "python", os.X_OK)
 
 
 def _folder(cuda: bool) -> Path:
@@ -127,28 +123,19 @@ def _lock(stream: IO[str], how: int, folder: Path, say: Callable[[str], None]) -
         fcntl.flock(stream, how)
 
 
-def _remove_outdated(kept: Path, say: Callable[[str], None]) -> None:
-    """Remove outdated environments after a week, because two installations of Charonia may be used alternately."""
+def _remove_others(kept: Path, say: Callable[[str], None]) -> None:
     for folder in kept.parent.glob(f"{_PREFIX}{'[0-9a-f]' * _DIGITS}"):
         if folder == kept or not (folder / "pyvenv.cfg").is_file():
             continue
-        with _lock_file(folder).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if time.time() - os.fstat(lock.fileno()).st_mtime < _UNUSED_S:
-                continue
+        with suppress(BlockingIOError), _lock_file(folder).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             say(f"removing {folder}: llm-compressor's environment of another version of Charonia or Python")
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
-    """Install the packages. Continues an interrupted installation, because pip skips installed packages. Starts again
-    if the environment has no Python."""
     say(f"installing llm-compressor into {folder}, once; this takes some minutes")
-    clear = ["--clear"] if folder.exists() and not _has_python(folder) else []
-    _run([sys.executable, "-m", "venv", *clear, str(folder)], folder)
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], folder)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     index = [] if cuda else ["--extra-index-url", CPU_INDEX]
     # PyTorch alone: its index is not used for other packages.
@@ -158,12 +145,12 @@ def _install(folder: Path, cuda: bool, say: Callable[[str], None]) -> None:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    with programs.started(command, _variables(), folder.parent, stdout=_STDERR) as installer:
+    with _started(command, _variables(), folder.parent, stdout=_STDERR) as installer:
         pass
     if installer.returncode != 0:
         raise QuantizeError(
             f"llm-compressor could not be installed into {folder} (see above). pip needs PyPI or another configured "
-            f"index. Run the command again to continue, or set {PYTHON_VARIABLE} to a Python that has the packages of "
+            f"index. Run the command again, or set {PYTHON_VARIABLE} to a Python that has the packages of "
             f"{REQUIREMENTS}"
         )
 
@@ -210,13 +197,8 @@ def _follow(
 ) -> tuple[int, str]:
     """Return the exit code and the error message of driver.py. A carriage return of a progress bar also ends a line."""
     error, done, rest = "", "", b""
-    with ExitStack() as stack:
-        program = programs.started(command, variables, _run_dir(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        try:
-            child = stack.enter_context(program)
-        except OSError as problem:
-            raise QuantizeError(f"{command[0]} cannot be run: {problem.strerror}") from problem
-        for piece in programs.output(child):
+    with _started(command, variables, _run_dir(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+        for piece in _output(child):
             log.write(piece)
             *lines, rest = re.split(rb"[\r\n]", rest + piece)
             for line in (line.decode(errors="replace") for line in lines):
@@ -228,6 +210,53 @@ def _follow(
                     done = step[0]
                     say(f"{step[3].lower()} part {step[1]} of {step[2]}")
     return child.returncode, error
+
+
+@contextmanager
+def _started(
+    command: list[str], variables: dict[str, str], folder: Path, *, stdout: int, stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program in its own session, so that Ctrl-C in a terminal reaches this process only. Wait for its end when
+    the context ends; after an error, kill it. Then kill the processes that it started, and remove its temporary files
+    in `folder`."""
+    with tempfile.TemporaryDirectory(prefix="quantize-tmp-", dir=folder, ignore_cleanup_errors=True) as temporary:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdout=stdout,
+                stderr=stderr,
+                env={**variables, "TMPDIR": temporary},
+                start_new_session=True,
+                preexec_fn=die_with(os.getpid()),
+            )
+        except OSError as problem:
+            raise QuantizeError(f"{command[0]} cannot be run: {problem.strerror}") from problem
+        try:
+            yield process
+            # Not reaped yet, so that no other process can get its id.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Yield the output until the program ends. Does not wait for its children, which may keep the pipe open."""
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    readable = select.poll()
+    readable.register(pipe, select.POLLIN)
+    ended = False
+    while not ended:
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        if readable.poll(0 if ended else _LOOK_MS):
+            piece = os.read(pipe, _PIPE_BYTES)
+            if not piece:
+                return
+            yield piece
 
 
 def _last_line(log: Path) -> str:

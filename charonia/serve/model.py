@@ -33,6 +33,15 @@ def demo_model() -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
+def model_or_default(model: str | None) -> str:
+    """The model, or the demo model of a checkout. Raises ServeError if there is none."""
+    if named := model or demo_model():
+        return str(named)
+    raise ServeError(
+        "no model was named: give the command one, or set MODEL, to a model folder, a workspace or a hub id"
+    )
+
+
 def prepare_all(
     settings: ServeSettings,
     run_dir: Path,
@@ -55,6 +64,10 @@ def prepare_all(
             )
     for name, model in asked:
         workspace_dir = prepare(model, run_dir, inference, say, held)
+        if settings.chat_template is not None:
+            from charonia.text.tokenizer import load_tokenizer, replace_chat_template  # no other start needs NumPy
+
+            replace_chat_template(load_tokenizer(workspace_dir / workspace.TOKENIZER), settings.chat_template)
         found.append((name or model_name(workspace_dir), workspace_dir))
     given = shares.parse_shares(settings.model_shares, len(found))
     served = with_labels(found)
@@ -80,11 +93,7 @@ def prepare(
     if held is None:
         with ExitStack() as for_now:
             return prepare(model, run_dir, inference, say, for_now)
-    named = model or demo_model()
-    if named is None:
-        raise ServeError(
-            "no model was named: give the command one, or set MODEL, to a model folder, a workspace or a hub id"
-        )
+    named = model_or_default(model)
     location = workspace.locate(named)
     if pinned := hub.pinned_id(str(named), location.path):
         say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")

@@ -125,6 +125,8 @@ class EngineServer:
     ) -> AsyncGenerator[GenerateResponse, None]:
         request_id = request_id or str(uuid.uuid4())
         await self.check()
+        if progress:
+            progress.identify(await self.model_info())
         running = self._active[request_id] = _Running(request.session_id)
         deadline = None
         if timeout_s is not None:

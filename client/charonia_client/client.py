@@ -52,7 +52,6 @@ from charonia_client.tensors import (
     encode_question,
     encode_tokenize,
     set_subscription,
-    with_arithmetic,
 )
 from charonia_client.tls import Tls
 from charonia_client.turns import Turns
@@ -85,16 +84,16 @@ _PROBE_TIMEOUT_S = 15.0
 # servers then keep their connections open forever.
 _REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
-# A text of megabytes may have to wait for other requests.
+# Preprocessing may be busy with texts of megabytes.
 _TOKENIZE_TIMEOUT_S = 60.0
 # A cancel request that fails is repeated after these times. It is idempotent.
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _CANCEL_TIMEOUT_S = 1.0
 # Preprocessing has one queue, in order of arrival, and its requests cannot be cancelled. So only this many requests are
-# there at a time; the others wait here, where clients take turns. Large requests do not delay the small ones.
+# there at a time; the others wait here, where clients take turns. Large requests do not delay the small ones: they use
+# all processes of preprocessing except one.
 _LARGE_BYTES = 1 << 16
 _MAX_SMALL = 16
-_MAX_LARGE = 4
 
 
 def _sibling(ensemble: str, part: str) -> str:
@@ -147,7 +146,7 @@ class Client:
         self._active: dict[str, Stream] = {}  # by request id
         self._stops: set[asyncio.Task[None]] = set()
         self._ending: dict[str, Stream] = {}  # abandoned streams by request id, until the server has ended them
-        self._small, self._large = Turns(_MAX_SMALL), Turns(_MAX_LARGE)
+        self._small, self._large = Turns(_MAX_SMALL), Turns(1)
         self._watch: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
@@ -340,20 +339,21 @@ class Client:
 
         async def known() -> dict[str, Any]:
             await subscription.opened()
-            info = await subscription.described("model_info")
-            return with_arithmetic(info, subscription.arithmetic, subscription.deterministic)
+            return await subscription.model_info()
 
         try:
-            return await asyncio.wait_for(known(), timeout_s)
+            info = await asyncio.wait_for(known(), timeout_s)
         except asyncio.TimeoutError:
             raise Unresponsive(f"Triton at {self.target} did not describe its model in {timeout_s:g} s") from None
+        self._large.most = max(1, info.get("instances", 1) - 1)
+        return info
 
     async def answer_formats(self, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
         """The formats of the model's `tool_calls` and `reasoning`, None if it has none, and the ids of the `special`
         tokens in their markup. Raises Unavailable, ServerError."""
         return await self._describe("answer_formats", timeout_s)
 
-    async def _describe(self, what: str, timeout_s: float = _UNARY_TIMEOUT_S) -> dict[str, Any]:
+    async def _describe(self, what: str, timeout_s: float = _TOKENIZE_TIMEOUT_S) -> dict[str, Any]:
         return decode_described(await self._infer(encode_question(what, self.tokenizer), timeout_s))
 
     async def _infer(self, message: Any, timeout_s: float = _UNARY_TIMEOUT_S) -> Any:
@@ -447,8 +447,22 @@ class Client:
 
     async def _open_stream(self, timeout_s: float) -> None:
         """Opens a stream and ends it without a request, which needs Triton's thread for streams."""
-        async for _ in self._stub.ModelStreamInfer(iter(()), timeout=timeout_s):
-            pass
+
+        async def read() -> None:
+            async for _ in self._stub.ModelStreamInfer(iter(()), timeout=timeout_s):
+                pass
+
+        # If the connection breaks when gRPC ends the requests, gRPC cancels the call. Its CancelledError is not for the
+        # caller's task.
+        reading = asyncio.ensure_future(read())
+        try:
+            await asyncio.wait((reading,))
+        finally:
+            reading.cancel()
+        if reading.cancelled():
+            no_metadata = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, no_metadata, no_metadata, "the connection broke")
+        reading.result()
 
     async def check(self, timeout_s: float = _UNARY_TIMEOUT_S) -> None:
         """Returns when the server answers, accepts streams, and both of its models are ready. Raises Unresponsive if a

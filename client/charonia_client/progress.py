@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia_client.delivery import Chunk
+from charonia_client.errors import Unavailable
 from charonia_client.parsing import ResponseParser
 from charonia_client.types import GenerateRequest
 
@@ -46,6 +47,12 @@ class _Response:
         self.ended = chunk.finish_reason != 0
 
 
+def promise_of(info: dict[str, Any]) -> str | None:
+    """Servers with the same promise give a request the same tokens. None: the tokens depend on more than the request,
+    or the server does not describe itself. info: Client.model_info()."""
+    return info.get("fingerprint") if info.get("deterministic") else None
+
+
 class Progress:
     """Pass the same object to each Client.generate() of a request. The next server then receives the tokens that have
     arrived, and the parts continue after them. The text is the same as that of one server if both servers give the same
@@ -58,6 +65,8 @@ class Progress:
         self.parser = ResponseParser(request) if request.parsed else None
         self.joins = joins and not request.stream and (request.best_of or 0) <= (request.n or 1)
         self.resumable = request.stream or self.joins  # whether another server can continue
+        self.fingerprint: str | None = None  # of the last server
+        self.promise: str | None = None  # of the last server; see promise_of()
         self._responses = [_Response() for _ in range(request.n or 1)]
         self._began_at: float | None = None
         self._offset_ms = 0.0  # from the first submission to the one at the current server
@@ -88,6 +97,14 @@ class Progress:
         for one in self._responses:
             one.logprob_before = one.logprob
         return [None if one.ended else one.tokens for one in self._responses]
+
+    def identify(self, info: dict[str, Any]) -> None:
+        """Called with the Client.model_info() of a server before the request is sent there. Raises Unavailable if
+        tokens from another server have arrived and this server may give other tokens."""
+        promise = promise_of(info)
+        if self.begun and (promise is None or promise != self.promise):
+            raise Unavailable("the tokens of this server may differ from those that have arrived")
+        self.fingerprint, self.promise = info.get("fingerprint"), promise
 
     def take(self, chunk: Any) -> Any | None:
         """Takes the next chunk. Its numbers then describe the response from its first submission. Returns the chunk for

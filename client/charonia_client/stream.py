@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -207,6 +208,10 @@ class Stream:
         and so has not taken the request."""
         subscription = self._subscription
         await subscription.opened()
+        info: dict[str, Any] = {}
+        with contextlib.suppress(CharoniaError):
+            info = await subscription.model_info()
+        self._progress.identify(info)
         if self._parser:
             self._parser.formats = await subscription.described("answer_formats")
         async with self._turns.turn(self._request.owner or ""):

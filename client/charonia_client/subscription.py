@@ -17,7 +17,7 @@ import grpc  # type: ignore[import-untyped]
 
 from charonia_client.delivery import Chunk, Delivery
 from charonia_client.errors import CharoniaError, ServerError, Unavailable, from_rpc, from_triton
-from charonia_client.tensors import encode_subscription
+from charonia_client.tensors import encode_subscription, with_arithmetic
 
 # The client acknowledges deliveries when so many, or so many bytes, are unacknowledged. The server sends four times as
 # many without an acknowledgement.
@@ -105,7 +105,8 @@ class Subscription:
         if what not in self._descriptions:
             self._descriptions[what] = asyncio.ensure_future(self._describe(what))
         found = self._descriptions[what]
-        await asyncio.wait((found,))
+        if not found.done():
+            await asyncio.wait((found,))
         if found.cancelled():
             self._raise_error()
             raise Unavailable("the client was closed")
@@ -114,6 +115,10 @@ class Subscription:
                 del self._descriptions[what]  # the next request asks again
             raise _copied(error) if isinstance(error, CharoniaError) else ServerError(f"no {what}: {error!r}")
         return found.result()
+
+    async def model_info(self) -> dict[str, Any]:
+        """Returns Client.model_info() of the model that computes this subscription's requests."""
+        return with_arithmetic(await self.described("model_info"), self.arithmetic, self.deterministic)
 
     async def end(self, timeout_s: float) -> None:
         """Requests that the server ends the subscription with all its requests. Returns when it has ended, or after

@@ -13,18 +13,19 @@ _MAX_WAITING = 1024  # for each owner
 
 
 class Turns:
-    """At most `most` turns at the same time."""
+    """At most `most` turns at the same time. `most` may be changed at any time."""
 
     def __init__(self, most: int) -> None:
-        self._free = most
+        self.most = most
+        self._running = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by owner, the next one first; no deque is empty
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncGenerator[None, None]:
         """Waits for a turn, which ends with the block. A cancelled task leaves the queue. Raises Overloaded if the
         owner waits for too many turns."""
-        if self._free:
-            self._free -= 1
+        if self._running < self.most:
+            self._running += 1
         else:
             await self._wait(owner)
         try:
@@ -50,8 +51,9 @@ class Turns:
             raise
 
     def _next(self) -> None:
-        """Begins the first turn of the next owner."""
-        while self._waiting:
+        """Ends a turn, and begins the first turn of each next owner while there is room."""
+        self._running -= 1
+        while self._waiting and self._running < self.most:
             owner, waiting = next(iter(self._waiting.items()))
             del self._waiting[owner]
             turn = waiting.popleft()
@@ -59,5 +61,4 @@ class Turns:
                 self._waiting[owner] = waiting  # as the last owner
             if not turn.done():
                 turn.set_result(None)
-                return
-        self._free += 1
+                self._running += 1

@@ -50,6 +50,11 @@ def main() -> None:
             ", ".join(sorted(machine_names())),
             settings.port,
         )
+    if settings.log_requests:
+        log.warning(
+            "the texts of all prompts are written to %s, because CHARONIA_GATEWAY_LOG_REQUESTS is set",
+            settings.log_requests,
+        )
     # After its shutdown uvicorn raises the signal again, which would then set the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from charonia_client import GenerateRequest, GenerateResponse
+from charonia_client.turns import Turns
 from fastapi import Depends, Request
 
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields, parse, read_body
@@ -17,7 +18,7 @@ from charonia_gateway.engine import Engine
 from charonia_gateway.errors import ApiError
 from charonia_gateway.logprobs import MAX_ENTRIES
 from charonia_gateway.metrics import Metrics
-from charonia_gateway.record import REQUEST_ID_HEADER, current_key, current_record, record_of
+from charonia_gateway.record import REQUEST_ID_HEADER, current_key, current_owner, current_record, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import CountTokensRequest
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
@@ -44,6 +45,8 @@ class Gateway:
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
+    # Python runs one thread at a time. With several large bodies the event loop would wait for each of them.
+    parsing: Turns = field(default_factory=lambda: Turns(1))
 
     @property
     def names(self) -> dict[str, str]:
@@ -84,8 +87,11 @@ class Gateway:
     async def read(self, request: Request, model: type[Body]) -> Body:
         """Read and check the body of a request for text or tokens. Raises ApiError 400, 403, 404, 413 or 415."""
         raw = await read_body(request, self.settings.max_body_bytes)
-        # A megabyte takes up to half a second. Other requests go on meanwhile.
-        body = parse(model, raw) if len(raw) <= _SMALL_BODY else await asyncio.to_thread(parse, model, raw)
+        if len(raw) <= _SMALL_BODY:
+            body = parse(model, raw)
+        else:
+            async with self.parsing.turn(current_owner() or ""):
+                body = await asyncio.to_thread(parse, model, raw)
         record = record_of(request.scope)
         record.operation = body.operation
         record.names = {} if isinstance(body, TokenizeBody | DetokenizeBody) else body.engine_names

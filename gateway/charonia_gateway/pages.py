@@ -37,10 +37,15 @@ _POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-# Only the libraries that render HTML may convert text to HTML.
-_CHAT_POLICY = _POLICY | {"require-trusted-types-for": "'script'", "trusted-types": "lit-html dompurify"}
+# Only the libraries that render HTML may convert text to HTML, and only one module may start workers.
+_CHAT_POLICY = _POLICY | {
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "lit-html dompurify charonia-workers",
+}
 # swagger-ui has images in its style sheet, and inline styles.
 _DOCS_POLICY = _POLICY | {"img-src": "'self' data:", "style-src": "'self' 'unsafe-inline'"}
+# This worker only talks to the MCP servers that the user has added.
+_MCP_POLICY = _POLICY | {"connect-src": "http: https:"}
 _HEADERS = {
     "Cache-Control": "no-cache",  # browsers ask for a new version each time; unchanged files have status 304
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -63,7 +68,7 @@ class _Files(StaticFiles):
         self, full_path: Any, stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
         response = super().file_response(full_path, stat_result, scope, status_code)
-        response.headers.update(_headers(_POLICY))
+        response.headers.update(_headers(_MCP_POLICY if Path(full_path).name == "mcp_worker.js" else _POLICY))
         if Path(full_path).suffix in (".js", ".mjs"):  # independent of this machine's list of types
             response.headers["Content-Type"] = "text/javascript; charset=utf-8"
         return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import field_validator, model_validator
@@ -70,6 +71,7 @@ class Settings(GatewayFields):
         env_file=".env",
         extra="ignore",
         populate_by_name=True,
+        allow_inf_nan=False,
         cli_kebab_case=True,
         cli_prog_name="python -m charonia_gateway",
     )
@@ -107,10 +109,10 @@ class Settings(GatewayFields):
         parse_origins(text)
         return text
 
-    @field_validator(*FILES, mode="before")
+    @field_validator(*FILES, "log_requests", mode="before")
     @classmethod
     def _may_be_empty(cls, path: Any) -> Any:
-        return path or None  # compose passes an unset variable as an empty one
+        return Path(path).expanduser() if path else None  # compose passes an unset variable as an empty one
 
     @field_validator("redis_url")
     @classmethod

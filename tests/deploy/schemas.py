@@ -7,16 +7,12 @@ runs tests collects all files.
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 OLDEST = "1.30"  # the first version with preStop.sleep enabled by default
 LATEST = "latest"  # newest version that kubernetes-validate supports
@@ -133,14 +129,3 @@ def check(item: dict[str, Any], version: str) -> None:
             _check_pod({"containers": [{"name": "model", "image": "none"}], **pod}, version)
         case _:
             _validate(item, version)
-
-
-def expect_refusal(item: dict[str, Any], path: Sequence[str | int], value: object) -> None:
-    """Set a field of the object's spec, by its path, and expect that Kubernetes does not accept the object."""
-    wrong = copy.deepcopy(item)
-    place: Any = wrong["spec"]
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    with pytest.raises(NotTakenError):
-        check(wrong, OLDEST)

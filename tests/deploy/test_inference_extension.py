@@ -60,23 +60,6 @@ def test_every_object_is_one_that_kubernetes_takes(rendered: Manifests, version:
         schemas.check(item, version)
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "value"),
-    [
-        ("InferencePool", ("targetPorts",), [{"number": 70_000}]),
-        ("InferencePool", ("selector",), {"app.kubernetes.io/name": "charonia"}),  # the form of v1alpha2
-        ("InferencePool", ("endpointPickerRef",), {"name": "charonia-picker"}),
-        ("HTTPRoute", ("rules", 0, "backendRefs", 0), {"name": "charonia"}),  # a Service without a port
-        ("HTTPRoute", ("rules", 0, "timeouts", "request"), "0"),
-        ("HTTPRoute", ("rules", 0, "matches", 0, "path", "value"), "/v1//chat"),
-    ],
-)
-def test_an_object_that_the_gateway_api_rejects_is_refused(
-    rendered: Manifests, kind: str, path: tuple[str | int, ...], value: object
-) -> None:
-    schemas.expect_refusal(rendered.one(kind, "charonia"), path, value)
-
-
 def test_the_pool_is_the_servers_by_the_gateway_beside_each(rendered: Manifests, server: Object) -> None:
     spec = rendered.one("InferencePool", "charonia")["spec"]
     labels = server["spec"]["template"]["metadata"]["labels"]

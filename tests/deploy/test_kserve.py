@@ -21,23 +21,6 @@ def test_every_object_is_one_that_kubernetes_takes(rendered: Manifests, version:
         schemas.check(item, version)
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "value"),
-    [
-        ("ServingRuntime", ("containers", 0, "imagePullPolizy"), "Always"),
-        ("ServingRuntime", ("supportedModelFormats", 0, "autoselect"), True),
-        ("ServingRuntime", ("protocolVersions",), "grpc-v2"),
-        ("InferenceService", ("predictor", "terminationGracePeriod"), 5),
-        ("InferenceService", ("predictor", "model", "modelFormat"), "charonia"),
-        ("InferenceService", ("predictor", "maxReplicas"), True),
-        ("InferenceService", ("predictors",), {}),
-    ],
-)
-def test_a_wrong_field_is_refused(rendered: Manifests, kind: str, path: tuple[str | int, ...], value: object) -> None:
-    (item,) = rendered.of(kind)
-    schemas.expect_refusal(item, path, value)
-
-
 def test_the_model_is_served_by_this_runtime(rendered: Manifests) -> None:
     (runtime,) = rendered.of("ServingRuntime")
     (service,) = rendered.of("InferenceService")

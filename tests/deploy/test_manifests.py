@@ -54,7 +54,9 @@ def test_kubernetes_takes_every_object(rendered: Manifests, version: str) -> Non
         schemas.check(item, version)
 
 
-@pytest.mark.parametrize("folder", [KUSTOMIZE / "overlays" / "autoscale", DEPLOY / "inference-extension"], ids=str)
+@pytest.mark.parametrize(
+    "folder", [KUSTOMIZE / "overlays" / "autoscale", DEPLOY / "inference-extension", DEPLOY / "kserve"], ids=str
+)
 def test_a_misspelt_field_is_refused_in_every_object(folder: Path) -> None:
     for item in render(folder).objects:
         wrong = copy.deepcopy(item)

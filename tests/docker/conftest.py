@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 from missing_tools import missing_tool
-from project import BUILD_LIMIT_S, ROOT, Project, run, running
+from project import BUILD_LIMIT_S, ROOT, Project, running
 
-sys.path.append(str(ROOT / "tests" / "stack"))  # tiny_models
+sys.path.append(str(ROOT / "tests" / "stack"))  # stack
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,29 +97,4 @@ def demo(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pro
     token.chmod(0o644)
     settings = {"GRAFANA_ADMIN_PASSWORD": "grafanas-password", "HF_TOKEN_FILE": str(token)}
     with running(Project(folder, settings)) as project:
-        yield project
-
-
-@pytest.fixture(scope="session")
-def slow_model(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model `slow`, which takes some milliseconds per token and generates no end token."""
-    from tiny_models import write_model
-
-    folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "slow", "byte_level", "babbler", hidden=768, layers=6, positions=4096, ends=False)
-    run(["chmod", "--recursive", "a+rX", folder])  # the containers run as another user
-    return folder
-
-
-@pytest.fixture
-def slow(slow_model: Path, tmp_path: Path) -> Iterator[Project]:
-    """A separate stack with the slow model, and enough time to end on a busy machine."""
-    settings = {
-        "CHARONIA_MODELS": str(slow_model),
-        "MODEL": "/models/slow",
-        "CHARONIA_STREAM_INTERVAL_MS": "0",
-        "CHARONIA_DRAIN_TIMEOUT_S": "200",
-        "CHARONIA_STOP_GRACE_PERIOD": "240s",
-    }
-    with running(Project(tmp_path, settings)) as project:
         yield project

@@ -16,6 +16,7 @@ import openai
 import pytest
 from certificates import Authority
 from project import HANG_S, ROOT, Project, docker, remove, run
+from waiting import wait_until
 
 SERVICES = ("server", "gateway", "prometheus")
 
@@ -95,6 +96,21 @@ def test_containers_have_minimal_rights(demo: Project, service: str) -> None:
     refused = demo.compose("exec", "--no-TTY", service, "touch", "/etc/written", check=False)
     assert refused.returncode != 0
     assert "Read-only" in refused.stderr
+
+
+def test_killed_server_is_started_again(demo: Project) -> None:
+    """In a container `charonia serve` restarts nothing, but ends, and Docker starts the container again."""
+    program = (
+        "import os, pathlib\n"
+        "for folder in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    if (folder / 'comm').read_text().strip() == 'tritonserver':\n"
+        "        os.kill(int(folder.name), 9)"
+    )
+    demo.compose("exec", "--no-TTY", "server", "python3", "-c", program)
+    wait_until(lambda: demo.container("server")["RestartCount"] >= 1)
+    body = {"model": "demo", "prompt": "One,", "max_tokens": 1}
+    with httpx.Client(base_url=demo.gateway, timeout=HANG_S) as gateway:
+        wait_until(lambda: gateway.post("/v1/completions", json=body).status_code == 200)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,21 @@ def finished(page: Page, count: int = 1) -> Locator:
 
 def button(page: Page | Locator, name: str) -> Locator:
     return page.get_by_role("button", name=name, exact=True)
+
+
+def set_functions(page: Page, *names: str) -> list[dict[str, Any]]:
+    """Define functions in the settings, and return them."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
+    button(page, "Settings").click()
+    page.get_by_label("Functions (JSON)").fill(json.dumps(tools))
+    page.get_by_label("Functions (JSON)").blur()
+    page.keyboard.press("Escape")
+    return tools
+
+
+def chat_link(page: Page, title: str) -> Locator:
+    """Return the chat in the list."""
+    return page.get_by_role("link", name=title, exact=True)
 
 
 def ask(page: Page, server: Scripted, answer: Any) -> Locator:

@@ -5,8 +5,8 @@ server is not ready (reason), requires a key, rejects the page's origin (refused
 returns the received bodies. A reply is {"status", "headers", "error", "code"}, {"status", "headers", "page"} with HTML,
 like a proxy's, or {"pieces"}. A piece is a text, an OpenAI delta, {"sleep": seconds}, {"wait": true}, which waits for
 POST /_release, {"cut": true}, which ends the stream too early, {"error": {...}}, or {"die": true}, which ends this
-process. {"finish": reason} sets the finish reason, {"timings": {...}} the server's timings. Without a script, the
-response is "Hello!".
+process. {"finish": reason} sets the finish reason. {"timings": {...}} and {"prompt_progress": {...}} are sent. Without
+a script, the response is "Hello!".
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import scripted_tools
 import uvicorn
 from charonia_gateway.pages import add_pages
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 CONTEXT = 100
+PROMPT_TOKENS = 12
 MODELS = ("first", "second/model")
 
 app = FastAPI(openapi_url=None)
+app.mount("/tools", scripted_tools.app)
 script: list[dict[str, Any]] = []
 seen: list[dict[str, Any]] = []
-ready: dict[str, Any] = {"reason": None, "key": None, "refused": False, "models": MODELS}
+ready: dict[str, Any] = {"reason": None, "key": None, "refused": False, "models": MODELS, "accepts_tools": True}
 released = asyncio.Event()
 health_asked = 0
 
@@ -45,17 +48,16 @@ def _refusal(request: Request) -> Response | None:
     return None
 
 
-def _event(choice: dict[str, Any]) -> str:
-    return f"data: {json.dumps({'choices': [{'index': 0, **choice}]})}\n\n"
+def _event(choice: dict[str, Any], **fields: Any) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, **choice}], **fields})}\n\n"
 
 
-async def _events(pieces: list[Any], prompt_tokens: int, text: bool) -> AsyncIterator[str]:
-    """text: whether to use the format of /v1/completions."""
+async def _events(pieces: list[Any]) -> AsyncIterator[str]:
     finish, count, measured = "stop", 0, {}
     for piece in pieces:
         if isinstance(piece, str):
             count += 1
-            yield _event({"text": piece} if text else {"delta": {"content": piece}})
+            yield _event({"delta": {"content": piece}})
         elif "sleep" in piece:
             await asyncio.sleep(piece["sleep"])
         elif "wait" in piece:
@@ -73,17 +75,19 @@ async def _events(pieces: list[Any], prompt_tokens: int, text: bool) -> AsyncIte
             finish = piece["finish"]
         elif "timings" in piece:
             measured = piece
+            yield _event({"delta": {}}, **measured)
+        elif "prompt_progress" in piece:
+            yield _event({"delta": {}}, **piece)
         else:
             count += 1
             yield _event({"delta": piece})
-    yield _event({**({"text": ""} if text else {"delta": {}}), "finish_reason": finish})
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
+    yield _event({"delta": {}, "finish_reason": finish})
+    usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": count, "total_tokens": PROMPT_TOKENS + count}
     yield f"data: {json.dumps({'choices': [], 'usage': usage, **measured})}\n\n"
     yield "data: [DONE]\n\n"
 
 
 @app.post("/v1/chat/completions")
-@app.post("/v1/completions")
 async def answer(request: Request) -> Response:
     if refusal := _refusal(request):
         return refusal
@@ -97,16 +101,16 @@ async def answer(request: Request) -> Response:
             return HTMLResponse(reply["page"], reply["status"], headers=reply.get("headers"))
         error = {"error": {"message": reply.get("error", "scripted"), "code": reply.get("code")}}
         return JSONResponse(error, reply["status"], headers=reply.get("headers"))
-    prompt: list[int] | None = body.get("prompt")
-    events = _events(reply["pieces"], 12 if prompt is None else len(prompt), text=prompt is not None)
-    return StreamingResponse(events, media_type="text/event-stream")
+    return StreamingResponse(_events(reply["pieces"]), media_type="text/event-stream")
 
 
 @app.get("/v1/models")
 async def models(request: Request) -> Response:
     sampling = {"temperature": 0.6}
+    tools = {"accepts_tools": ready["accepts_tools"]}
     found = [
-        {"id": name, "max_model_len": CONTEXT, "default_sampling_parameters": sampling} for name in ready["models"]
+        {"id": name, "max_model_len": CONTEXT, "default_sampling_parameters": sampling, **tools}
+        for name in ready["models"]
     ]
     if ready["key"] and request.headers.get("authorization") == "Bearer of-no-model":
         return JSONResponse({"object": "list", "data": []})
@@ -142,6 +146,7 @@ async def set_script(request: Request) -> None:
         key=body.get("key"),
         refused=body.get("refused", False),
         models=body.get("models", MODELS),
+        accepts_tools=body.get("accepts_tools", True),
     )
 
 

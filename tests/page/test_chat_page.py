@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from charonia_gateway.pages import FOLDER
-from chat import answers, ask, button, expect, field, finished, kept, noticed, opened, say, until
+from chat import (
+    answers,
+    ask,
+    button,
+    chat_link,
+    expect,
+    field,
+    finished,
+    kept,
+    noticed,
+    opened,
+    say,
+    set_functions,
+    until,
+)
 from free_ports import free_ports
 from scripted import Scripted
 
@@ -28,35 +42,51 @@ def test_an_answer_is_streamed_with_its_figures(page: Page, server: Scripted) ->
     server.release()
     answer = finished(page)
     expect(answer.locator("strong")).to_have_text("three")
-    expect(answer.locator(".stats")).to_have_text(re.compile(r"^4 tokens · \d.* tokens/s · first token after \d.* s$"))
+    expect(answer.locator(".stats")).to_have_text(
+        re.compile(r"^first · 4 tokens · \d.* tokens/s · first token after \d.* s$")
+    )
     expect(page.get_by_role("meter")).to_have_attribute("aria-label", "16 of 100 tokens of the context are used")
     (asked,) = server.requests()
     assert asked["messages"] == [{"role": "user", "content": "Count"}]
     # The server's measurement: an immediate response does not show how fast it was generated.
-    server.script([*"abcd", {"timings": {"predicted_per_second": 25.5}}])
+    timings = {"prompt_n": 10, "cache_n": 2, "predicted_n": 3, "predicted_per_second": 25.5}
+    server.script([*"abc", {"timings": timings}, {"wait": True}, "d"])
     say(page, "Again")
+    expect(answers(page).last.locator(".stats")).to_have_text("first · 3 tokens · 25.5 tokens/s")
+    server.release()
     expect(finished(page, 2).locator(".stats")).to_contain_text("4 tokens · 25.5 tokens/s")
-    assert server.requests()[0]["timings"] is True
+    assert server.requests()[0]["timings_per_token"] is True
     assert (asked["model"], asked["stream"]) == ("first", True)
     assert "temperature" not in asked
 
 
 def test_stop_and_continue(page: Page, server: Scripted) -> None:
-    server.script(["Once upon", {"wait": True}, "never"], [" a time", "."])
+    timings = {"prompt_n": 10, "cache_n": 2, "predicted_n": 9, "predicted_per_second": 5}
+    server.script(["Once upon", {"timings": timings}, {"wait": True}, "never"], [" a time", "."])
     say(page, "Tell")
-    expect(answers(page).first).to_contain_text("Once upon")
+    expect(answers(page).first).to_contain_text("9 tokens")
     field(page).press("Escape")
     expect(finished(page)).to_contain_text("Stopped")
     button(page, "Continue").click()
     answer = finished(page)
     expect(answer.locator(".markdown")).to_have_text("Once upon a time.")
     expect(answer).not_to_contain_text("Stopped")
-    expect(answer.locator(".stats")).to_contain_text("11 tokens")  # a byte of the begun response counts as a token
+    expect(answer.locator(".stats")).to_contain_text("11 tokens")
     conversation, going_on = server.requests()
-    messages = json.dumps(conversation["messages"], separators=(", ", ": "))
-    assert bytes(going_on["prompt"]).decode() == messages + "Once upon"
-    used = len(going_on["prompt"]) + 2
-    expect(page.get_by_role("meter")).to_have_attribute("aria-label", f"{used} of 100 tokens of the context are used")
+    assert going_on["messages"] == [*conversation["messages"], {"role": "assistant", "content": "Once upon"}]
+    assert (going_on["continue_final_message"], going_on["add_generation_prompt"]) == (True, False)
+    expect(page.get_by_role("meter")).to_have_attribute("aria-label", "14 of 100 tokens of the context are used")
+
+
+def test_the_progress_of_a_long_prompt_is_shown(page: Page, server: Scripted) -> None:
+    progress = {"total": 2000, "cache": 0, "processed": 512, "time_ms": 900}
+    server.script([{"prompt_progress": progress}, {"wait": True}, "Read"])
+    say(page, "Much")
+    expect(answers(page)).to_contain_text("Reading your message: 512 of 2,000 tokens")
+    assert server.requests()[0]["return_progress"] is True
+    server.release()
+    expect(finished(page).locator(".markdown")).to_have_text("Read")
+    expect(answers(page).locator("progress")).to_have_count(0)
 
 
 def test_regenerate_edit_and_versions(page: Page, server: Scripted) -> None:
@@ -99,7 +129,6 @@ def test_reasoning_is_folded_and_not_sent_back(page: Page, server: Scripted) -> 
 
 
 def test_calls_of_functions_are_shown_and_answered(page: Page, server: Scripted) -> None:
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
     more = {"index": 0, "function": {"arguments": '{"city":"Rome"}'}}
     server.script([{"tool_calls": [call]}, {"tool_calls": [more]}, {"finish": "tool_calls"}], "It is sunny.")
@@ -107,9 +136,8 @@ def test_calls_of_functions_are_shown_and_answered(page: Page, server: Scripted)
     page.get_by_label("Functions (JSON)").fill("{")
     page.get_by_label("Functions (JSON)").blur()
     expect(page.get_by_text("Not saved:")).to_be_visible()
-    page.get_by_label("Functions (JSON)").fill(json.dumps(tools))
-    page.get_by_label("Functions (JSON)").blur()
     page.keyboard.press("Escape")
+    tools = set_functions(page, "weather")
     say(page, "Weather?")
     expect(finished(page).locator("pre")).to_have_text('{\n  "city": "Rome"\n}')
     page.get_by_label("Result: weather").fill("sunny")
@@ -151,13 +179,27 @@ Inline $e^{i\\pi} = -1$ and \\(a_1\\), but $5 or $6.
 $$\\sum_{i=1}^n i$$
 
 [link](https://example.com)
+
+- [ ] open
+- [x] done
+
+|a<br>b|
+|---|
+
+Noted[^1].
+
+[^1]: The *note*.
 """
     answer = ask(page, server, text)
+    expect(answer.locator("li.task")).to_have_text(["☐ open", "☑ done"])
+    expect(answer.locator("th br")).to_have_count(1)
+    expect(answer.locator("p sup")).to_have_text("[1]")
+    expect(answer.locator(".footnotes li em")).to_have_text("note")
     expect(answer.locator(".katex")).to_have_count(3)
     expect(answer.locator(".katex-display")).to_have_count(1)
     expect(answer).to_contain_text("but $5 or $6.")
     expect(answer.locator("code .hljs-keyword")).to_have_text(["def", "return"])
-    expect(answer.locator("td").last).to_have_css("text-align", "end")
+    expect(answer.locator("td").nth(1)).to_have_css("text-align", "end")
     link = answer.get_by_role("link", name="link")
     assert link.get_attribute("rel") == "noopener noreferrer nofollow"
     # KaTeX positions elements with styles, which the page's policy must allow.
@@ -173,7 +215,7 @@ $$\\sum_{i=1}^n i$$
 def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("alpha ``` beta")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
-    chooser = page.get_by_label("Attach text files").last
+    chooser = page.get_by_label("Attach text or PDF files").last
     chooser.set_input_files([tmp_path / "notes.txt", tmp_path / "picture.png"])
     noticed(page, "picture.png is not a text file")
     for kind, name in (("drop", "dropped.txt"), ("paste", "pasted.txt")):
@@ -194,6 +236,38 @@ def test_files_are_context(page: Page, server: Scripted, tmp_path: Path) -> None
     (asked,) = server.requests()
     notes = "notes.txt\n````\nalpha ``` beta\n````"
     assert asked["messages"][0]["content"] == f"{notes}\n\npasted.txt\n```\nof pasted.txt\n```\n\nSum up"
+
+
+PDF = b"""%PDF-1.4
+1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj
+2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj
+3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 200]/Contents 4 0 R/Resources<</Font<</F 5 0 R>>>>>>endobj
+4 0 obj<</Length 66>>stream
+BT /F 12 Tf 9 99 Td (Two lines) Tj 0 -20 Td (of a page) Tj ET     
+endstream endobj
+5 0 obj<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>endobj
+trailer<</Root 1 0 R>>
+"""
+
+
+def test_pdf_and_older_encodings_are_read(page: Page, server: Scripted) -> None:
+    files = {
+        "a.pdf": PDF,
+        "b.txt": "größer".encode("utf-16"),
+        "c.txt": "größer".encode("latin-1"),
+        "picture.pdf": PDF.replace(b"Tj", b"% "),
+        "broken.pdf": b"%PDF-nothing",
+    }
+    payload = [{"name": name, "mimeType": "", "buffer": content} for name, content in files.items()]
+    page.get_by_label("Attach text or PDF files").last.set_input_files(payload)
+    noticed(page, "picture.pdf has no text")
+    noticed(page, "broken.pdf cannot be read")
+    say(page, "Sum up")
+    finished(page)
+    (asked,) = server.requests()
+    texts = {"a.pdf": "Two lines\nof a page", "b.txt": "größer", "c.txt": "größer"}
+    parts = [f"{name}\n```\n{text}\n```" for name, text in texts.items()]
+    assert asked["messages"][0]["content"] == "\n\n".join([*parts, "Sum up"])
 
 
 # --- Hostile responses
@@ -371,8 +445,6 @@ def test_a_server_that_dies_in_mid_answer_and_comes_back(new_context: Callable[.
         expect(field(page)).to_have_value("a draft")
         kept(page)
         page.reload()
-        expect(field(page)).to_have_value("")  # the text belongs to the old conversation, and a new one is shown
-        page.get_by_role("button", name="Tell", exact=True).click()
         expect(field(page)).to_have_value("a draft")
         expect(answers(page)).to_have_count(2)
     finally:
@@ -383,7 +455,11 @@ def test_a_server_that_is_not_ready(page: Page, server: Scripted) -> None:
     away = {"status": 503, "code": "service_unavailable", "error": "no server", "headers": {"Retry-After": "0.5"}}
     server.script(away, away, reason="the model is being loaded")
     page.reload()
-    expect(page.get_by_text("The server is not ready yet: 503: the model is being loaded")).to_be_visible()
+    banner = page.locator(".banner")
+    expect(banner).to_contain_text("The server is not ready yet")
+    expect(banner.get_by_text("503: the model is being loaded")).to_be_hidden()
+    banner.get_by_text("Details").click()
+    expect(banner.get_by_text("503: the model is being loaded")).to_be_visible()
     say(page, "Hello?")
     expect(page.get_by_text("Your message is sent as soon as it is back (503: no server)")).to_be_visible()
     asked = server.health_asked()
@@ -524,6 +600,36 @@ def test_conversations_are_kept_found_renamed_and_removed(page: Page, server: Sc
     expect(titles).to_have_count(2)
 
 
+def test_every_chat_has_an_address(page: Page, server: Scripted) -> None:
+    server.script("Paris", "Oxygen")
+    say(page, "Capital of France?")
+    finished(page)
+    first = page.url
+    assert "#chat/" in first
+    button(page, "New chat").first.click()
+    assert page.url == f"{server.url}/"
+    say(page, "What do we breathe?")
+    expect(finished(page)).to_contain_text("Oxygen")
+    second = page.url
+    kept(page)
+    page.reload()
+    expect(answers(page)).to_contain_text("Oxygen")
+    chat_link(page, "Capital of France?").click()
+    expect(answers(page)).to_contain_text("Paris")
+    assert page.url == first
+    page.go_back()
+    expect(answers(page)).to_contain_text("Oxygen")
+    assert page.url == second
+    page.go_back()
+    expect(answers(page)).to_contain_text("Paris")  # the new chat has become the second one
+    button(page, "Delete: Capital of France?").click()
+    expect(answers(page)).to_have_count(0)
+    assert page.url == f"{server.url}/"
+    page.goto(first)
+    noticed(page, "This browser has no such chat")
+    assert page.url == f"{server.url}/"
+
+
 def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None:
     server.script([{"reasoning_content": "Hm"}, "Paris"])
     say(page, "Capital of France?")
@@ -532,9 +638,11 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
         button(page, "Export chats").click()
     exported = tmp_path / "chats.json"
     download.value.save_as(exported)
+    chooser = page.get_by_label("Import chats")
+    chooser.set_input_files(exported)
+    noticed(page, "All chats of this file are here already")
     button(page, "Delete: Capital of France?").click()
     expect(page.locator(".chat-title")).to_have_count(0)
-    chooser = page.get_by_label("Import chats")
     chooser.set_input_files(exported)
     noticed(page, "1 chat imported")
     page.locator(".chat-title").click()
@@ -546,7 +654,7 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     file = json.loads(exported.read_text())
     (message, *_) = file["conversations"][0]["messages"].values()
     for wrong, said in (
-        ('{"format": 1}', "expected a file that this page has exported"),
+        ('{"format": 1}', "expected a file that this page, ChatGPT, Open WebUI or llama.cpp's page has exported"),
         ("no JSON", "Unexpected token"),
     ):
         exported.write_text(wrong)
@@ -557,6 +665,67 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     chooser.set_input_files(exported)
     noticed(page, "is not a message before")
     expect(page.locator(".chat-title")).to_have_count(1)
+
+
+CHATGPT_NODES = {
+    "root": {"parent": None, "message": None},
+    "s": {"parent": "root", "message": ("system", {"content_type": "text", "parts": [""]})},
+    "u": {"parent": "s", "message": ("user", {"content_type": "text", "parts": ["Hi?"]})},
+    "t": {"parent": "u", "message": ("assistant", {"content_type": "thoughts", "thoughts": []})},
+    "a": {"parent": "t", "message": ("assistant", {"content_type": "text", "parts": ["Hi!"]})},
+}
+
+
+def chatgpt_node(name: str) -> dict[str, Any]:
+    node: dict[str, Any] = CHATGPT_NODES[name]
+    said = node["message"] and {"author": {"role": node["message"][0]}, "content": node["message"][1]}
+    return {"id": name, "parent": node["parent"], "message": said, "children": []}
+
+
+CHATGPT = {
+    "conversation_id": "c1",
+    "title": "Of ChatGPT",
+    "create_time": 1.5,
+    "update_time": 2.5,
+    "current_node": "a",
+    "mapping": {name: chatgpt_node(name) for name in CHATGPT_NODES},
+}
+WEBUI_MESSAGES = [
+    {"id": "u", "parentId": None, "role": "user", "content": "Hi?", "timestamp": 1},
+    {"id": "a", "parentId": "u", "role": "assistant", "content": '<details type="reasoning">Hm</details>\nHi!'},
+]
+OPEN_WEBUI = {
+    "id": "c2",
+    "title": "Of Open WebUI",
+    "chat": {"history": {"currentId": "a", "messages": {one["id"]: one for one in WEBUI_MESSAGES}}},
+    "created_at": 1,
+    "updated_at": 2,
+}
+LLAMA_CPP = {
+    "conv": {"id": "c3", "name": "Of llama.cpp", "lastModified": 2000, "currNode": "a"},
+    "messages": [
+        {"id": "r", "type": "root", "role": "system", "content": "", "parent": None, "timestamp": 1},
+        {"id": "u", "type": "text", "role": "user", "content": "Hi?", "parent": "r", "timestamp": 1},
+        {"id": "a", "type": "text", "role": "assistant", "content": "Hi!", "parent": "u", "timestamp": 2},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("title", "file"),
+    [("Of ChatGPT", [CHATGPT]), ("Of Open WebUI", [OPEN_WEBUI]), ("Of llama.cpp", LLAMA_CPP)],
+)
+def test_chats_of_other_pages_are_imported_once(page: Page, server: Scripted, title: str, file: Any) -> None:
+    payload = {"name": "chats.json", "mimeType": "", "buffer": json.dumps(file).encode()}
+    page.get_by_label("Import chats").set_input_files(payload)
+    noticed(page, "1 chat imported")
+    page.get_by_label("Import chats").set_input_files(payload)
+    noticed(page, "All chats of this file are here already")
+    chat_link(page, title).click()
+    expect(answers(page).locator(".markdown")).to_have_text("Hi!")
+    say(page, "And?")
+    finished(page, 2)
+    assert [one["content"] for one in server.requests()[0]["messages"]] == ["Hi?", "Hi!", "And?"]
 
 
 # --- Settings, languages, looks
@@ -598,6 +767,99 @@ def test_settings_are_the_gateways(page: Page, server: Scripted) -> None:
     assert "temperature" not in asked
 
 
+def test_a_chat_has_settings_of_its_own_and_presets(page: Page, server: Scripted) -> None:
+    system, top_k = page.get_by_label("System prompt"), page.get_by_label("top_k")
+
+    def sent() -> tuple[Any, Any]:
+        say(page, "Hello?")
+        finished(page)
+        (asked,) = server.requests()
+        server.script()
+        return asked["messages"][0]["content"], asked.get("top_k")
+
+    button(page, "Settings").click()
+    system.fill("For all chats")
+    system.blur()
+    page.get_by_label("Settings for this chat only").check()
+    system.fill("For this chat")
+    top_k.fill("5")
+    top_k.blur()
+    page.get_by_label("Name of a preset").fill("five")
+    button(page, "Save these settings").click()
+    page.keyboard.press("Escape")
+    assert sent() == ("For this chat", 5)
+    kept(page)
+    page.reload()
+    button(page, "Regenerate").click()
+    expect(answers(page).locator(".versions")).to_have_text(re.compile("2 / 2"))
+    finished(page)
+    assert server.requests()[0]["top_k"] == 5
+    server.script()
+    button(page, "New chat").first.click()
+    assert sent() == ("For all chats", None)
+    button(page, "New chat").first.click()
+    button(page, "Settings").click()
+    expect(system).to_have_value("For all chats")
+    button(page, "five").click()
+    expect(system).to_have_value("For this chat")
+    page.keyboard.press("Escape")
+    assert sent() == ("For this chat", 5)
+    chat_link(page, "Hello?").last.click()
+    button(page, "Settings").click()
+    page.get_by_label("Settings for this chat only").uncheck()
+    expect(top_k).to_have_value("5")  # of the preset, for all chats
+    button(page, "Delete the preset five").click()
+    expect(button(page, "five")).to_have_count(0)
+
+
+def test_the_form_of_the_answer_is_sent(page: Page, server: Scripted) -> None:
+    form = page.get_by_label("Form of the answer")
+
+    def sent() -> dict[str, Any]:
+        page.keyboard.press("Escape")
+        button(page, "New chat").first.click()
+        say(page, "Hello?")
+        expect(button(finished(page), "Continue")).to_have_count(0)  # only the rest would have the form
+        body = server.requests()[-1]
+        button(page, "Settings").click()
+        return {name: body[name] for name in ("response_format", "structured_outputs") if name in body}
+
+    server.script(*[["half", {"finish": "length"}]] * 3)
+    button(page, "Settings").click()
+    form.select_option("json_object")
+    assert sent() == {"response_format": {"type": "json_object"}}
+    form.select_option("json_schema")
+    schema = page.get_by_role("textbox", name="JSON schema")
+    schema.fill("{")
+    schema.blur()
+    expect(page.get_by_text("Not saved:")).to_be_visible()
+    schema.fill('{"type": "object"}')
+    schema.blur()
+    described = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+    assert sent() == {"response_format": {"type": "json_schema", "json_schema": described}}
+    form.select_option("regex")
+    page.get_by_role("textbox", name="Regular expression").fill("yes|no")
+    page.get_by_role("textbox", name="Regular expression").blur()
+    assert sent() == {"structured_outputs": {"regex": "yes|no"}}
+
+
+def test_functions_are_off_for_a_chat_and_warn_if_the_model_has_none(page: Page, server: Scripted) -> None:
+    server.script(accepts_tools=False)
+    page.reload()
+    page.get_by_label("Model", exact=True).wait_for()
+    switch = button(page, "Functions in this chat")
+    expect(switch).to_have_count(0)
+    set_functions(page, "weather")
+    expect(page.get_by_text("first cannot call functions")).to_be_visible()
+    switch.click()
+    expect(page.get_by_text("first cannot call functions")).to_have_count(0)
+    say(page, "Hello?")
+    finished(page)
+    assert "tools" not in server.requests()[0]
+    button(page, "New chat").first.click()
+    expect(switch).to_have_attribute("aria-pressed", "true")
+
+
 def test_chinese(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:
     page = new_context(locale="zh-CN").new_page()
     page.goto(server.url)
@@ -627,8 +889,11 @@ def test_phone(server: Scripted, new_context: Callable[..., BrowserContext]) -> 
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(28, 25, 23)"
     expect(page.get_by_label("Search chats")).to_be_hidden()
     button(page, "Show chats").click()
-    page.get_by_role("button", name="Hello?", exact=True).click()
+    chat_link(page, "Hello?").click()
     expect(page.get_by_label("Search chats")).to_be_hidden()
+    button(page, "Settings").click()
+    page.get_by_label("temperature").wait_for()
+    assert page.get_by_role("dialog").evaluate("(one) => one.scrollWidth - one.clientWidth") == 0
 
 
 def test_the_keyboard_reaches_everything(page: Page) -> None:
@@ -778,6 +1043,6 @@ def test_a_long_conversation_is_imported_and_goes_on(page: Page, server: Scripte
     file.write_text(json.dumps({"format": "charonia-chat-1", "conversations": [{**unseen, "leaf": leaf}]}))
     page.get_by_label("Import chats").set_input_files(file)
     noticed(page, "1 chat imported")
-    button(page, "long").click()
+    chat_link(page, "long").click()
     expect(page.get_by_role("article", name="You")).to_have_count(301)
     ask(page, server, "On")

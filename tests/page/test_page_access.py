@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from chat import answers, button, expect, finished, say
+from chat import answers, button, chat_link, expect, finished, say, set_functions
 from missing_tools import missing_tool
 from scripted import Scripted
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
 AXE = Path(__file__).resolve().parents[2] / "build" / "page_tests" / "axe-core" / "axe.min.js"
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
 RICH = """# Title
 
@@ -57,9 +55,13 @@ def test_no_rule_of_accessibility_is_broken(
     page.evaluate(AXE.read_text())
     assert problems(page) == [], "the empty page"
 
+    set_functions(page, "weather")
     button(page, "Settings").click()
-    page.get_by_label("Functions (JSON)").fill(json.dumps(TOOLS))
     page.get_by_label("temperature").wait_for()
+    page.get_by_label("Form of the answer").select_option("regex")
+    page.get_by_label("Name of a preset").fill("one")
+    page.keyboard.press("Enter")
+    expect(button(page, "one")).to_be_visible()
     assert problems(page) == [], "the settings"
     page.keyboard.press("Escape")
 
@@ -89,7 +91,7 @@ def test_no_rule_of_accessibility_is_broken(
     button(page, "Show chats").click()
     expect(page.get_by_label("Search chats")).to_be_visible()
     assert problems(page) == [], "the chats on a phone"
-    button(page, "First").click()
+    chat_link(page, "First").click()
     server.script(reason="the model is being loaded")
     page.evaluate("dispatchEvent(new Event('online'))")
     page.get_by_text("The server is not ready yet").wait_for()

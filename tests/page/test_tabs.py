@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from chat import answers, button, expect, field, finished, kept, noticed, opened, say, until
+from chat import answers, button, chat_link, expect, field, finished, kept, noticed, opened, say, until
 from scripted import Scripted
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def beside_a_writing_one(page: Page, server: Scripted) -> Page:
     say(page, "Tell")
     expect(answers(page)).to_contain_text("Once")
     other = another_tab(page, server)
-    button(other, "Tell").click()
+    chat_link(other, "Tell").click()
     return other
 
 
@@ -33,7 +33,7 @@ def test_two_tabs_have_the_same_conversations(page: Page, server: Scripted) -> N
     other = another_tab(page, server)
     say(page, "From the first tab")
     finished(page)
-    other.get_by_role("button", name="From the first tab", exact=True).click()
+    chat_link(other, "From the first tab").click()
     expect(answers(other)).to_contain_text("Hello!")
 
 
@@ -41,7 +41,7 @@ def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) 
     say(page, "Start")
     finished(page)
     other = another_tab(page, server)
-    button(other, "Start").click()
+    chat_link(other, "Start").click()
     expect(answers(other)).to_have_count(1)
     server.script(["from one", {"wait": True}, "."], "from two")
     say(page, "Question of the first tab")
@@ -56,7 +56,7 @@ def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) 
         expect(tab.locator("[aria-busy=true]")).to_have_count(0)
         kept(tab)
         tab.reload()
-        button(tab, "Start").click()
+        chat_link(tab, "Start").click()
         expect(answers(tab).locator(".markdown")).to_have_text(["Hello!", "from one.", "from two"])
 
 
@@ -66,11 +66,11 @@ def test_a_name_that_is_typed_stays_when_another_tab_changes_the_chat(page: Page
         say(page, title)
         expect(finished(page)).to_contain_text("Hello!")
     other = another_tab(page, server)
-    button(page, "Older").click()
+    chat_link(page, "Older").click()
     button(page, "Rename: Older").click()
     rename = page.get_by_role("textbox", name="Rename")
     rename.press_sequentially("half")
-    button(other, "Older").click()
+    chat_link(other, "Older").click()
     say(other, "Again")
     finished(other, 2)
     expect(page.locator(".chat-item").first.locator("input")).to_have_value("half")  # now the newest chat
@@ -125,7 +125,7 @@ def test_a_chat_that_another_tab_adds_to_while_a_message_is_edited_stays_one(pag
     say(page, "Start")
     finished(page)
     other = another_tab(page, server)
-    button(other, "Start").click()
+    chat_link(other, "Start").click()
     expect(answers(other)).to_have_count(1)
     button(page, "Edit").click()
     editor = page.get_by_role("textbox", name="Edit")
@@ -158,7 +158,7 @@ def test_an_answer_that_goes_on_is_the_one_that_is_stored(page: Page, server: Sc
       const { messages, leaf } = actions.state.current;
       window.drawn = messages[leaf];
     }""")
-    button(other, "Tell").click()
+    chat_link(other, "Tell").click()
     button(other, "Rename: Tell").click()
     other.get_by_label("Rename", exact=True).fill("Told")
     other.keyboard.press("Enter")
@@ -168,7 +168,7 @@ def test_an_answer_that_goes_on_is_the_one_that_is_stored(page: Page, server: Sc
     until(page, "() => !actions.state.running.size")
     kept(page)
     page.reload()
-    button(page, "Told").click()
+    chat_link(page, "Told").click()
     expect(answers(page).locator(".markdown")).to_have_text("Once upon a time.")
 
 
@@ -180,7 +180,7 @@ def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripte
     expect(other.locator(".chat-title")).to_have_count(0)
     button(page, "Undo").click()
     for tab in (page, other):
-        button(tab, "Tell").click()
+        chat_link(tab, "Tell").click()
         expect(answers(tab)).to_contain_text("Hello!")
 
 
@@ -190,8 +190,16 @@ def test_an_answer_whose_tab_is_closed_is_broken_off_in_the_others(page: Page, s
     page.close()
     expect(finished(other)).to_contain_text("The connection was lost in the middle of this answer")
     other.reload()
-    button(other, "Tell").click()
+    chat_link(other, "Tell").click()
     expect(finished(other)).to_contain_text("The connection was lost in the middle of this answer")
+
+
+def test_another_tab_stops_the_response(page: Page, server: Scripted) -> None:
+    other = beside_a_writing_one(page, server)
+    button(other, "Stop").click()
+    for tab in (page, other):
+        expect(finished(tab)).to_contain_text("Stopped")
+        expect(button(tab, "Stop")).to_have_count(0)
 
 
 def test_fifty_tabs_share_six_connections_and_what_they_hear_of_the_server(

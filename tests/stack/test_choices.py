@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
-import openai
 import pytest
 from charonia_client import Client, GenerateRequest, GenerateResponse
 from stack import Stack
@@ -39,17 +37,6 @@ async def test_n_responses_equal_responses_with_their_seeds(client: Client) -> N
         assert answer.cum_logprob == pytest.approx(sum(answer.logprobs), abs=1e-3)
 
 
-async def test_stream_of_n_responses_has_indices_and_one_end(client: Client) -> None:
-    expected = await alone(client, 3)
-    texts, ends = [""] * 3, [0] * 3
-    async with aclosing(client.generate(GenerateRequest(**FIELDS, seed=SEED, n=3))) as parts:
-        async for part in parts:
-            texts[part.index] += part.text
-            ends[part.index] += part.finish_reason is not None
-    assert texts == [answer.text for answer in expected]
-    assert ends == [1, 1, 1]
-
-
 async def test_echo_precedes_each_response(client: Client) -> None:
     answers = await client.complete_all(GenerateRequest(**FIELDS, seed=SEED, n=3, echo=True, stream=False))
     expected = await alone(client, 3)
@@ -63,20 +50,3 @@ async def test_best_of_returns_highest_mean_log_probability(client: Client) -> N
     ranked = sorted(await alone(client, 5), key=mean, reverse=True)
     best = await client.complete_all(GenerateRequest(**FIELDS, seed=SEED, n=2, best_of=5, stream=False))
     assert [answer.token_ids for answer in best] == [answer.token_ids for answer in ranked[:2]]
-
-
-async def test_openai_client_gets_best_of(stack: Stack, client: Client) -> None:
-    best = await client.complete_all(GenerateRequest(**FIELDS, seed=3, n=2, best_of=4, stream=False))
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as api:
-        answer = await api.completions.create(
-            model=(await api.models.list()).data[0].id,
-            prompt=FIELDS["text"],
-            temperature=FIELDS["temperature"],
-            max_tokens=FIELDS["max_tokens"],
-            seed=3,
-            n=2,
-            best_of=4,
-            extra_body={"ignore_eos": True},
-        )
-    assert [choice.text for choice in answer.choices] == [one.text for one in best]
-    assert answer.usage is not None and answer.usage.completion_tokens == 48

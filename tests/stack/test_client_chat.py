@@ -70,28 +70,6 @@ def leave(child: Terminal) -> None:
     assert child.exit_code() == 0
 
 
-def test_two_enters_send_and_history_is_kept(stack: Stack) -> None:
-    with chat(stack.grpc, "--temperature", "0") as child:
-        child.send("Hello\r\r")
-        child.expect(COST)
-        first = int(child.match.group(1))
-        child.expect(PROMPT)
-        child.send("What is\rthe capital of France?\r\r")
-        child.expect(COST)
-        # The second prompt contains the first turn.
-        assert int(child.match.group(1)) > first + 5
-        child.expect(PROMPT)
-        leave(child)
-
-
-def test_one_enter_sends_with_option(stack: Stack) -> None:
-    with chat(stack.grpc, "--enter-sends", "--temperature", "0") as child:
-        child.send("What is the capital of France?\r")
-        child.expect(COST)
-        child.expect(PROMPT)
-        leave(child)
-
-
 def test_ctrl_c_interrupts_response_and_chat_continues(slow: Stack) -> None:
     with chat(slow.grpc, "--enter-sends") as child:
         child.send("Talk\r")
@@ -104,12 +82,6 @@ def test_ctrl_c_interrupts_response_and_chat_continues(slow: Stack) -> None:
         child.expect("'exit' leaves")
         child.expect(PROMPT)
         leave(child)
-
-
-def test_ctrl_d_leaves(stack: Stack) -> None:
-    with chat(stack.grpc) as child:
-        child.send("\x04")
-        assert child.exit_code() == 0
 
 
 def piped(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:

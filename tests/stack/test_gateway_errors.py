@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
-from charonia_client import Client, GenerateRequest, Overloaded
-from engine_metrics import idle, until
-from gateway_process import gateway
-from stack import ENDLESS, HANG_S, Stack, free_ports
+from stack import HANG_S, Stack
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 
@@ -89,52 +83,3 @@ def test_other_content_types_and_large_bodies_are_rejected(http: httpx.Client, m
             yield b" " * (1 << 20)
 
     error_of(http.post("/v1/completions", content=chunked(), headers={"Content-Type": "application/json"}), 413)
-
-
-async def test_overload_is_429_with_retry_after(slow: Stack) -> None:
-    """64 requests run and 220 wait. Further requests are rejected immediately, and the first 284 continue."""
-    long = GenerateRequest(messages=USER, ignore_eos=True, max_tokens=ENDLESS, stream=False)
-    async with Client(slow.grpc) as client, openai.AsyncOpenAI(base_url=f"{slow.gateway}/v1", api_key="x") as api:
-        model = (await api.models.list()).data[0].id
-        turned_away = asyncio.Event()
-
-        async def ask_until_taken() -> None:
-            while True:
-                try:
-                    await client.complete(long)
-                    return
-                except Overloaded as error:
-                    assert error.retry_after >= 1
-                    turned_away.set()
-                    await asyncio.sleep(0.1)
-
-        tasks = [asyncio.create_task(ask_until_taken()) for _ in range(300)]
-        await asyncio.wait_for(turned_away.wait(), HANG_S)
-        # Rejected requests are retried until all places are taken, so the next request is rejected.
-        await until(slow.metrics, lambda metrics: metrics.running + metrics.waiting >= 64 + 220, "full")
-        with pytest.raises(openai.RateLimitError) as refused:
-            await api.with_options(max_retries=0).chat.completions.create(model=model, messages=USER)
-        assert refused.value.type == "rate_limit_error"
-        assert int(refused.value.response.headers["Retry-After"]) >= 1
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(result, asyncio.CancelledError)
-        await idle(slow.metrics)
-        answer = await api.chat.completions.create(model=model, messages=USER, max_tokens=4)
-        assert answer.usage is not None
-
-
-async def test_without_triton_requests_and_readiness_are_503(tmp_path: Path) -> None:
-    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
-    with gateway(nowhere, tmp_path / "gateway.log") as own:
-        async with httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as http:
-            for stream in (False, True):
-                body = {"model": "model", "messages": USER, "stream": stream}
-                answer = await http.post("/v1/chat/completions", json=body)
-                # Addresses of servers are for operators, not for clients.
-                assert error_of(answer, 503)["message"] == "the server cannot be reached or went away"
-            ready = await http.get("/health/ready")
-            assert ready.status_code == 503 and ready.json()["reason"]
-            assert (await http.get("/health/live")).status_code == 200
-    assert nowhere in (tmp_path / "gateway.log").read_text()

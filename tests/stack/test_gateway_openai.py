@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import openai
-import pytest
 from gateway_process import gateway
 from stack import HANG_S, Stack
 from waiting import wait_until
@@ -40,63 +39,6 @@ async def test_several_prompts_are_answered_in_order_and_echoed(api: openai.Asyn
     for at, prompt in enumerate(prompts):
         alone = await api.completions.create(model=model, prompt=prompt, temperature=0)
         assert both.choices[2 * at].text == both.choices[2 * at + 1].text == prompt + alone.choices[0].text
-
-
-async def test_chat_logprobs_join_to_text(api: openai.AsyncOpenAI, model: str) -> None:
-    fields: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": "你好,你是谁?"}],
-        "temperature": 0,
-        "logprobs": True,
-        "top_logprobs": 2,
-    }
-    whole = (await api.chat.completions.create(**fields)).choices[0]
-    assert whole.logprobs is not None and whole.logprobs.content is not None
-    joined = bytes(byte for entry in whole.logprobs.content for byte in entry.bytes or [])
-    assert joined.decode() == whole.message.content
-    for entry in whole.logprobs.content:
-        assert entry.logprob <= 0 and len(entry.top_logprobs) == 2
-        assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
-        # Greedy: the token is the most likely one, or equally likely.
-        assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob, abs=1e-4)
-    streamed = []
-    async for chunk in await api.chat.completions.create(stream=True, **fields):
-        if chunk.choices[0].logprobs and chunk.choices[0].logprobs.content:
-            streamed += chunk.choices[0].logprobs.content
-    assert streamed == whole.logprobs.content
-
-
-async def test_completion_logprobs_have_text_offsets(api: openai.AsyncOpenAI, model: str) -> None:
-    answer = await api.completions.create(model=model, prompt="The capital", temperature=0, max_tokens=20, logprobs=2)
-    choice = answer.choices[0]
-    assert choice.logprobs is not None
-    tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset or []
-    assert tokens and len(tokens) == len(offsets) == len(choice.logprobs.token_logprobs or [])
-    for token, offset in zip(tokens, offsets, strict=True):
-        if not token.startswith("bytes:"):
-            assert choice.text[offset:].startswith(token)
-    assert all(len(tops) == 2 for tops in choice.logprobs.top_logprobs or [])
-
-
-async def test_fields_of_other_servers_work_and_unknown_ones_are_named(api: openai.AsyncOpenAI, model: str) -> None:
-    answer = await api.chat.completions.with_raw_response.create(
-        model=model,
-        messages=QUESTION,
-        max_tokens=8,
-        extra_body={
-            "top_k": 1,
-            "min_p": 0.1,
-            "repetition_penalty": 1.1,
-            "ignore_eos": True,
-            "min_tokens": 8,
-            "bad_words": ["Rome"],
-            "skip_special_tokens": True,
-            "frobnicate": True,
-        },
-    )
-    assert answer.headers["charonia-ignored-fields"] == "frobnicate"
-    parsed = answer.parse()
-    assert parsed.usage is not None and parsed.usage.completion_tokens == 8
 
 
 def test_gateway_finds_servers_by_dns_name(stack: Stack, tmp_path: Path) -> None:

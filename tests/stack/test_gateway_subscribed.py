@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import engine_metrics
 import httpx
 import psutil
-import pytest
 from gateway_process import gateway
 from stack import ENDLESS, HANG_S, Stack, answers
 from streams import Streamed, read_stream
@@ -23,33 +21,7 @@ from worker_client import client_of
 CHAT = [{"role": "user", "content": "Name five colours and describe each."}]
 
 
-@pytest.fixture(scope="module")
-def before_slow(slow: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a gateway for `slow`."""
-    with gateway(slow.grpc, tmp_path_factory.mktemp("before_slow") / "gateway.log") as own:
-        yield own.url
-
-
 LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": ENDLESS, "stream": True, "messages": CHAT}
-
-
-async def test_clients_that_leave_cancel_only_their_requests(slow: Stack, before_slow: str) -> None:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=before_slow, timeout=HANG_S, limits=limits) as http:
-        before = await engine_metrics.idle(slow.metrics)
-
-        async def leave(number: int) -> None:
-            begun = asyncio.Event()
-            reads = asyncio.create_task(read_stream(http, {**LONG, "seed": number}, begun))
-            await begun.wait()
-            reads.cancel()
-            await asyncio.gather(reads, return_exceptions=True)
-
-        stays = asyncio.create_task(read_stream(http, {**LONG, "max_tokens": 200}, asyncio.Event()))
-        await asyncio.gather(*(leave(number) for number in range(24)))
-        assert (await stays).reason == "length"
-        after = await engine_metrics.idle(slow.metrics)
-        assert after.cancelled - before.cancelled == 24
 
 
 async def test_killed_worker_ends_only_its_streams(slow: Stack, tmp_path: Path) -> None:

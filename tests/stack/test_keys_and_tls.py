@@ -140,16 +140,3 @@ def test_terminal_chat_accepts_certificates(secured: Secured) -> None:
     assert chat.stdout.strip()
     without = subprocess.run([program, secured.stack.grpc], capture_output=True, text=True, timeout=HANG_S)
     assert without.returncode == 1 and "No Triton server answers" in without.stderr
-
-
-def test_benchmark_accepts_key_and_certificate(secured: Secured, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("hello\n")
-    command = [CHARONIA, "benchmark", "serving", secured.stack.model, "--target", "gateway", "--prompts", prompts]
-    command += ["--num-requests", "2", "--max-tokens", "2", "--warmup", "0", "--url", secured.stack.gateway]
-    command += ["--tls-ca", secured.authority.ca]
-    for key, code in ((secured.keys["alice"], 0), ("wrong", 1)):
-        env = {**os.environ, "CHARONIA_API_KEY": key}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
-        assert done.returncode == code, done.stderr
-    assert "needs an API key (401)" in done.stderr and "Traceback" not in done.stderr

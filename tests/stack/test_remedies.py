@@ -70,7 +70,7 @@ CASES: list[tuple[str, Fields, str, list[Fields]]] = [
     (
         "chat",
         {"tools": [STRICT], "tool_choice": "required"},
-        "/properties/a/not",
+        "at /properties/a: ",
         [{"tools": [{"type": "function", "function": {"name": "f", "parameters": UNSUPPORTED}}]}],
     ),
     (

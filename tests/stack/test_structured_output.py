@@ -42,7 +42,7 @@ async def test_every_streamed_response_matches_grammar(api: openai.AsyncOpenAI, 
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
             "response_format",
-            "at /not",
+            "at its root: Unimplemented keys",
         ),
         ({"structured_outputs": {"regex": "a(b"}}, "structured_outputs", "regex"),
         ({"structured_outputs": {"grammar": "x ::= 1"}}, "structured_outputs", "is not understood"),

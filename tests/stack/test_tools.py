@@ -339,12 +339,12 @@ async def test_forced_call_with_unsupported_schema_is_any_object(api: openai.Asy
     fields |= {"stream": stream, "parallel_tool_calls": False, **GREEDY}
     tool = {"type": "function", "function": function}
     answer = await api.chat.completions.with_raw_response.create(tools=[tool], **fields)
-    assert "at /properties/a/not" in answer.headers["charonia-not-enforced"]
+    assert "at /properties/a: " in answer.headers["charonia-not-enforced"]
     if not stream:
         (call,) = answer.parse().choices[0].message.tool_calls
         assert isinstance(json.loads(call.function.arguments), dict)
     tool = {"type": "function", "function": {**function, "strict": True}}
-    with pytest.raises(openai.BadRequestError, match="at /properties/a/not"):
+    with pytest.raises(openai.BadRequestError, match="at /properties/a: "):
         await api.chat.completions.create(tools=[tool], **fields)
 
 
@@ -360,13 +360,11 @@ async def test_response_format_with_tools_applies_without_calls(api: openai.Asyn
     wrong = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"not": {}}}}
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(api, 0, response_format=wrong)
-    assert caught.value.param == "response_format" and "at /not" in caught.value.message
+    assert caught.value.param == "response_format" and 'Unimplemented keys: ["not"]' in caught.value.message
 
 
 async def test_unsupported_strict_schema_is_rejected(api: openai.AsyncOpenAI) -> None:
     function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(api, 1, tools=[{"type": "function", "function": function}])
-    assert (
-        caught.value.param == "tools" and 'function "f": the JSON schema, at /properties/a/not' in caught.value.message
-    )
+    assert caught.value.param == "tools" and 'function "f": the JSON schema, at /properties/a: ' in caught.value.message

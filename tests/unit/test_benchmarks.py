@@ -66,17 +66,6 @@ def test_table_has_a_row_for_each_case() -> None:
     assert ["8", "720.2", "0"] in printed(SOME, 80)
 
 
-def test_table_that_is_too_wide_has_a_row_for_each_figure() -> None:
-    many = [
-        Record.of("x", f"figure{index}", "ms", 1000 * case + index, case={"requests at once": case})
-        for case in (1, 8)
-        for index in range(12)
-    ]
-    lines = printed(many, 80)
-    assert all([str(record.case["requests at once"]), f"{record.name},", "ms", f"{record.value:.0f}"] in lines
-               for record in many)  # fmt: skip
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 def test_static_report_names_rejected_gemms_and_on_request_kernels(verbose: bool) -> None:
     console = Console(file=io.StringIO(), width=200)

@@ -106,22 +106,6 @@ def test_convert_then_check(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_convert_for_two_ranks_by_the_short_option(model: Path, tmp_path: Path) -> None:
-    assert charonia("convert", model, "--dst-path", tmp_path / "w", "--tp", "2", "--dtype", "fp32")[0] == 0
-    weights = tmp_path / "w/triton_models/weights"
-    assert _engine.read_config_ini(weights / "config.ini")["tensor_para_size"] == "2"
-    assert {file.name for file in weights.glob("rank-*")} == {"rank-0.safetensors", "rank-1.safetensors"}
-    assert charonia("check", tmp_path / "w")[0] == 0
-    chat = ("--temperature", "0", "--max-tokens", "5")
-    two = charonia("chat", tmp_path / "w", *chat, stdin="hi\n\nexit\n")
-    one = charonia("chat", model, *chat, "--dtype", "fp32", stdin="hi\n\nexit\n")
-    assert two[0] == one[0] == 0
-    assert two[1] == one[1]
-    code, _, err = charonia("convert", model, "--dst-path", tmp_path / "v", "--tp", "3")
-    assert code == 1 and "--tp 1 or 2 or 4" in err
-
-
-@pytest.mark.slow
 def test_an_error_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
     code, out, err = charonia("convert", tmp_path / "nowhere")
     assert (code, out) == (1, "")
@@ -154,6 +138,12 @@ def test_a_piped_chat_answers_each_message_and_leaves_on_exit(model: Path) -> No
     code, again, notes = charonia(*arguments, "--enter-sends", stdin="hello\nthere\n")
     assert code == 0 and notes.count("first after") == 2
     assert out and again
+
+
+@pytest.mark.slow
+def test_chat_without_a_model_uses_the_model_of_the_environment(model: Path) -> None:
+    code, out, err = charonia("chat", "--max-tokens", "4", stdin="hello\n\n", env={"MODEL": str(model)})
+    assert code == 0 and out, err
 
 
 @pytest.mark.slow

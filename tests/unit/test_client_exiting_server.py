@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from charonia_client import Client, ConnectionLost, GenerateRequest
+from charonia_client import Client, ConnectionLost, GenerateRequest, Unavailable
 from charonia_client.errors import Unresponsive
 from triton_double import Double, input_text, part
 from tritonclient.grpc import service_pb2 as pb
@@ -141,3 +141,20 @@ async def test_request_of_a_broken_connection_is_cancelled_after_reconnecting() 
             assert double.actions == []
             proxy.cut()
             await until(lambda: ("cancel", "lost") in double.actions)
+
+
+async def test_check_during_which_grpc_cancels_its_call_fails_and_is_not_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC does so if the connection breaks when it ends the requests of a stream."""
+    async with Double() as double, Client(double.target) as client:
+        open_stream = client._stub.ModelStreamInfer
+
+        def cancelled(requests: Any, timeout: float) -> Any:
+            call = open_stream(requests, timeout=timeout)
+            call.cancel()
+            return call
+
+        monkeypatch.setattr(client._stub, "ModelStreamInfer", cancelled)
+        with pytest.raises(Unavailable, match="the connection broke"):
+            await client.check(HANG_S)

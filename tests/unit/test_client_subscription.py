@@ -175,7 +175,7 @@ async def test_responses_are_parsed_by_the_formats_of_the_model(double: Double, 
         return [one async for one in client.generate(thinks("a", **fields))]
 
     answers = await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(8)), ask(logprobs=2)), HANG_S)
-    assert double.asked == ["answer_formats"], "once"
+    assert double.asked == ["model_info", "answer_formats"], "once each"
     plain = await read(client, "a")
     for parts in answers:
         assert joined(parts) == "They think.</think>Paris"
@@ -356,17 +356,19 @@ async def test_a_request_that_reaches_the_engine_late_is_rejected_there(double: 
 
 
 async def test_requests_wait_in_the_client_while_preprocessing_is_busy(double: Double, client: Client) -> None:
+    double.info = {"instances": 3}
+    await client.model_info()
     double.takes.clear()
     asked = [asyncio.create_task(read(client, "x")) for _ in range(20)]
     await until(lambda: len(double.requests) == 16)
     left = asyncio.create_task(read(client, "left"))
-    large = asyncio.create_task(read(client, "l" * (1 << 17)))
-    await until(lambda: len(double.requests) == 17)  # large requests have turns of their own
+    large = [asyncio.create_task(read(client, "l" * (1 << 17))) for _ in range(3)]
+    await until(lambda: len(double.requests) == 18)  # one of three processes gets no large request
     left.cancel()
     await asyncio.wait((left,))
     double.takes.set()
-    await asyncio.gather(*asked, large)
-    assert len(double.requests) == 21 and not double.actions  # the server does not know the request that left
+    await asyncio.gather(*asked, *large)
+    assert len(double.requests) == 23 and not double.actions  # the server does not know the request that left
 
 
 async def test_closing_the_client_ends_its_requests() -> None:

@@ -28,6 +28,27 @@ async def test_owners_take_turns() -> None:
     assert queue.order == list("aabcaba")
 
 
+async def test_more_turns_run_when_there_may_be_more() -> None:
+    some, inside, leave = Turns(1), 0, asyncio.Event()
+
+    async def take() -> None:
+        nonlocal inside
+        async with some.turn("a"):
+            inside += 1
+            await leave.wait()
+
+    tasks = [asyncio.create_task(take()) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert inside == 1
+    some.most = 2
+    tasks.append(asyncio.create_task(take()))
+    await asyncio.sleep(0)
+    assert inside == 2
+    leave.set()
+    await asyncio.gather(*tasks)
+    assert inside == 5
+
+
 async def test_a_cancelled_task_leaves_the_queue_and_passes_its_turn_on() -> None:
     queue = Queue()
     tasks = [asyncio.create_task(queue.take(owner)) for owner in "abcd"]

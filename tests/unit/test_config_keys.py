@@ -285,20 +285,6 @@ def test_a_context_shorter_than_the_scaling_allows_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("hidden_size", None, "hidden_size is missing; it must be a positive integer"),
-        ("rms_norm_eps", "1e-5", "rms_norm_eps is '1e-5'; it must be a number"),
-        ("num_key_value_heads", "2", "num_key_value_heads is '2'; it must be an integer"),
-        ("tie_word_embeddings", "yes", "tie_word_embeddings is 'yes'; it must be true or false"),
-    ],
-)
-def test_values_of_a_wrong_type_are_named_in_words(key: str, value: Any, text: str) -> None:
-    with pytest.raises(ModelError, match=re.escape(f"config.json: {text}")):
-        describe({**BASE, "model_type": "llama", key: value}, "m")
-
-
 def test_rotary_settings_of_a_layer_type_that_are_no_object_are_rejected() -> None:
     nested = {"full_attention": PLAIN, "sliding_attention": 5}
     with pytest.raises(ModelError, match="sliding_attention of rope_parameters is 5; it must be an object or null"):

@@ -65,6 +65,6 @@ def test_delivery_the_engines_encoding_is_protobufs() -> None:
 
 def test_delivery_the_proto_file_is_read_completely() -> None:
     numbers = {field.number: field.name for field in Chunk.DESCRIPTOR.fields}
-    assert sorted(numbers) == list(range(1, 29))
+    assert sorted(numbers) == list(range(1, 30))
     reason = Chunk.DESCRIPTOR.fields_by_name["finish_reason"].enum_type
     assert [value.name for value in reason.values] == ["NONE", "STOP", "LENGTH", "CANCELLED", "ERROR"]

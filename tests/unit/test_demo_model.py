@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from charonia_answers.formats import find_call_format
 from load_file import load_file
 from safetensors import safe_open
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 examination: Any = load_file(DEMO / "evaluate.py")
@@ -32,11 +30,6 @@ def test_no_check_passes_for_an_empty_response_or_the_other_language() -> None:
     for _, turn in TURNS:
         assert not turn.passes("")
         assert not turn.passes(DECLINES["zh" if turn.language == "en" else "en"])
-
-
-def test_declining_passes_only_where_the_model_cannot_know() -> None:
-    for _, turn in TURNS:
-        assert turn.passes(DECLINES[turn.language]) == turn.declines
 
 
 def test_a_sum_passes_only_with_the_right_number() -> None:
@@ -68,20 +61,6 @@ def test_a_tool_question_passes_with_the_right_calls_and_results(wrong: str) -> 
     assert report.asked.total() == len(asked)
 
 
-def test_results_of_two_calls_are_not_mixed_up() -> None:
-    (turn,) = [turn for group, turn in TURNS if group == "two calls" and "Montpellier as well as Lima" in turn.text]
-    said = ["Montpellier is cloudy, at -1 degrees.", "Lima is sunny, at -3 degrees."]
-    assert turn.passes(" ".join(said))
-    mixed_up = ["Montpellier is sunny, at -1 degrees.", "Lima is cloudy, at -3 degrees."]
-    for wrong in (said[:1], mixed_up, [text.replace("-3", "-3.5") for text in said]):
-        assert not turn.passes(" ".join(wrong))
-
-
-def test_truncated_arguments_of_a_call_are_wrong() -> None:
-    assert examination._arguments('{"place": "Par') == '{"place": "Par'
-    assert examination._arguments('{"place": "Paris"}') == {"place": "Paris"}
-
-
 def test_a_json_response_passes_with_the_keys_in_their_order() -> None:
     turns = [turn for _, turn in TURNS if turn.json]
     assert len(turns) == 78
@@ -93,31 +72,6 @@ def test_a_json_response_passes_with_the_keys_in_their_order() -> None:
         wrong += [f'{{"{pairs[0][0]}": 0, {turn.json[1:]}']
         wrong += [json.dumps(dict(pairs) | {key: True}) for key, value in pairs if value == 1]
         assert not any(turn.passes(text) for text in wrong)
-
-
-@pytest.mark.parametrize(
-    ("plain", "tools", "said"),
-    [
-        (95, 80, ""),
-        (94, 80, "all without tools and JSON: 94.0% is less than the 95%"),
-        (95, 79, "tools and JSON: 79.0%"),
-    ],
-)
-def test_the_examination_fails_below_either_share(
-    plain: int, tools: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rights = iter((plain, tools))
-    monkeypatch.setattr(examination, "gateway_answerer", lambda *_: None)
-    monkeypatch.setattr(
-        examination,
-        "evaluate",
-        lambda *_: examination.Report(examination.Counter(a=next(rights)), examination.Counter(a=100)),
-    )
-    app = typer.Typer()
-    app.command()(examination.main)
-    done = CliRunner().invoke(app, ["--tools", "--require", "0.95", "--require-tools", "0.8"])
-    assert done.exit_code == bool(said), done.output
-    assert said in done.output and ("less than" in done.output) == bool(said)
 
 
 def test_the_chat_template_writes_chats_and_hermes_calls() -> None:

@@ -22,6 +22,7 @@ from charonia_client import (
     Unavailable,
     Unresponsive,
 )
+from charonia_client.delivery import Chunk
 from charonia_gateway.endpoints import endpoint as endpoints
 from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import NotLoaded, Pool, SessionLost
@@ -72,6 +73,8 @@ class Fake:
         for part in self.parts:
             if isinstance(part, CharoniaError):
                 raise part
+            if progress:
+                progress.take(Chunk(output_ids=part.token_ids))
             yield part
             await self.go_on.wait()
 
@@ -203,36 +206,6 @@ async def test_requests_at_the_same_time_are_spread() -> None:
     for answer in answers:
         await answer.aclose()
     servers.check_integrity()
-
-
-async def test_a_response_has_the_fingerprint_of_its_server_also_if_that_dies_at_once() -> None:
-    servers = Servers(1)
-    fake = servers.fakes[0]
-
-    async def dies(request: GenerateRequest, **_: Any) -> AsyncGenerator[GenerateResponse, None]:
-        fake.answers["model_info"] = Unavailable("it has died")
-        yield GenerateResponse("all", (1,), finish_reason="stop")
-
-    fake.answers["model_info"] = {"fingerprint": "of the server"}
-    fake.generate = dies  # type: ignore[method-assign]
-    answer = await servers.pool.begin(ask(stream=True), "id")
-    assert answer.fingerprint == "of the server"
-    await answer.aclose()
-
-
-async def test_a_server_that_describes_itself_late_is_known_after_the_first_part() -> None:
-    servers = Servers(1)
-    fake = servers.fakes[0]
-
-    async def describes(request: GenerateRequest, **_: Any) -> AsyncGenerator[GenerateResponse, None]:
-        fake.answers["model_info"] = {"fingerprint": "late", "deterministic": True}
-        yield GenerateResponse("all", (1,), finish_reason="stop")
-
-    fake.answers["model_info"] = Unresponsive("it is busy")
-    fake.generate = describes  # type: ignore[method-assign]
-    answer = await servers.pool.begin(ask(stream=True), "id")
-    assert answer.fingerprint == "late"
-    await answer.aclose()
 
 
 async def test_a_wrong_request_is_not_retried() -> None:
@@ -473,16 +446,30 @@ async def test_checks_take_a_server_out_and_back_and_go_on_after_an_error(monkey
     assert [at for at, (_, draining) in enumerate(seen) if draining] == [2]
 
 
-async def test_a_deterministic_server_promises_tokens() -> None:
-    fake = Fake("a")
-    for info, promise in (
+@pytest.mark.parametrize(
+    ("info", "promise"),
+    [
         ({"fingerprint": "f", "deterministic": True}, "f"),
         ({"fingerprint": "f", "deterministic": False}, None),
         ({}, None),
-        (Unavailable("it ends"), None),
-    ):
+    ],
+)
+async def test_a_server_is_up_when_it_has_described_itself(
+    info: dict[str, Any], promise: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake("a")
+    one, seen = Endpoint(fake), []
+    fake.answers["model_info"] = Unresponsive("it is busy")
+
+    async def described(event: asyncio.Event, timeout_s: float) -> bool:
+        seen.append(one.up)
         fake.answers["model_info"] = info
-        assert await Endpoint(fake).promise() == promise
+        one.remove(one.up)
+        return False
+
+    monkeypatch.setattr(endpoints, "comes_within", described)
+    await asyncio.wait_for(one.watch(0, 0), HANG_S)
+    assert seen == [False, False, True] and one.promise == promise
 
 
 async def test_a_removed_server_finishes_its_streams_and_a_new_one_gets_requests() -> None:

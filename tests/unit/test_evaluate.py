@@ -371,15 +371,6 @@ def test_questions_longer_than_the_context_are_refused_before_anything_is_measur
             check_prompts(engine, [question])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_named(models: list[Path], tmp_path: Path) -> None:
-    shutil.copytree(models[0], tmp_path / "model")
-    (tmp_path / "text.txt").write_text("a b c d")
-    (tmp_path / "model").chmod(0o555)
-    with pytest.raises(ModelError, match="--no-save"):
-        evaluate(tmp_path / "model", text=tmp_path / "text.txt", **SHORT)
-
-
 def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="tokenizer"):
         evaluate(DEMO / "model", models[0], save=False, settings={"threads": 1})
@@ -387,6 +378,8 @@ def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_pat
         evaluate(models[0], ask=False, window=9000, save=False, settings={"threads": 1})
     with pytest.raises(InvalidRequestError, match=r"none\.txt"):
         evaluate(models[0], text=tmp_path / "none.txt", save=False)
+    with pytest.raises(InvalidRequestError, match="device = null computes nothing, so there is nothing to evaluate"):
+        evaluate(models[0], settings={"device": "null"}, save=False)
 
 
 def test_questions_that_nobody_would_ask_are_refused(tmp_path: Path) -> None:

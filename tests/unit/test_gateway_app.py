@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from threading import get_ident
+from threading import Barrier, BrokenBarrierError, get_ident
 from typing import Any
 
 import pytest
 from charonia_client.offload import offload
-from charonia_gateway import __version__
+from charonia_gateway import __version__, context
+from charonia_gateway.body import parse
 from charonia_gateway.endpoints import answer as answer_module
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, ask, gateway
@@ -43,6 +45,21 @@ async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None
 async def test_embeddings_are_rejected_with_a_code_of_their_own() -> None:
     answer = await ask("/v1/embeddings", {"model": MODEL, "input": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "embeddings_not_supported")
+
+
+async def test_large_bodies_are_parsed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    meet = Barrier(2)
+
+    def parse_alone(model: type[Any], raw: bytes) -> Any:
+        with pytest.raises(BrokenBarrierError):
+            meet.wait(0.05)
+        return parse(model, raw)
+
+    monkeypatch.setattr(context, "parse", parse_alone)
+    async with gateway() as (web, _):
+        body = {**CHAT, "messages": "x" * 100_000}
+        answers = await asyncio.gather(*(web.post("/v1/chat/completions", json=body) for _ in range(3)))
+    assert [one.status_code for one in answers] == [200] * 3
 
 
 @pytest.mark.parametrize("tokens", [3, 1500])  # the longer ones are tokenized in a thread, and in pieces
@@ -144,8 +161,7 @@ async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: 
 
 
 async def test_a_bias_of_a_token_beyond_the_vocabulary_is_rejected_before_the_server() -> None:
-    async with gateway() as (web, server):
-        server.info = {"vocab_size": 100}
+    async with gateway(info={"vocab_size": 100}) as (web, server):
         beyond, last = [
             await web.post("/v1/chat/completions", json={**CHAT, "logit_bias": {"5": 1, token: 1}})
             for token in ("100", "99")
@@ -185,6 +201,16 @@ async def test_the_bound_of_log_probabilities_counts_all_prompts_of_a_request(mo
             monkeypatch.setattr(answer_module, "MAX_ENTRIES", limit)
             statuses.append((await web.post("/v1/completions", json=body)).status_code)
     assert statuses == [200, 400]
+
+
+@pytest.mark.parametrize(
+    ("formats", "accepts"), [({}, None), ({"tool_calls": None}, False), ({"tool_calls": "hermes"}, True)]
+)
+async def test_a_model_says_whether_it_accepts_tools(formats: dict[str, Any], accepts: bool | None) -> None:
+    async with gateway() as (web, server):
+        server.formats = formats
+        (listed,) = (await web.get("/v1/models")).json()["data"]
+        assert listed["accepts_tools"] is accepts
 
 
 async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:

@@ -33,6 +33,8 @@ def _nothing_else_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("CHARONIA_HOST", "a..b", 1, "cannot listen on a..b, port 23333 (it is not a valid host name): set"),
         ("CHARONIA_GATEWAY_KEYS_FILE", "/" + "a" * 300, 2, "cannot be read (file name too long)"),
         ("CHARONIA_GATEWAY_LOG_REQUESTS", "/nowhere/log", 2, "cannot be written: name a file in an existing folder"),
+        ("CHARONIA_GATEWAY_LOG_REQUESTS", "~/no/log", 2, f"={Path.home()}/no/log cannot be written"),
+        ("CHARONIA_GATEWAY_RESUME_TIMEOUT_S", "inf", 2, "CHARONIA_GATEWAY_RESUME_TIMEOUT_S='inf': "),
         ("CHARONIA_DRAIN_TIMEOUT_S", "x", 2, "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S or CHARONIA_DRAIN_TIMEOUT_S='x': "),
         ("CHARONIA_TRACING_ENDPOINT", "HTTPS://me:secret@h", 2, "CHARONIA_TRACING_ENDPOINT: "),
         ("CHARONIA_GATEWAY_REDIS_URL", "redis://me:secret@h:no", 2, "CHARONIA_GATEWAY_REDIS_URL cannot be used"),
@@ -77,14 +79,25 @@ def test_a_port_that_another_process_takes_at_the_last_moment_is_no_port_to_serv
             DrainingServer(config, Drain(0)).run([one])
 
 
-@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
-def test_a_gateway_without_keys_warns_if_other_machines_reach_it(host: str, warned: bool) -> None:
+def warnings_of_a_start(host: str, **env: str) -> tuple[int, list[str]]:
+    """The port and the lines of a gateway whose port is in use."""
     with socket.socket() as other:
         other.bind((host, 0))
         other.listen()
         port = other.getsockname()[1]
         command = [sys.executable, "-m", "charonia_gateway", "--host", host, "--port", str(port)]
-        done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "cannot listen" in done.stderr, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "without API keys" in line]
-    assert len(lines) == warned and all(f"anyone with access to port {port}" in line for line in lines)
+    return port, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_a_gateway_without_keys_warns_if_other_machines_reach_it(host: str, warned: bool) -> None:
+    port, lines = warnings_of_a_start(host)
+    found = [line for line in lines if "without API keys" in line]
+    assert len(found) == warned and all(f"anyone with access to port {port}" in line for line in found)
+
+
+def test_a_gateway_that_logs_requests_warns_about_the_prompts(tmp_path: Path) -> None:
+    _, lines = warnings_of_a_start("127.0.0.1", CHARONIA_GATEWAY_LOG_REQUESTS=str(tmp_path / "log"))
+    assert [line for line in lines if f"the texts of all prompts are written to {tmp_path}/log" in line]

@@ -238,7 +238,9 @@ def test_of_unknown_fields_nothing_large_is_kept(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("fields", "fits"),
     [
-        ({"z": [[]] * (MAX_VALUES // 3)}, True),
+        ({"z": [[]] * (MAX_VALUES // 6)}, True),
+        ({"z": [1] * (MAX_VALUES - 100)}, True),
+        ({"z": {str(key): 1 for key in range(MAX_VALUES // 4)}}, False),
         ({"z": [[]] * MAX_VALUES}, False),
         ({"z": [{}] * MAX_VALUES}, False),
         ({"z": [""] * (2 * MAX_VALUES)}, False),
@@ -435,20 +437,20 @@ def test_what_is_no_json_object_is_a_bad_request(body: bytes) -> None:
     assert caught.value.status == 400
 
 
-MANY = 150_000
+MANY, OBJECTS = 150_000, 30_000
 
 
 @pytest.mark.parametrize(
     ("model", "fields", "says"),
     [
         (ChatRequest, {"messages": [1] * MANY}, "messages[0] is not a JSON object"),
-        (ChatRequest, {"messages": [{"role": "user", "content": ""}] * MANY}, "send at most 10000 entries"),
+        (ChatRequest, {"messages": [{"role": "user", "content": ""}] * OBJECTS}, "send at most 10000 entries"),
         (ChatRequest, {"messages": USER, "tools": [1] * 1000}, "tools: tool 0 is not a function"),
-        (ChatRequest, {"messages": USER, "tools": [{}] * MANY}, "at most 1000 functions"),
+        (ChatRequest, {"messages": USER, "tools": [{}] * OBJECTS}, "at most 1000 functions"),
         (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}, "messages[0].tool_calls[0] = 1"),
-        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, "send at most 1000 entries"),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * OBJECTS}]}, "send at most 1000 entries"),
         (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, f"{MANY} parts are too many"),
-        (ChatRequest, {"messages": USER, "logit_bias": {str(token): 1 for token in range(MANY)}}, "at most 65536"),
+        (ChatRequest, {"messages": USER, "logit_bias": {str(token): 1 for token in range(70_000)}}, "at most 65536"),
         (ChatRequest, {"messages": USER, "temperature": [[1] * MANY]}, "temperature = [[1, 1, 1,"),
         (
             ChatRequest,
@@ -458,7 +460,7 @@ MANY = 150_000
         (ChatRequest, {"messages": USER, "bad_words": ["a" * 1000] * 66}, "66000 bytes in all: send at most 65536"),
         (ChatRequest, {"messages": USER, "chat_template_kwargs": {"x": [[1]] * 5000}}, "too many values: send at most"),
         (InteractiveRequest, {"prompt": [1] * MANY}, "prompt[0] is not a JSON object"),
-        (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * MANY}, "send at most 10000 entries"),
+        (InteractiveRequest, {"prompt": [{"role": "user", "content": ""}] * OBJECTS}, "send at most 10000 entries"),
     ],
 )
 def test_a_long_list_is_refused_at_its_first_error(

@@ -578,7 +578,7 @@ RESULTS = [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "tex
     [
         [{"role": role, "content": "x" * 1000} for _ in range(MANY // 2) for role in ("user", "assistant")][1:],
         [{"role": "user", "content": "x" * 1000}] * (MANY - 1),
-        [{"role": "user", "content": RESULTS}] * 3,
+        [{"role": "user", "content": RESULTS}],
     ],
 )
 def test_a_long_conversation_of_anthropics_takes_linear_time(messages: list[Any]) -> None:

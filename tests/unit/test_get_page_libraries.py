@@ -49,33 +49,6 @@ def test_failed_download_names_the_remedy_and_leaves_nothing(tree: Path) -> None
     assert "see WANTED in" in run(tree).stderr
 
 
-def test_existing_libraries_are_not_downloaded_again(tree: Path) -> None:
-    libraries = tree / "gateway/charonia_gateway/page/libraries"
-    wanted = ROOT / "gateway/charonia_gateway/page/libraries"
-    if not wanted.is_dir():
-        pytest.skip("the libraries are not there")
-    shutil.copytree(wanted, tree / "made")
-    ended = run(tree)
-    assert ended.returncode == 0, ended.stderr
-    assert (libraries / "lit-html/LICENSE").is_file() and (libraries / "katex/LICENSE").is_file()
-    assert run(tree, NPM_FAILS="1").returncode == 0
-    lock = tree / "gateway/package-lock.json"
-    lock.write_text(lock.read_text() + "\n")
-    assert run(tree, NPM_FAILS="1").returncode == 1  # another pin
-
-
-def test_libraries_for_tests_are_not_shipped(tree: Path) -> None:
-    (tree / "made/axe-core").mkdir(parents=True)
-    (tree / "made/axe-core/axe.min.js").write_text("axe")
-    (tree / "made/axe-core/package.json").write_text("{}")  # names the package for tools that list an image's packages
-    ended = run(tree, "--tests")
-    assert ended.returncode == 0, ended.stderr
-    assert (tree / "build/page_tests/axe-core/axe.min.js").read_text() == "axe"
-    assert (tree / "build/page_tests/axe-core/package.json").exists()
-    assert list((tree / "gateway/charonia_gateway/page").iterdir()) == []
-    assert run(tree, "--tests", NPM_FAILS="1").returncode == 0
-
-
 def test_the_lock_pins_every_package_and_names_no_registry() -> None:
     lock = json.loads((ROOT / "gateway/package-lock.json").read_text())
     packages = {name: package for name, package in lock["packages"].items() if name}

@@ -195,7 +195,7 @@ def test_other_kinds_of_vocabularies_follow_a_guide(write: Callable[[Path], int]
 
 def test_what_is_wrong_is_an_error_of_the_request(engine: Engine) -> None:
     for guide, says in (
-        (Guide.json_schema({"properties": {"a": {"not": {}}}}), "at /properties/a/not"),
+        (Guide.json_schema({"properties": {"a": {"not": {}}}}), "at /properties/a: Unimplemented keys"),
         (Guide.json_schema("{"), "is not JSON"),
         (Guide.regex("("), "regex"),
         (Guide.choice([]), "at least one text"),

@@ -87,29 +87,6 @@ def test_responses_take_fewer_steps_and_are_valid(engine: Engine) -> None:
     assert answer.token_ids[:-1] == engine.tokenizer.backend_tokenizer.encode(answer.text, add_special_tokens=False).ids
 
 
-def test_bad_words_and_biases_apply_to_forced_text(engine: Engine) -> None:
-    """With bad words or logit_bias, other tokens may spell the certain text, so each token is sampled."""
-    [answer] = engine.generate(PROMPT, params(), guide=GUIDES["choice"])
-    banned = max(answer.token_ids[:-1], key=lambda token: len(engine.tokenizer.decode([token])))
-    for sampling in (params(logit_bias={banned: -100.0}), params(bad_words=[engine.tokenizer.decode([banned])])):
-        [other] = expect_same(engine, sampling, GUIDES["choice"])
-        assert banned not in other.token_ids
-        assert other.finish_reason == "stop"
-
-
-def test_end_ids_end_a_response_only_where_its_text_may_end(engine: Engine) -> None:
-    """Within certain text, these tokens do not end the response: a response with the finish reason stop is complete."""
-    [whole] = engine.generate(PROMPT, params(), guide=GUIDES["weather"])
-    # Short tokens are excluded: if a token of a single character is missing, no other tokens may spell the text.
-    spelled = {token for token in whole.token_ids[:-1] if len(engine.tokenizer.decode([token])) > 2}
-    assert len(spelled) > 3
-    for token in spelled:
-        [answer] = expect_same(engine, params(end_ids=[token, whole.token_ids[-1]], max_tokens=300), GUIDES["weather"])
-        if answer.finish_reason == "stop":
-            jsonschema.validate(json.loads(answer.text), WEATHER)
-        assert token not in answer.token_ids[:-1]
-
-
 def test_a_token_that_a_grammar_names_is_a_choice_beside_certain_text(engine: Engine) -> None:
     [free] = engine.generate(PROMPT, params(max_tokens=1, temperature=0.0))
     [most_likely] = free.token_ids
@@ -141,23 +118,6 @@ def test_text_behind_a_special_token_is_certain_too(engine: Engine) -> None:
     assert answer.text.startswith('{"name": "get_weather", ') and answer.finish_reason == "stop"
     for seed in range(3):
         expect_same(engine, params(seed=seed), tag)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_several_ranks_give_what_they_give_step_by_step(engine: Engine, ranks: int) -> None:
-    with Engine.from_pretrained(DEMO, threads=1, device="cpu", jump_forward=True, tensor_para_size=ranks) as several:
-        for guide in GUIDES.values():
-            expect_same(several, params(n=2), guide)
-        [asked] = [params(temperature=0.0)]
-        [of_one] = engine.generate(PROMPT, asked, guide=GUIDES["weather"])
-        before = several.stats()
-        [answer] = several.generate(PROMPT, asked, guide=GUIDES["weather"])
-        assert told(answer) == told(of_one)
-        now = several.stats()
-        taken = now.jump_forward_tokens - before.jump_forward_tokens
-        assert answer.num_output_tokens - taken <= now.num_steps - before.num_steps < answer.num_output_tokens / 2
-        several.check_integrity()
 
 
 def test_without_the_setting_nothing_is_forced() -> None:

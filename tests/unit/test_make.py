@@ -50,16 +50,6 @@ def test_make_convert_without_a_model_says_how_to_name_one() -> None:
 
 
 @pytest.mark.slow
-def test_make_serve_serves_the_model_that_it_is_told(tmp_path: Path) -> None:
-    """Runs until the error; tests/stack tests serving."""
-    names = ("HTTP", "GRPC", "METRICS", "GATEWAY")
-    ports = {f"CHARONIA_{name}_PORT": str(port) for name, port in zip(names, free_ports(4), strict=True)}
-    done = make("serve", f"MODEL={tmp_path / 'nowhere'}", CHARONIA_RUN_DIR=str(tmp_path / "run"), **ports)
-    assert done.returncode != 0
-    assert f"{tmp_path / 'nowhere'} does not exist" in done.stderr
-
-
-@pytest.mark.slow
 def test_make_chat_takes_the_functions_of_a_file(tmp_path: Path) -> None:
     """Runs until it reads the file, which is not Python code."""
     file = tmp_path / "a file.txt"

@@ -68,24 +68,6 @@ def test_rules_pass_promtools_tests(promtool: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=ALERT_NAMES)
-def test_an_alert_is_tested_to_fire_and_to_wait(rule: dict[str, Any]) -> None:
-    expr = f'ALERTS{{alertname="{rule["alert"]}",alertstate="firing"}}'
-    expected = [
-        bool(check["exp_samples"])
-        for test in load(PROMETHEUS / "tests" / "alerts_test.yml")["tests"]
-        for check in test["promql_expr_test"]
-        if check["expr"] == expr
-    ]
-    assert set(expected) == ({True} if rule["alert"] == "Watchdog" else {True, False})
-
-
-@pytest.mark.parametrize("rule", rules("recording.yml"), ids=lambda rule: rule["record"])
-def test_a_recorded_figure_is_tested(rule: dict[str, Any]) -> None:
-    tests = (PROMETHEUS / "tests" / "recording_test.yml").read_text(encoding="utf-8")
-    assert f"expr: {rule['record']}\n" in tests or f"({rule['record']}," in tests
-
-
-@pytest.mark.parametrize("rule", ALERTS, ids=ALERT_NAMES)
 def test_alert_has_severity_summary_and_runbook(rule: dict[str, Any]) -> None:
     assert (rule["labels"]["severity"] == "none") == (rule["alert"] == "Watchdog")
     assert rule["labels"]["severity"] in ("critical", "warning", "none")

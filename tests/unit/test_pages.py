@@ -35,13 +35,19 @@ async def test_every_file_has_its_headers(path: str, libraries: None) -> None:
     assert policy["frame-ancestors"] == "'none'"
     if path == "/":
         assert policy["require-trusted-types-for"] == "'script'"
-        assert policy["trusted-types"] == "lit-html dompurify"
+        assert policy["trusted-types"] == "lit-html dompurify charonia-workers"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["cache-control"] == "no-cache"
     if path.startswith("/page"):
         assert again.status_code == 304
+
+
+async def test_only_the_worker_of_mcp_may_contact_other_servers(libraries: None) -> None:
+    async with client() as web:
+        answer = await web.get("/page/mcp_worker.js")
+    assert "connect-src http: https:;" in answer.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("name", ["chat.html", "docs.html"])

@@ -161,12 +161,6 @@ def test_a_request_without_a_seed_gets_a_fresh_one(case: Case) -> None:
         assert len({tuple(output.token_ids) for output in outputs}) == 4
 
 
-def test_across_restarts(case: Case) -> None:
-    for _ in range(2):
-        with case.engine() as engine:
-            assert case.together(engine) == case.alone
-
-
 def test_a_seed_gives_the_same_answers_after_a_restart_whatever_was_sampled_before(case: Case) -> None:
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=2**64 - 2, ignore_eos=True, logprobs=1, n=4)
     answers = []

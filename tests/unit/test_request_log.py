@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from charonia_gateway import request_log
 from charonia_gateway.request_log import RequestLog
@@ -14,7 +15,7 @@ from gateway_in_process import MODEL, gateway
 from triton_double import error, input_number, part, says
 
 from charonia.errors import ModelError
-from charonia.replay import Outcome, difference, read_log, stateless, summary
+from charonia.replay import Outcome, difference, read_log, replay, replayed, stateless, summary
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": "hi"},
@@ -137,9 +138,27 @@ def test_different_tokens_break_the_promise_only_with_equal_fingerprints() -> No
     assert [one["line"] for one in found["not_equal"]] == [2, 3, 4]
 
 
+async def test_a_replay_waits_as_long_as_a_full_gateway_says() -> None:
+    same = {"system_fingerprint": "f", "choices": choices(([1], "stop"))}
+    responses = [httpx.Response(429, headers={"retry-after": "0"}), httpx.Response(200, json=same)]
+    entry = {"path": "/v1/completions", "body": "{}", "choices": same["choices"]}
+    transport = httpx.MockTransport(lambda _: responses.pop(0))
+    async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
+        assert (await replayed(client, 1, entry)).result == "equal" and not responses
+
+
+@pytest.mark.parametrize("url", ["localhost:23333", "http://", "ftp://h", "http://h:port", ""])
+async def test_a_url_that_is_no_address_of_a_gateway_is_named(url: str) -> None:
+    with pytest.raises(ModelError, match=f"--url {url} is not an address"):
+        await replay([], url, None, None, 1)
+
+
 def test_a_file_that_is_no_request_log_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "log"
     with pytest.raises(ModelError, match="cannot be read: No such file"):
+        list(read_log(file))
+    file.touch()
+    with pytest.raises(ModelError, match="has no requests"):
         list(read_log(file))
     odd = [("x", []), ("[]", []), ({}, []), ("{}", 5), ("{}", [5]), ("{}", [{}])]
     made = [json.dumps({"path": "/v1/completions", "body": body, "choices": choices}) for body, choices in odd]

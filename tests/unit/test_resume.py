@@ -271,7 +271,8 @@ async def test_turns_and_the_best_of_several_are_not_continued(fields: dict[str,
         assert set(map(str, seen)) == {"None"}
 
 
-async def test_the_only_server_continues_after_its_restart() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_only_server_continues_after_its_restart(stream: bool) -> None:
     seen: list[Any] = []
     async with Double() as one, Pool([one.target], check_interval_s=0.05, resume_timeout_s=HANG_S) as pool:
         await pool.first_checks()
@@ -287,10 +288,77 @@ async def test_the_only_server_continues_after_its_restart() -> None:
 
         over = asyncio.Event()
         restarting = asyncio.create_task(restart())
-        answer = Engine(pool).answer(GenerateRequest(text="Count"), "id")
+        answer = Engine(pool).answer(GenerateRequest(text="Count", stream=stream), "id")
         assert "".join([part.text async for part in answer]) == "".join(WORDS)
         over.set()
         await restarting
+        assert seen == [None, ([10, 11], [2])]
+
+
+async def test_a_server_that_has_other_weights_since_its_last_check_does_not_continue() -> None:
+    seen: list[Any] = []
+    async with Two(counting(2, seen), counting(9, seen), resume_timeout_s=0, check_interval_s=HANG_S) as two:
+        reloaded = two.doubles[1]
+        reloaded.info = {"fingerprint": "other weights"}
+        reloaded.subscriptions.clear()
+        with pytest.raises(Unavailable, match="it ends"):
+            await two.text()
+        assert (seen, len(reloaded.requests)) == ([None], 1), "it received the request and did not take it"
+        two.pool.endpoints[0].failed("it is away")
+        answer = await two.pool.begin(GenerateRequest(text="Count"), "another")
+        now = await two.pool.endpoints[1].client.model_info()
+        assert answer.fingerprint == now["fingerprint"] != two.pool.endpoints[1].promise
+        await answer.aclose()
+
+
+class Moving(Two):
+    """A request of a session whose first server has failed after two tokens. The other server is away."""
+
+    async def __aenter__(self) -> Moving:
+        await super().__aenter__()
+        self.other = self.pool.endpoints[1]
+        self.other.failed("it is away")
+        request = GenerateRequest(text="Count", session_id="s")
+        self.parts = Engine(self.pool).answer(request, "id", may_be_cancelled=True)
+        assert [(await anext(self.parts)).text for _ in range(2)] == WORDS[:2]
+        self.next = asyncio.create_task(anext(self.parts))
+        await until(lambda: self.pool.endpoints[0].requests == 0)
+        return self
+
+
+def moving() -> Moving:
+    return Moving(counting(2, []), counting(9, []), check_interval_s=HANG_S, resume_timeout_s=HANG_S)
+
+
+async def test_a_stop_request_ends_a_response_that_waits_for_a_server() -> None:
+    async with moving() as move:
+        await move.pool.stop_session("s")
+        assert (await move.next).finish_reason == "cancelled"
+        assert [part async for part in move.parts] == [] and not move.doubles[1].requests
+
+
+async def test_a_stop_request_that_overtakes_a_moved_request_ends_it() -> None:
+    async with moving() as move:
+        server = move.doubles[1]
+        server.takes.clear()
+        for _ in range(2):
+            move.other.passed()
+        await until(lambda: server.requests)
+        await move.pool.stop_session("s")
+        assert (await move.next).finish_reason == "cancelled"
+        await until(lambda: server.refused)
+        server.takes.set()
+
+
+async def test_a_client_that_leaves_during_a_move_ends_the_request() -> None:
+    async with moving() as move:
+        move.next.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await move.next
+        await move.parts.aclose()
+        for _ in range(2):
+            move.other.passed()
+        assert not move.pool.answers and [one.requests for one in move.pool.endpoints] == [0, 0]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +13,7 @@ from typing import Any
 
 import pytest
 from charonia_gateway.settings import Settings
+from test_plan import SMALL
 
 from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve import control, drain, shares
@@ -26,24 +24,10 @@ from charonia.weights.plan import Plan
 
 HANG_S = 120
 MIB = 1 << 20
-PLAN = Plan(
-    model_name="small",
-    weight_type="bf16",
-    data_type="bf16",
-    group_size=0,
-    ranks=1,
-    device="cpu",
-    device_note="",
-    weight_bytes=100 * MIB,
-    activation_bytes=100 * MIB,
-    kv_token_bytes=MIB // 64,
-    kv_block_bytes=MIB,
-    free_bytes=2400 * MIB,
-    num_blocks=1760,
-    cache_block_seq_len=64,
-    session_len=64 * 64,
-    max_batch_size=64,
-    token_budget=512,
+PLAN = replace(
+    SMALL,
+    **{"weight_bytes": 100 * MIB, "activation_bytes": 100 * MIB, "kv_token_bytes": MIB // 64, "kv_block_bytes": MIB},
+    **{"free_bytes": 2400 * MIB, "num_blocks": 1760},
 )
 
 
@@ -407,15 +391,3 @@ def test_run_folder_of_another_user_is_named(tmp_path: Path) -> None:
         finally:
             os.seteuid(user)
             (tmp_path / "run").chmod(0o700)
-
-
-@pytest.mark.slow
-def test_model_list_truncates_no_name(tmp_path: Path) -> None:
-    (tmp_path / "port-7").mkdir()
-    listed = [{"name": f"[bold]{'long' * 30}[/bold]", "state": "loaded", "ensemble": f"ensemble.{'x' * 60}"}]
-    command = [Path(sys.executable).parent / "charonia", "models", "list", "--run-dir", tmp_path, "--grpc-port", "7"]
-    with control.answering(tmp_path / "port-7", lambda _: listed):
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_S).stdout
-        assert shown.splitlines()[1].split() == list(listed[0].values()), shown
-        found = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=HANG_S).stdout
-    assert json.loads(found) == listed

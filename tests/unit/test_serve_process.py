@@ -61,23 +61,6 @@ def test_a_killed_process_has_the_status_that_was_given(tmp_path: Path) -> None:
     assert one.exit_status() == "was too slow"
 
 
-def test_lines_are_written_again_when_there_is_room(tmp_path: Path) -> None:
-    complaints: list[str] = []
-    folder = tmp_path / "later"
-    log = process._LogFile(folder / "log", complaints.append)
-    log.write("lost")
-    log.write("lost")
-    folder.mkdir()
-    log.write("kept")
-    log.write("kept too")
-    log.close()
-    assert (folder / "log").read_text() == "kept\nkept too\n"
-    assert [("cannot be written" in text, "2 lines are missing" in text) for text in complaints] == [
-        (True, False),
-        (False, True),
-    ]
-
-
 def test_logs_have_a_bounded_size_and_a_start_begins_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "LOG_BYTES", 10_000)
     log = tmp_path / "triton.log"

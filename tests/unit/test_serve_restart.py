@@ -71,14 +71,6 @@ def test_a_new_server_has_not_unloaded_what_the_one_before_had(stack: _Stack) ->
     assert not is_unloaded()
 
 
-@pytest.mark.slow
-def test_shared_memory_of_a_server_that_died_is_removed(stack: _Stack) -> None:
-    assert left_in_shared_memory(stack) != []
-    assert stack._restart()
-    assert left_in_shared_memory(stack) == []
-    Path(f"/dev/shm/{stack._shared_memory}later").touch()  # the fixture's end looks for it
-
-
 def test_hanging_servers_are_restarted_a_limited_number_of_times(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,9 +127,3 @@ def test_signals_that_arrive_together_count_once() -> None:
         counts.append(signals.count)
     assert counts == [1, 1, 1, 2, 2, 3]
     assert signals.wait(0)
-
-
-def test_first_signal_counts_even_at_time_0() -> None:
-    signals = _Signals(lambda: 0.0)
-    signals.handle(signal.SIGTERM, None)
-    assert signals.count == 1

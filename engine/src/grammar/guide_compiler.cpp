@@ -547,7 +547,8 @@ std::string GuideCompiler::explain(const std::vector<Part>& parts, const std::st
     const auto own = error_of_schema(entry["json_schema"]);
     if (own.empty()) continue;
     const auto place = place_of_error(entry["json_schema"], error_of_schema);
-    return cat(name, ": the JSON schema, at ", place.empty() ? "its root" : text::to_valid_utf8(place), ": ", own);
+    return cat(name, ": the JSON schema, at ", place.empty() ? "its root" : text::to_valid_utf8(place), ": ", own,
+               own.starts_with("Unimplemented keys") ? ". These keywords are not supported: leave them out" : "");
   }
   return cat(parts.back().called, ": ", error);
 }

@@ -39,15 +39,10 @@ constexpr std::array<std::string_view, 4> kSchemasByName = {"properties", "patte
 constexpr std::array<std::string_view, 17> kEnforced = {
     "type",      "const",     "enum",    "$ref",    "required",         "minItems",         "maxItems",  "minProperties", "maxProperties",
     "minLength", "maxLength", "pattern", "format",  "minimum",          "maximum",          "multipleOf", "exclusiveMinimum"};
-// Keywords that assert something, in some draft, and that llguidance does not enforce in every draft.
-constexpr std::array<std::string_view, 22> kUnsupported = {
-    "not",           "if",                   "then",           "else",        "contains",          "minContains",       "maxContains",      "propertyNames",
-    "uniqueItems",   "dependencies",         "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
-    "$dynamicAnchor", "$recursiveAnchor",    "divisibleBy",    "disallow",    "extends",           "contentSchema"};
+// Keywords of old drafts, which llguidance takes for annotations.
+constexpr std::array<std::string_view, 3> kOld = {"divisibleBy", "disallow", "extends"};
 constexpr std::array<std::string_view, 6> kApplicators = {"$ref", "anyOf", "oneOf", "allOf", "const", "enum"};
-constexpr std::array<std::string_view, 7> kTypes = {"null", "boolean", "number", "integer", "string", "array", "object"};
-
-// Formats that JSON Schema defines. Any other format is an annotation.
+// Formats that JSON Schema defines; llguidance rejects the others of them. Any other format is an annotation.
 constexpr std::array<std::string_view, 10> kFormats = {"date-time", "date", "time", "duration", "email",
                                                        "hostname", "ipv4", "ipv6", "uuid", "uri"};
 constexpr std::array<std::string_view, 9> kOtherFormats = {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference",
@@ -113,7 +108,7 @@ std::string_view nearly(std::string_view key) {
     const auto add = [&](const auto& list) {
       for (const auto one : list) out.emplace_back(rough(one), one);
     };
-    add(kSchemas), add(kSchemaLists), add(kSchemasByName), add(kEnforced), add(kUnsupported);
+    add(kSchemas), add(kSchemaLists), add(kSchemasByName), add(kEnforced);
     return out;
   }();
   const auto form = rough(key);
@@ -278,8 +273,7 @@ class Check {
   // alone: no other schema constrains the same value.
   void visit(Json& schema, const std::string& at, bool alone) {
     visited_.insert(at);
-    if (schema.is_boolean()) return;
-    if (!schema.is_object()) refuse(at, "a schema is an object or a boolean");
+    if (!schema.is_object()) return;
     if (merged_.contains(at)) alone = false;
     simplify(schema, at);
     for (const auto& [key, value] : schema.items()) check_keyword(schema, key, value, at);
@@ -314,17 +308,14 @@ class Check {
         schema.erase("propertyNames");
       }
     }
-    if (!schema.contains("format")) return;
-    if (!schema["format"].is_string()) refuse(pointer(at, "format"), "a text is expected");
+    if (!schema.contains("format") || !schema["format"].is_string()) return;
     const auto format = schema["format"].get<std::string>();
     const auto expression = format == "date" ? kDate : format == "time" ? kTime : format == "date-time" ? kDate + "T" + kTime : "";
     if (!expression.empty()) {
       if (schema.contains("pattern")) refuse(pointer(at, "pattern"), "pattern and format ", format, " exclude each other");
       schema.erase("format");
       schema["pattern"] = "^(" + expression + ")$";
-    } else if (is_in(kOtherFormats, format)) {
-      refuse(pointer(at, "format"), "the format ", format, " is not supported, and would be ignored: leave it out");
-    } else if (!is_in(kFormats, format)) {
+    } else if (!is_in(kFormats, format) && !is_in(kOtherFormats, format)) {
       const auto meant = std::ranges::find(kFormats, rough(format), [](auto one) { return rough(one); });
       if (meant != kFormats.end()) refuse(pointer(at, "format"), "the format ", format, " is unknown: is it ", *meant, "?");
       schema.erase("format");
@@ -333,7 +324,7 @@ class Check {
 
   void check_keyword(const Json& schema, const std::string& key, const Json& value, const std::string& at) {
     const auto here = pointer(at, key);
-    if (is_in(kUnsupported, key)) refuse(here, "the keyword ", key, " is not supported, and would be ignored: leave it out");
+    if (is_in(kOld, key)) refuse(here, "the keyword ", key, " is not supported, and would be ignored: leave it out");
     if (key == "prefixItems" && old_draft_) refuse(here, "prefixItems needs draft 2020-12, and $schema names an older one");
     if ((key == "$id" || key == "id") && !at.empty() && value.is_string()) {
       refuse(here, "a schema inside another one has no name of its own: references begin with #");
@@ -341,18 +332,12 @@ class Check {
     if (key == "$ref" && (!value.is_string() || !value.get<std::string>().starts_with('#'))) {
       refuse(here, "a reference begins with #, and leads into the same schema");
     }
-    if (key == "pattern") {
-      if (!value.is_string()) refuse(here, "a text is expected");
-      pattern(value.get<std::string>(), here);
-    }
-    if (is_in(kSchemasByName, key) && !value.is_object()) refuse(here, "an object of schemas is expected");
-    if (is_in(kSchemaLists, key) && !value.is_array()) refuse(here, "a list of schemas is expected");
+    if (key == "pattern" && value.is_string()) pattern(value.get<std::string>(), here);
     if (key == "items" && value.is_array() && !old_draft_)
       refuse(here, "a list of schemas is prefixItems since draft 2020-12");
-    if (key == "patternProperties") {
+    if (key == "patternProperties" && value.is_object()) {
       for (const auto& [name, inner] : value.items()) name_pattern(name, here);
     }
-    if (key == "type") check_types(value, here);
     if (key == "const" || key == "enum" || key.ends_with("imum") || key == "multipleOf") {
       check_numbers(value, here);
     }
@@ -361,29 +346,21 @@ class Check {
     if (!known && !key.starts_with("x-")) {
       if (const auto meant = nearly(key); !meant.empty()) refuse(here, "there is no keyword ", key, ": is it ", meant, "?");
     }
-    const auto required = schema.contains("required") && schema["required"].is_array() ? schema["required"].size() : 0;
-    if (key == "properties" && value.size() > required + kMaxOptional) {
+    if (key == "multipleOf" && value.is_number()) multiple_of(value, here);
+    if (key == "properties" && value.size() > names_in(schema).size() + kMaxOptional) {
       refuse(here, "more than ", kMaxOptional, " properties that are not required are not supported");
     }
-    if (key == "multipleOf" && value.is_number()) multiple_of(value, here);
-    if (key == "minProperties" && value.is_number()) {
-      // The names of other properties may repeat, so only one of them certainly counts.
-      if (value > required + 1) {
-        refuse(here, "more than one property beyond the required ones is not supported, since names may repeat");
-      }
+    // The names of other properties may repeat, so only one of them certainly counts.
+    if (key == "minProperties" && value.is_number() && value > names_in(schema).size() + 1) {
+      refuse(here, "more than one property beyond the required ones is not supported, since names may repeat");
     }
   }
 
-  void check_types(const Json& value, const std::string& here) {
-    const auto one = [&](const Json& name) {
-      if (!name.is_string() || !is_in(kTypes, name.get<std::string>())) refuse(here, "there is no type ", name.dump());
-    };
-    if (value.is_array()) {
-      if (value.empty()) refuse(here, "at least one type is expected");
-      for (const auto& name : value) one(name);
-    } else {
-      one(value);
-    }
+  static std::vector<std::string> names_in(const Json& schema) {
+    const auto required = schema.find("required");
+    const bool listed = required != schema.end() && required->is_array() &&
+                        std::ranges::all_of(*required, [](const auto& one) { return one.is_string(); });
+    return listed ? required->get<std::vector<std::string>>() : std::vector<std::string>();
   }
 
   void check_numbers(const Json& value, const std::string& here) {
@@ -432,20 +409,11 @@ class Check {
 
   // An object that names its properties has no others, unless another schema constrains it too.
   void check_object(Json& schema, const std::string& at, bool alone) {
-    if (schema.contains("required")) {
-      const auto& names = schema["required"];
-      if (!names.is_array() || !std::ranges::all_of(names, [](const auto& one) { return one.is_string(); })) {
-        refuse(pointer(at, "required"), "a list of names is expected");
-      }
-    }
     if (!alone || !is_alone(schema) || !schema.contains("properties") || schema.contains("patternProperties")) return;
-    if (schema.contains("required")) {
-      for (const auto& name : schema["required"]) {
-        if (!schema["properties"].contains(name.get<std::string>())) {
-          if (schema.contains("additionalProperties") && schema["additionalProperties"] != Json(false)) return;
-          refuse(pointer(at, "required"), name.dump(), " is not among properties");
-        }
-      }
+    for (const auto& name : names_in(schema)) {
+      if (schema["properties"].contains(name)) continue;
+      if (schema.contains("additionalProperties") && schema["additionalProperties"] != Json(false)) return;
+      refuse(pointer(at, "required"), '"', name, "\" is not among properties");
     }
     schema["additionalProperties"] = false;
   }
@@ -577,9 +545,9 @@ std::string place_of_error(const Json& schema, const std::function<std::string(c
   std::string place;
   // Whether a subschema has the same error as the whole. It gets the definitions that it may refer to.
   const auto fails = [&](Json inner) {
-    if (!inner.is_object() || std::chrono::steady_clock::now() - begun > kLongest) return false;
+    if (std::chrono::steady_clock::now() - begun > kLongest) return false;
     for (const auto* const key : {"$schema", "$defs", "definitions", "x-guidance"}) {
-      if (schema.contains(key) && !inner.contains(key)) inner[key] = schema[key];
+      if (inner.is_object() && schema.contains(key) && !inner.contains(key)) inner[key] = schema[key];
     }
     return error(inner) == whole;
   };

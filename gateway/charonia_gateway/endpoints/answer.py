@@ -35,7 +35,7 @@ from charonia_gateway.record import Record, current_record
 log = logging.getLogger("charonia_gateway")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
-_MAX_FAILURES = 3  # of servers that were asked to continue, without a new token
+_MIN_TRIES = 3  # without a new token; with more servers, each may fail once
 _MAX_RESUMES = 16  # of a request
 _BEGIN_WAIT_S = 5.0  # for a server that can begin a request, after another one failed
 _LOOK_AGAIN_S = 0.1  # for a server that can continue
@@ -69,7 +69,7 @@ class Answer:
 
     def __init__(self, pool: Servers, request: GenerateRequest, id: str, timeout_s: float | None) -> None:
         self.endpoint: Endpoint | None = None  # the server that has the request
-        self.fingerprint: str | None = None  # of that server
+        self.session_id = request.session_id
         self.first: list[GenerateResponse] = []
         self._rest: AsyncGenerator[GenerateResponse, None] | None = None
         self._pool = pool
@@ -80,12 +80,12 @@ class Answer:
         self._timeout_s = timeout_s
         self._owner: str | None = None
         self._progress = Progress(request)
-        self._promise: str | None = None  # of the servers that have computed `_progress`; None: none
+        self._stopped = False
         self._num_tokens = 0  # the most tokens that had arrived when a server failed
         # Since the last new token.
         self._tried: list[Endpoint] = []
         self._failures: list[CharoniaError] = []
-        self._begin_until = self._resume_until = 0.0
+        self._failed_at = 0.0  # time of the first failure
         self._num_asked = 0  # servers to continue
         self._num_resumes = 0  # the same without servers that were full
         self._record = current_record.get() or Record()
@@ -99,8 +99,6 @@ class Answer:
             try:
                 await self._send(endpoint)
                 await self._read_first()
-                if self.fingerprint is None:  # a busy server may describe itself late
-                    self._promise = await self._identify(endpoint)
                 return await self._keep_session(endpoint)
             except (Overloaded, Unavailable) as error:
                 if self._failed(error):
@@ -108,14 +106,17 @@ class Answer:
             except BaseException:
                 await self.aclose()
                 raise
-        raise await pool.explained(pool.summary(self._failures))
+        if not self._stopped:
+            raise await pool.explained(pool.summary(self._failures))
+        self._rest = _cancelled()
+        await self._read_first()
 
     async def resume(self, error: CharoniaError) -> None:
         """Lets another server continue after an error of the current one: `rest` then has the next parts. If no server
         can, raises the first error since the last new token."""
         while (
             not self._failed(error)
-            and (self._can_move() or not self._progress.begun)
+            and (self._moves() or not self._progress.begun)
             and (endpoint := await self._choose())
         ):
             try:
@@ -123,13 +124,21 @@ class Answer:
                 return await self._keep_session(endpoint)
             except (Overloaded, Unavailable) as failure:
                 error = failure
-        raise self._failures[0]
+        if not self._stopped:
+            raise self._failures[0]
+        self._rest = _cancelled()
 
-    async def leave_draining_server(self) -> None:
+    def leave_draining_server(self) -> None:
         """Moves the request if its server drains and another server can continue."""
-        now = self.endpoint
-        if now and now.draining and self._can_move() and await self._able() and now is self.endpoint:
-            now.client.move(self._engine_id)
+        if self.endpoint and self.endpoint.draining and self._moves() and self._able():
+            self.endpoint.client.move(self._engine_id)
+
+    def stop(self) -> None:
+        """A stop request of the session has arrived. Ends the request if it waits for a server, or if the next server
+        has not begun it, because that server may not know the session yet."""
+        self._stopped = True
+        if self.endpoint and self._failures and self._progress.num_tokens <= self._num_tokens:
+            self.endpoint.client.move(self._engine_id)
 
     async def aclose(self) -> None:
         self._release()
@@ -138,53 +147,58 @@ class Answer:
             await self._rest.aclose()
 
     @property
+    def fingerprint(self) -> str | None:
+        """Of the server."""
+        return self._progress.fingerprint
+
+    @property
     def rest(self) -> AsyncGenerator[GenerateResponse, None]:
         assert self._rest
         return self._rest
 
     # --- one server after the other
 
-    def _can_move(self) -> bool:
-        """Whether another server can continue after the last token."""
+    def _moves(self) -> bool:
+        """Whether tokens have arrived, and another server can continue after them."""
         return (
-            self._promise is not None
+            self._progress.begun
+            and self._progress.promise is not None
             and self._progress.resumable
             and not self._request.interactive
             and self._num_resumes < _MAX_RESUMES
         )
 
-    def _waits(self) -> bool:
-        """Whether a request without tokens waits for a healthy server."""
-        failed = bool(self._failures) and isinstance(self._failures[-1], Unavailable)
-        several = len(self._pool.endpoints) > 1 and not self._request.interactive
-        return failed and several and len(self._failures) < _MAX_FAILURES and time.monotonic() < self._begin_until
-
-    async def _able(self) -> list[Endpoint]:
+    def _able(self) -> list[Endpoint]:
         """The servers that can continue."""
-        healthy = [one for one in self._pool.endpoints if one.usable and not one.doubtful]
-        return [one for one in healthy if await one.promise() == self._promise]
+        return [one for one in self._healthy() if one.promise == self._progress.promise]
+
+    def _healthy(self) -> list[Endpoint]:
+        return [one for one in self._pool.endpoints if one.usable and not one.doubtful]
 
     async def _choose(self) -> Endpoint | None:
-        """Returns the next server to try. After a failure the request waits for one: 5 s at most if it has no tokens,
-        longer if it has some, because the failed server may restart."""
-        while True:
-            servers = self._pool.endpoints
-            if not self._progress.begun or not self._can_move():
-                endpoint = choose(servers, self._request, self._tried, self._owner)
-                if endpoint or not self._waits():
+        """Returns the next server to try. After a failure the request waits until a server is healthy, because the
+        failed server may restart. A whole response begins again if no server can continue: its client has nothing."""
+        while not self._stopped:
+            choices = [self._pool.endpoints]
+            if self._moves():
+                choices = [self._able()] if self._request.stream else [self._able(), self._healthy()]
+            for servers in choices:
+                if endpoint := choose(servers, self._request, self._tried, self._owner):
                     return endpoint
-                if healthy := [one for one in servers if one.usable and not one.doubtful]:
-                    return choose(healthy, self._request, (), self._owner)
-                await asyncio.sleep(_LOOK_AGAIN_S)
-                continue
-            endpoint = choose(await self._able(), self._request, self._tried, self._owner)
-            if endpoint is None and not self._request.stream:  # the client has nothing yet: any server can begin again
-                endpoint = choose([one for one in servers if one.usable], self._request, self._tried, self._owner)
-            if endpoint or time.monotonic() >= self._resume_until:
-                return endpoint
-            self._tried.clear()
-            full = isinstance(self._failures[-1], Overloaded)
-            await asyncio.sleep(_ASK_AGAIN_S if full else _LOOK_AGAIN_S)
+            if time.monotonic() >= self._failed_at + self._wait_s():
+                break
+            await asyncio.sleep(_ASK_AGAIN_S if isinstance(self._failures[-1], Overloaded) else _LOOK_AGAIN_S)
+            self._tried = [one for one in self._tried if one.doubtful]
+        return None
+
+    def _wait_s(self) -> float:
+        """How long the request waits for a healthy server after its first failure."""
+        if self._moves():
+            return self._pool.resume_timeout_s
+        full = not self._failures or isinstance(self._failures[-1], Overloaded)
+        if full or len(self._pool.endpoints) == 1 or self._request.interactive:
+            return 0
+        return min(_BEGIN_WAIT_S, self._pool.resume_timeout_s)
 
     async def _send(self, endpoint: Endpoint) -> None:
         """Sends the request, with the tokens that have arrived, to a server. `rest` then has the parts."""
@@ -197,11 +211,8 @@ class Answer:
         moved = self._owner is not None and endpoint.target != self._owner
         if moved and self._owner and request.interactive:
             await pool.lose(request.session_id, self._owner)
-        promise = await self._identify(endpoint)
-        if self._promise is None or promise != self._promise or not self._progress.resumable:
-            if request.stream and self._progress.begun:
-                raise Unavailable(f"the tokens of server {endpoint.target} may differ")
-            self._begin_again(promise)
+        if not self._moves() or endpoint.promise != self._progress.promise:
+            self._begin_again(endpoint)
         if self._progress.begun:
             self._num_asked += 1
             self._engine_id = f"{self._id}.{self._num_asked}"
@@ -226,16 +237,9 @@ class Answer:
         if moved and request.session_id is not None:  # an outdated history must not be continued
             await endpoint.client.end_session(request.session_id)
 
-    async def _identify(self, endpoint: Endpoint) -> str | None:
-        """Sets the fingerprint, and returns the promise as Endpoint.promise() does."""
-        info = await endpoint.model_info()
-        self.fingerprint = info.get("fingerprint")
-        return self.fingerprint if info.get("deterministic") else None
-
-    def _begin_again(self, promise: str | None) -> None:
-        joins = promise is not None and len(self._pool.endpoints) > 1 and not self._request.interactive
+    def _begin_again(self, endpoint: Endpoint) -> None:
+        joins = endpoint.promise is not None and not self._request.interactive
         self._progress = Progress(self._request, joins=joins)
-        self._promise = promise
         self.first.clear()
         self._record.num_logprobs -= self._num_logprobs
         self._num_logprobs = 0
@@ -271,21 +275,25 @@ class Answer:
             self._num_tokens = self._progress.num_tokens
             self._failures.clear()
             self._tried = [endpoint] if endpoint else []
-            self._resume_until = time.monotonic() + self._pool.resume_timeout_s
         if not self._failures:
-            self._begin_until = time.monotonic() + min(_BEGIN_WAIT_S, self._pool.resume_timeout_s)
+            self._failed_at = time.monotonic()
         self._failures.append(error)
         lost = sum(isinstance(one, ConnectionLost) for one in self._failures)
         failed = sum(isinstance(one, Unavailable) and not isinstance(one, Moved) for one in self._failures)
         late = self._timeout_s is not None and time.monotonic() - self._began >= self._timeout_s
         spent = late or self._num_resumes >= _MAX_RESUMES
-        return spent or lost >= _MAX_LOST_CONNECTIONS or (self._progress.begun and failed >= _MAX_FAILURES)
+        return spent or lost >= _MAX_LOST_CONNECTIONS or failed >= max(_MIN_TRIES, len(self._pool.endpoints))
 
     def _release(self) -> Endpoint | None:
         endpoint, self.endpoint = self.endpoint, None
         if endpoint:
             endpoint.release()
         return endpoint
+
+
+async def _cancelled() -> AsyncGenerator[GenerateResponse, None]:
+    """The part that ends a stopped request."""
+    yield GenerateResponse("", (), "cancelled")
 
 
 def _with_less_time(request: GenerateRequest, gone_s: float) -> GenerateRequest:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from charonia_client import CharoniaError, NotReady, Unresponsive
+from charonia_client.progress import promise_of
 from charonia_client.waiting import comes_within
 
 from charonia_gateway.endpoints.server import Server
@@ -17,7 +17,6 @@ log = logging.getLogger("charonia_gateway")
 
 MISSED_UNTIL_DOWN = 3
 PASSED_UNTIL_UP = 2
-DESCRIPTION_TIMEOUT_S = 1.0
 
 
 class Endpoint:
@@ -35,6 +34,7 @@ class Endpoint:
         self.draining = False  # it answers checks, but it is not ready
         self.doubtful = False
         self.reason = "it has not been checked yet"  # why it is not up
+        self.info: dict[str, Any] = {}  # Client.model_info() at the last passed check
         self.removed = False  # it is no longer in the list: no new request, closed after its last one
         self.requests = 0
         self.turn = 0  # when it was chosen last: breaks ties
@@ -116,6 +116,7 @@ class Endpoint:
     async def _check(self, timeout_s: float) -> None:
         try:
             await self.client.check(timeout_s)
+            self.info = await self.client.model_info(timeout_s)
         except Unresponsive as error:
             self.missed(str(error))
         except CharoniaError as error:
@@ -123,14 +124,7 @@ class Endpoint:
         else:
             self.passed()
 
-    async def model_info(self) -> dict[str, Any]:
-        """Client.model_info(), which is requested once for each loaded model. {} if it is not known."""
-        with contextlib.suppress(CharoniaError):
-            return await self.client.model_info(DESCRIPTION_TIMEOUT_S)
-        return {}
-
-    async def promise(self) -> str | None:
-        """Servers with the same promise give a request the same tokens. None: the tokens depend on more than the
-        request, or the server does not describe itself."""
-        info = await self.model_info()
-        return info.get("fingerprint") if info.get("deterministic") else None
+    @property
+    def promise(self) -> str | None:
+        """charonia_client's promise_of() at the last passed check."""
+        return promise_of(self.info)

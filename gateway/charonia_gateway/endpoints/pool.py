@@ -174,7 +174,7 @@ class Pool:
 
     async def _compare(self) -> None:
         """Warns if servers cannot continue each other's responses."""
-        promises = {one.target: await one.promise() for one in self.endpoints if one.usable}
+        promises = {one.target: one.promise for one in self.endpoints if one.usable}
         if len(set(promises.values())) > 1:
             log.warning(
                 "the servers differ in weights, settings or processor, so some cannot continue the responses of others "
@@ -184,7 +184,7 @@ class Pool:
 
     async def _leave_draining_servers(self) -> None:
         for answer in list(self.answers):
-            await answer.leave_draining_server()
+            answer.leave_draining_server()
 
     def summary(self, failures: list[CharoniaError]) -> CharoniaError:
         """The error for the client: the shortest wait if a server was overloaded, else the last failure."""
@@ -227,10 +227,15 @@ class Pool:
         )
 
     async def stop_session(self, session_id: str) -> None:
-        await self._notify(session_id, lambda client: client.stop(session_id=session_id))
+        await self._stop(session_id, lambda client: client.stop(session_id=session_id))
 
     async def cancel_session(self, session_id: str) -> None:
-        await self._notify(session_id, lambda client: client.cancel(session_id=session_id))
+        await self._stop(session_id, lambda client: client.cancel(session_id=session_id))
+
+    async def _stop(self, session_id: str, action: Callable[[Server], Awaitable[None]]) -> None:
+        for answer in [one for one in self.answers if one.session_id == session_id]:
+            answer.stop()
+        await self._notify(session_id, action)
 
     async def end_session(self, session_id: str) -> None:
         """Let the servers forget a session. If its server cannot be reached, its history is not continued later."""

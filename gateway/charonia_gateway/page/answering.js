@@ -2,9 +2,12 @@
 
 import * as api from "./api.js";
 import { path } from "./conversations.js";
+import * as mcp from "./mcp.js";
 import { parseTools, preferences } from "./preferences.js";
 import { isWell, look, tell, untilReady } from "./server_watch.js";
 
+/** The fields of a response that is not complete. */
+export const MOMENTARY = ["state", "waitS", "waitsFor", "progress"];
 const LONGEST_WAIT_S = 30;
 const COME_AGAIN = ["busy", "limit", "away", "unloaded"]; // kinds of errors
 
@@ -28,11 +31,18 @@ function toApi(message) {
 /** The body of the request for a response to `parent`. */
 export function requestBody(conversation, parent, model) {
   const messages = path(conversation, parent).map(toApi);
-  if (preferences.system.trim()) messages.unshift({ role: "system", content: preferences.system });
-  const body = { model, messages, ...preferences.sampling };
-  const tools = parseTools(preferences.tools);
-  if (tools.length) body.tools = tools;
-  return body;
+  const settings = conversation.settings ?? preferences;
+  if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
+  const tools = conversation.toolsOff ? [] : [...parseTools(settings.tools), ...mcp.functions()];
+  return { model, messages, ...settings.sampling, ...responseFormat(settings), ...(tools.length && { tools }) };
+}
+
+function responseFormat({ format, schema, regex }) {
+  if (format === "regex") return regex && { structured_outputs: { regex } };
+  if (format === "json_schema" && schema.trim()) {
+    return { response_format: { type: format, json_schema: { name: "answer", schema: JSON.parse(schema), strict: true } } };
+  }
+  return format && { response_format: { type: "json_object" } };
 }
 
 /** Waits, and calls tick(seconds left) meanwhile. An aborted signal throws early. */
@@ -60,17 +70,24 @@ function takeCalls(answer, deltas) {
 
 const SHORT_MS = 50; // shorter intervals measure only the network's speed
 
-/** Tokens per second: the server's measurement, else from the times of arrival. */
-function speed({ completion_tokens: count }, timings, ms) {
-  return timings ? timings.predicted_per_second : ms > SHORT_MS ? ((count - 1) * 1000) / ms : null;
+/** The tokens and their speed, as far as the server has measured them; else from the times of arrival. */
+function figures({ usage, timings }, begunTokens, ms) {
+  const prompt = usage?.prompt_tokens ?? timings.cache_n + timings.prompt_n;
+  const completion = usage?.completion_tokens ?? timings.predicted_n;
+  return {
+    tokensPerS: timings ? timings.predicted_per_second : ms > SHORT_MS ? ((completion - 1) * 1000) / ms : null,
+    promptTokens: prompt - begunTokens,
+    completionTokens: begunTokens + completion,
+  };
 }
 
-/** Reads one stream. Times and speed are for this stream, tokens for the whole response. */
-async function take(answer, pieces, changed) {
+/** Reads one stream. Times and speed are for this stream, tokens for the whole response, of which begunTokens were there. */
+async function take(answer, pieces, begunTokens, changed) {
   const sent = performance.now();
   let first = null;
   let last = null;
-  for await (const { delta, finish, usage, timings, begunTokens = 0 } of pieces) {
+  for await (const piece of pieces) {
+    const { delta, finish, usage, timings, progress } = piece;
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
       last = performance.now();
       first ??= last;
@@ -79,15 +96,11 @@ async function take(answer, pieces, changed) {
     if (delta.content) answer.content += delta.content;
     if (delta.tool_calls) takeCalls(answer, delta.tool_calls);
     if (finish) answer.finish = finish;
-    if (usage) {
-      answer.stats = {
-        firstTokenS: first === null ? null : (first - sent) / 1000,
-        tokensPerS: speed(usage, timings, last - first),
-        promptTokens: usage.prompt_tokens - begunTokens,
-        completionTokens: begunTokens + usage.completion_tokens,
-      };
+    if (usage || timings) {
+      answer.stats = { firstTokenS: first === null ? null : (first - sent) / 1000, ...figures(piece, begunTokens, last - first) };
     }
-    answer.state = "writing";
+    answer.state = progress ? "reading" : "writing";
+    answer.progress = progress;
     changed();
   }
 }
@@ -103,13 +116,19 @@ export async function write(conversation, answer, { model, begun, signal, change
   Object.assign(answer, { state: "waiting", finish: null, error: null });
   let wait = 1;
   let again = false; // whether the models were requested again
+  const before = answer.content;
+  const begunTokens = begun ? (answer.stats?.completionTokens ?? 0) : 0;
   for (;;) {
-    const before = answer.content;
     const fresh = () => (begun ? answer.content === before : isEmpty(answer));
     try {
       answer.model = await model(again);
+      if (!conversation.toolsOff) await mcp.settled();
       const body = requestBody(conversation, answer.parent, answer.model);
-      await take(answer, begun ? api.continuation(body, before, signal) : api.chat(body, signal), changed);
+      if (begun) {
+        body.messages.push({ role: "assistant", content: before });
+        Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+      }
+      await take(answer, api.chat(body, signal), begunTokens, changed);
       tell(null);
       break;
     } catch (error) {
@@ -148,8 +167,6 @@ export async function write(conversation, answer, { model, begun, signal, change
       }
     }
   }
-  delete answer.state;
-  delete answer.waitS;
-  delete answer.waitsFor;
+  for (const name of MOMENTARY) delete answer[name];
   changed();
 }

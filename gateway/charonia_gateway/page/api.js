@@ -77,19 +77,12 @@ async function request(path, { body, signal } = {}) {
 
 const json = async (path, options) => (await request(path, options)).json();
 
-/** The model's defaults of sampling parameters by name. */
-export async function defaultSampling(model) {
-  const { data } = await json("v1/models");
-  return data.find(({ id }) => id === model)?.default_sampling_parameters ?? {};
-}
-
-/** The context length in tokens by the name of the model; null if unknown. The server may have none of a key's models.
- */
+/** The descriptions of the models by name. The server may have none of a key's models. */
 export async function models() {
   const key = apiKey();
   const { data } = await json("v1/models");
   if (!data.length) throw new ServerError("key", text("noModels"), { key });
-  return new Map(data.map((model) => [model.id, model.max_model_len ?? null]));
+  return new Map(data.map((model) => [model.id, model]));
 }
 
 /** Why requests cannot be served now, or null. */
@@ -142,7 +135,7 @@ const noting = () =>
 async function* stream(path, body, signal) {
   const key = apiKey(); // the key of this request; it may have changed when an error arrives
   const response = await request(path, {
-    body: { ...body, stream: true, stream_options: { include_usage: true }, timings: true },
+    body: { ...body, stream: true, stream_options: { include_usage: true }, timings_per_token: true, return_progress: true },
     signal,
   });
   const events = response.body.pipeThrough(noting()).pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream());
@@ -165,29 +158,16 @@ async function* stream(path, body, signal) {
   }
 }
 
-/** The pieces of a response to a conversation: {delta, finish, usage, timings}. */
+/** The pieces of a response to a conversation: {delta, finish, usage, timings, progress}. */
 export async function* chat(body, signal) {
   for await (const chunk of stream("v1/chat/completions", body, signal)) {
     const choice = chunk.choices?.[0];
-    yield { delta: choice?.delta ?? {}, finish: choice?.finish_reason, usage: chunk.usage, timings: chunk.timings };
-  }
-}
-
-/** The pieces that continue `begun`, a truncated response. The model receives the conversation's tokens and
- * begunTokens, without a new turn. */
-export async function* continuation(body, begun, signal) {
-  const { messages, tools, max_completion_tokens: longest, model, ...sampling } = body;
-  const conversation = await json("tokenize", { body: { model, messages, ...(tools && { tools }) }, signal });
-  const answer = await json("tokenize", { body: { model, prompt: begun, add_special_tokens: false }, signal });
-  const completion = { ...sampling, model, prompt: [...conversation.tokens, ...answer.tokens], max_tokens: longest ?? null };
-  for await (const chunk of stream("v1/completions", completion, signal)) {
-    const choice = chunk.choices?.[0];
     yield {
-      delta: { content: choice?.text ?? "" },
+      delta: choice?.delta ?? {},
       finish: choice?.finish_reason,
       usage: chunk.usage,
       timings: chunk.timings,
-      begunTokens: answer.tokens.length,
+      progress: chunk.prompt_progress,
     };
   }
 }

@@ -1,6 +1,7 @@
 // Conversations: trees of messages, kept in this browser's IndexedDB.
 //
-// conversation  {id, title, created, updated, leaf, messages: {id: message}}
+// conversation  {id, title, created, updated, leaf, messages: {id: message}}, and if they differ from other chats' the
+//               settings (preferences.js), toolsOff, and the tools that may run without a question (allowed)
 // message       {id, parent, role, content, created}, and as its role needs files (of the user), or reasoning, toolCalls,
 //               finish, error, stats (of the assistant), or toolCallId (of a tool)
 // An edited message and a regenerated response are siblings of the old one. `leaf` is the end of the shown branch.
@@ -10,9 +11,9 @@ import { openDB } from "./libraries/idb/build/index.js";
 import { openChannel } from "./site_data.js";
 
 const STORE = "conversations";
-const FORMAT = "charonia-chat-1";
 const REMEMBERED_MS = 30 * 24 * 3600 * 1000; // how long a deletion is remembered
-const ROLES = ["user", "assistant", "tool"];
+// Fields that a user changes, by the field with the time of the change. The latest change of all tabs holds.
+const CHANGED = [["renamed", ["title"]], ["adjusted", ["settings", "toolsOff", "allowed"]]];
 const CLAIM_MS = 2000; // time for a tab to report its running responses; a tab that draws a huge response is slow
 
 let database;
@@ -51,8 +52,9 @@ export async function save(conversation, undo = false) {
   const transaction = database.transaction(STORE, "readwrite");
   const kept = await transaction.store.get(conversation.id);
   if (kept?.removed && !undo) return false;
-  if ((kept?.renamed ?? 0) > (conversation.renamed ?? 0)) {
-    Object.assign(conversation, { title: kept.title, renamed: kept.renamed }); // another tab renamed it, while this one wrote
+  for (const [changed, names] of CHANGED) {
+    if (!((kept?.[changed] ?? 0) > (conversation[changed] ?? 0))) continue;
+    for (const name of [changed, ...names]) conversation[name] = kept[name]; // another tab changed it, while this one wrote
   }
   const stored = kept?.messages ?? {};
   let grown = false;
@@ -81,13 +83,18 @@ export async function remove(id) {
   channel.postMessage(id);
 }
 
-/** Answers other tabs' requests for the messages that this tab is writing: `ids()`. */
-export function tellWhatIsWritten(ids) {
+/** Answers other tabs' requests: for the ids of the messages that this tab is writing, and to stop the response in a
+ * conversation. */
+export function answerTabs({ written, stop }) {
   writers.onmessage = ({ data }) => {
-    const mine = ids();
+    const mine = written();
     if (data.ask && mine.length) writers.postMessage({ writes: mine });
+    if (data.stop) stop(data.stop);
   };
 }
+
+/** Stops the response that another tab is writing in a conversation. */
+export const stopElsewhere = (id) => writers.postMessage({ stop: id });
 
 /** The ids of the messages that other tabs are writing. */
 export async function writtenElsewhere() {
@@ -100,7 +107,7 @@ export async function writtenElsewhere() {
   return found;
 }
 
-const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 export function newConversation() {
   return { id: newId(), title: "", created: Date.now(), updated: Date.now(), leaf: null, messages: {} };
@@ -114,6 +121,14 @@ export function add(conversation, parent, fields) {
   conversation.leaf = message.id;
   conversation.updated = Date.now();
   return message;
+}
+
+/** Adds the messages of another copy of a conversation. Returns whether there are any. */
+export function adopt(conversation, copy) {
+  const added = Object.keys(copy.messages).filter((id) => !(id in conversation.messages));
+  for (const id of added) conversation.messages[id] = copy.messages[id];
+  below.delete(conversation);
+  return added.length > 0;
 }
 
 /** The messages from the first to `leaf`, in order. */
@@ -154,72 +169,4 @@ export function matches(conversation, query) {
   const texts = [conversation.title, ...Object.values(conversation.messages).map((message) => message.content)];
   const text = texts.join("\n").toLowerCase();
   return words.every((word) => text.includes(word));
-}
-
-export const exported = (conversations) => JSON.stringify({ format: FORMAT, conversations }, null, 1);
-
-const string = (value, name) => {
-  if (typeof value !== "string") throw new Error(`${name}: expected a string`);
-  return value;
-};
-
-const time = (value) => (Number.isFinite(value) ? value : Date.now());
-
-const number = (value) => (Number.isFinite(value) ? value : null);
-
-function importedMessage(raw) {
-  const message = {
-    id: string(raw.id, "id"),
-    parent: raw.parent === null ? null : string(raw.parent, "parent"),
-    created: time(raw.created),
-    role: string(raw.role, "role"),
-    content: string(raw.content, "content"),
-  };
-  if (!ROLES.includes(message.role)) throw new Error(`role: expected one of ${ROLES.join(", ")}`);
-  for (const name of ["reasoning", "finish", "error", "toolCallId", "model"]) {
-    if (raw[name] !== undefined && raw[name] !== null) message[name] = string(raw[name], name);
-  }
-  if (Array.isArray(raw.files)) {
-    message.files = raw.files.map((file) => ({ name: string(file.name, "name"), text: string(file.text, "text") }));
-  }
-  if (Array.isArray(raw.toolCalls)) {
-    message.toolCalls = raw.toolCalls.map((call) => ({
-      id: string(call.id, "id"),
-      name: string(call.name, "name"),
-      arguments: string(call.arguments, "arguments"),
-    }));
-  }
-  if (raw.stats && typeof raw.stats === "object") {
-    message.stats = Object.fromEntries(
-      ["firstTokenS", "tokensPerS", "promptTokens", "completionTokens"].map((name) => [name, number(raw.stats[name])]),
-    );
-  }
-  return message;
-}
-
-function importedConversation(raw) {
-  const conversation = { ...newConversation(), title: string(raw.title, "title"), created: time(raw.created), updated: time(raw.updated) };
-  const messages = new Map(Object.values(raw.messages ?? {}).map((one) => [one.id, importedMessage(one)]));
-  const rooted = new Set([null]); // messages whose path to the first message is verified
-  for (const message of messages.values()) {
-    const visited = new Set();
-    for (let id = message.id; !rooted.has(id); id = messages.get(id).parent) {
-      if (!messages.has(id) || visited.has(id)) throw new Error(`parent: ${id} is not a message before ${message.id}`);
-      visited.add(id);
-    }
-    visited.forEach((id) => rooted.add(id));
-  }
-  conversation.messages = Object.fromEntries(messages);
-  if (raw.leaf !== null && !messages.has(raw.leaf)) throw new Error(`leaf: there is no message ${raw.leaf}`);
-  conversation.leaf = raw.leaf;
-  return conversation;
-}
-
-/** The conversations of an exported file, with new ids. Throws an error that describes an invalid file. */
-export function imported(text) {
-  const file = JSON.parse(text);
-  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) {
-    throw new Error(`expected a file that this page has exported ("format": "${FORMAT}")`);
-  }
-  return file.conversations.map(importedConversation);
 }

@@ -1,8 +1,9 @@
 // The dialogs: settings, and the API key.
 
 import { html, nothing } from "./libraries/lit-html/lit-html.js";
-import { chatParameters, defaultSampling } from "./api.js";
+import { chatParameters } from "./api.js";
 import { language, text } from "./languages.js";
+import * as mcp from "./mcp.js";
 import { iconButton } from "./message_view.js";
 import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
 import * as actions from "./state.js";
@@ -22,15 +23,14 @@ const PARAMETERS = [
   "reasoning_effort",
 ];
 let parameters = null; // by name; undefined if the gateway does not describe them
-let defaults = {}; // of the model, by the parameter's name
-let toolsError = "";
+let errors = {}; // rejected input by the setting's name
 
 export async function openSettings() {
   state.settingsOpen = true;
-  toolsError = "";
+  errors = {};
+  mcp.connectAll(actions.update); // again to those that failed
   actions.update();
   parameters ??= await chatParameters().catch(() => undefined);
-  defaults = await defaultSampling(state.model).catch(() => ({}));
   actions.update();
 }
 
@@ -40,16 +40,14 @@ const closeSettings = () => {
 };
 
 function setSampling(name, value) {
-  const { [name]: _, ...rest } = preferences.sampling;
-  setPreference("sampling", value === null ? rest : { ...rest, [name]: value });
-  actions.update();
+  const { [name]: _, ...rest } = actions.settings().sampling;
+  actions.set("sampling", value === null ? rest : { ...rest, [name]: value });
 }
 
 /** Also resets the fields: drawing does not replace rejected input or a selected option. */
 function resetSampling() {
-  setPreference("sampling", {});
+  actions.set("sampling", {});
   for (const field of document.querySelectorAll(".parameters :is(input, select)")) field.value = "";
-  actions.update();
 }
 
 function range({ minimum, maximum }) {
@@ -62,7 +60,8 @@ function range({ minimum, maximum }) {
 function parameter(name) {
   const schema = parameters[name];
   if (!schema) return nothing;
-  const value = preferences.sampling[name];
+  const value = actions.settings().sampling[name];
+  const defaults = state.models.get(state.model)?.default_sampling_parameters ?? {};
   const help = text("help")[name] ?? schema.description;
   const change = (event) => {
     const field = event.target;
@@ -107,15 +106,61 @@ function chooser(name, label, options) {
   </label>`;
 }
 
-function changeTools(event) {
-  try {
-    parseTools(event.target.value);
-    toolsError = "";
-    setPreference("tools", event.target.value);
-  } catch (error) {
-    toolsError = text("toolsWrong", error.message);
-  }
-  actions.update();
+/** A field for code. check() throws an error for the user. */
+function codeField(name, check = () => {}) {
+  const change = ({ target }) => {
+    try {
+      check(target.value);
+      delete errors[name];
+      actions.set(name, target.value);
+    } catch (error) {
+      errors[name] = text("notSaved", error.message);
+      actions.update();
+    }
+  };
+  return html`<label class="block">
+    ${text(name)}
+    <textarea class="code" rows="4" spellcheck="false" .value=${actions.settings()[name]} @change=${change}></textarea>
+    <span class="hint ${errors[name] ? "problem" : ""}" role="status">${errors[name] ?? text(`${name}Help`)}</span>
+  </label>`;
+}
+
+const FORMATS = ["", "json_object", "json_schema", "regex"];
+
+function answerFormat() {
+  const { format } = actions.settings();
+  return html`<label class="row">
+      <b>${text("format")}</b>
+      <select @change=${(event) => actions.set("format", event.target.value)}>
+        ${FORMATS.map((one) => html`<option value=${one} ?selected=${one === format}>${text("formats")[one]}</option>`)}
+      </select>
+    </label>
+    ${format === "json_schema" ? codeField("schema", JSON.parse) : nothing} ${format === "regex" ? codeField("regex") : nothing}`;
+}
+
+function presets() {
+  const save = (event) => {
+    event.preventDefault();
+    const { name } = event.target.elements;
+    actions.savePreset(name.value.trim());
+    name.value = "";
+    actions.update();
+  };
+  return html`<fieldset>
+    <legend>${text("presets")}</legend>
+    <div class="files">
+      ${Object.keys(preferences.presets).map(
+        (name) => html`<span class="file chip">
+          <button type="button" class="link" @click=${() => actions.applyPreset(name)}>${name}</button>
+          ${iconButton("close", text("removePreset", name), () => actions.removePreset(name))}
+        </span>`,
+      )}
+    </div>
+    <form class="row" @submit=${save}>
+      <input name="name" required pattern=".*[^ ].*" maxlength="60" aria-label=${text("presetName")} placeholder=${text("presetName")}>
+      <button type="submit" class="plain">${text("savePreset")}</button>
+    </form>
+  </fieldset>`;
 }
 
 function forgetKey() {
@@ -123,18 +168,47 @@ function forgetKey() {
   actions.notify(text("keyForgotten"));
 }
 
+function serverItem(server) {
+  const { tools, error, ready } = mcp.status(server);
+  const words = error ?? (ready ? tools.map(({ name }) => name).join(", ") || text("noTools") : text("connecting"));
+  const remove = () => actions.setServers(preferences.servers.filter((one) => one !== server));
+  return html`<li>
+    <div class="row"><code>${server.url}</code>${iconButton("close", text("removeServer", server.url), remove)}</div>
+    <p class="hint ${error ? "problem" : ""}" role="status">${words}</p>
+  </li>`;
+}
+
+function toolServers() {
+  const add = (event) => {
+    event.preventDefault();
+    const { url, token } = event.target.elements;
+    const others = preferences.servers.filter((one) => one.url !== url.value);
+    actions.setServers([...others, { url: url.value, token: token.value }]);
+    event.target.reset();
+  };
+  return html`<fieldset>
+    <legend>${text("servers")}</legend>
+    <p class="hint">${text("serversHelp")}</p>
+    <ul class="servers">${preferences.servers.map(serverItem)}</ul>
+    <form class="row" @submit=${add}>
+      <input name="url" type="url" required pattern="https?://.+" aria-label=${text("serverUrl")} placeholder="https://…/mcp">
+      <input name="token" type="password" autocomplete="off" aria-label=${text("serverToken")} placeholder=${text("serverToken")}>
+      <button type="submit" class="plain">${text("addServer")}</button>
+    </form>
+  </fieldset>`;
+}
+
 const settingsBody = () => html`
+  <label class="check">
+    <input type="checkbox" .checked=${Boolean(state.current.settings)} @change=${(event) => actions.setOwn(event.target.checked)}>
+    ${text("ownSettings")}
+  </label>
   <label class="block">
     ${text("systemPrompt")}
-    <textarea rows="4" .value=${preferences.system} @change=${(event) => setPreference("system", event.target.value)}></textarea>
+    <textarea rows="4" .value=${actions.settings().system} @change=${(event) => actions.set("system", event.target.value)}></textarea>
     <span class="hint">${text("systemHelp")}</span>
   </label>
-  ${sampling()}
-  <label class="block">
-    ${text("tools")}
-    <textarea class="code" rows="4" spellcheck="false" .value=${preferences.tools} @change=${changeTools}></textarea>
-    <span class="hint ${toolsError ? "problem" : ""}" role="status">${toolsError || text("toolsHelp")}</span>
-  </label>
+  ${sampling()} ${answerFormat()} ${codeField("tools", parseTools)} ${toolServers()} ${presets()}
   <fieldset>
     <legend>${text("appearance")}</legend>
     ${chooser("theme", text("theme"), [["", text("themeAuto")], ["light", text("themeLight")], ["dark", text("themeDark")]])}

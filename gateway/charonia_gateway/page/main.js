@@ -40,11 +40,11 @@ function moveFocus() {
 
 const modelChooser = () =>
   html`<select class="model" aria-label=${text("model")} title=${state.model} @change=${(event) => actions.chooseModel(event.target.value)}>
-    ${state.models.map((name) => html`<option value=${name} ?selected=${name === state.model}>${name}</option>`)}
+    ${[...state.models.keys()].map((name) => html`<option value=${name} ?selected=${name === state.model}>${name}</option>`)}
   </select>`;
 
 function contextMeter() {
-  const all = state.contextLength.get(state.model);
+  const all = state.models.get(state.model)?.max_model_len;
   const stats = path(state.current).findLast((message) => message.stats)?.stats;
   if (!all || !stats) return nothing;
   const used = (stats.promptTokens ?? 0) + (stats.completionTokens ?? 0);
@@ -69,10 +69,13 @@ const head = () => html`<header class="head">
 </header>`;
 
 function banner() {
-  if (state.refused) return html`<div class="banner" role="alert">${text("failed")}: ${state.refused.message}</div>`;
-  if (!state.problem) return nothing;
-  const words = ["lost", "silent"].includes(state.problem.kind) ? text("serverLost") : text("serverNotReady", state.problem.message);
-  return html`<div class="banner" role="status">${words}</div>`;
+  const problem = state.refused ?? state.problem;
+  if (!problem) return nothing;
+  const words = { origin: "serverRefuses", lost: "serverLost", silent: "serverLost" }[problem.kind] ?? "serverNotReady";
+  return html`<div class="banner" role=${state.refused ? "alert" : "status"}>
+    ${text(words)}
+    <details><summary>${text("details")}</summary><p>${problem.message}</p></details>
+  </div>`;
 }
 
 // --- Conversation
@@ -159,6 +162,15 @@ const removeFile = (index) => {
 const fileChip = (file, index) =>
   html`<span class="file chip">${file.name}${iconButton("close", text("removeFile", file.name), () => removeFile(index))}</span>`;
 
+function toolsSwitch() {
+  if (!actions.hasTools()) return nothing;
+  const on = !state.current.toolsOff;
+  const fits = state.models.get(state.model)?.accepts_tools !== false;
+  return html`<button type="button" class="icon-button switch" aria-pressed=${on} title=${text(on ? "toolsOn" : "toolsOff")}
+      aria-label=${text("toolsSwitch")} @click=${actions.switchTools}>${icon("tool")}</button>
+    ${on && !fits ? html`<span class="hint problem" role="status">${text("toolsUnknown", state.model)}</span>` : nothing}`;
+}
+
 function composer() {
   const busy = state.running.has(state.current.id);
   return html`<form class="composer" @submit=${submit}>
@@ -169,8 +181,11 @@ function composer() {
       <label class="icon-button" title=${text("attach")}>
         ${icon("attach")}<input class="visually-hidden" type="file" multiple aria-label=${text("attach")} @change=${takeFiles}>
       </label>
+      ${toolsSwitch()}
+      <span class="spacer"></span>
+      ${busy || actions.isWrittenElsewhere() ? iconButton("stop", text("stop"), actions.stop, { className: "send stop" }) : nothing}
       ${busy
-        ? iconButton("stop", text("stop"), actions.stop, { className: "send stop" })
+        ? nothing
         : html`<button type="submit" class="icon-button send" title=${text("send")} aria-label=${text("send")}>${icon("send")}</button>`}
     </div>
   </form>`;
@@ -178,7 +193,7 @@ function composer() {
 
 const notice = () =>
   html`<div class="notice ${state.notice ? "shown" : ""}" role="status">
-    ${state.notice?.text}
+    <span>${state.notice?.text}</span>
     ${state.notice?.action
       ? html`<button type="button" class="plain small" @click=${state.notice.action.run}>${state.notice.action.label}</button>`
       : nothing}

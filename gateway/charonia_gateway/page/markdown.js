@@ -4,13 +4,14 @@
 // links have only http, https and mailto. Characters that hide or reorder text are shown.
 
 import MarkdownIt from "./libraries/markdown-it/dist/browser/markdown-it.esm.min.mjs";
+import footnotes from "./libraries/markdown-it-footnote/index.mjs";
 import DOMPurify from "./libraries/dompurify/dist/purify.es.mjs";
 import { formulas } from "./formulas.js";
 
 const LINK = /^(https?:\/\/|mailto:)/i;
 const ALLOWED = {
   ALLOWED_TAGS: [
-    ..."a blockquote br code del em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul".split(" "),
+    ..."a blockquote br code del em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong sup table tbody td th thead tr ul".split(" "),
   ],
   ALLOWED_ATTR: ["class", "href", "start", "title", "data-align", "data-formula", "data-display"],
   ALLOWED_URI_REGEXP: LINK,
@@ -24,7 +25,7 @@ const HIDDEN = /[\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u
 const FLAG = /\u{1f3f4}[\u{e0020}-\u{e007f}]+/gu;
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 40 });
-markdown.use(formulas);
+markdown.use(formulas).use(footnotes);
 markdown.validateLink = (url) => LINK.test(url);
 markdown.renderer.rules.image = (tokens, index) => {
   const { escapeHtml } = markdown.utils;
@@ -41,14 +42,41 @@ for (const name of ["th_open", "td_open"]) {
   };
 }
 
+// Footnotes without links, because the page's address names the chat.
+Object.assign(markdown.renderer.rules, {
+  footnote_ref: (...all) => `<sup>${markdown.renderer.rules.footnote_caption(...all)}</sup>`,
+  footnote_block_open: () => '<hr><ol class="footnotes">',
+  footnote_block_close: () => "</ol>",
+  footnote_open: () => "<li>",
+  footnote_anchor: () => "",
+});
+markdown.inline.ruler.before("autolink", "line_break", (state, silent) => {
+  const found = /^<br\s*\/?>/i.exec(state.src.slice(state.pos, state.pos + 10));
+  if (!found) return false;
+  if (!silent) state.push("hardbreak", "br", 0);
+  state.pos += found[0].length;
+  return true;
+});
+markdown.core.ruler.after("text_join", "tasks", ({ tokens }) => {
+  tokens.forEach((token, index) => {
+    const item = tokens[index - 2];
+    const mark = item?.type === "list_item_open" && /^\[([ xX])\]\s/.exec(token.children?.[0]?.content ?? "");
+    if (!mark) return;
+    item.attrJoin("class", "task");
+    token.children[0].content = (mark[1] === " " ? "☐ " : "☑ ") + token.children[0].content.slice(mark[0].length);
+  });
+});
+
 /** The HTML of each top-level block. */
 function blocks(text) {
   const environment = {};
   const tokens = markdown.parse(text, environment);
   const found = [];
   let begin = 0;
+  let depth = 0;
   tokens.forEach((token, index) => {
-    if (token.level === 0 && token.nesting <= 0) {
+    depth += token.nesting;
+    if (depth === 0) {
       found.push(markdown.renderer.render(tokens.slice(begin, index + 1), markdown.options, environment));
       begin = index + 1;
     }

@@ -5,6 +5,7 @@ import { siblings } from "./conversations.js";
 import { icon } from "./icons.js";
 import { language, text } from "./languages.js";
 import { MarkdownView, copyText, revealed } from "./markdown.js";
+import * as mcp from "./mcp.js";
 import { CROWDED_MS, crowded } from "./server_watch.js";
 import * as actions from "./state.js";
 
@@ -95,24 +96,41 @@ const pretty = (json) => {
   }
 };
 
-function toolCalls(message, isLast) {
+/** The calls of a response. Those of an MCP server run when the user says so; he types the results of others. */
+function toolCalls(message, busy, isLast) {
   if (!message.toolCalls?.length) return nothing;
   const waits = isLast && !message.state && message.finish === "tool_calls";
+  const servers = waits ? message.toolCalls.map(({ name }) => mcp.find(name)?.server.url) : [];
+  const runs = servers.some(Boolean);
+  const typed = (form) => message.toolCalls.map((_, index) => form.elements[`result-${index}`]?.value);
   const submit = (event) => {
     event.preventDefault();
-    actions.sendResults(message, [...event.target.querySelectorAll("textarea")].map((area) => area.value));
+    actions.sendResults(message, typed(event.target), event.submitter?.value === "always");
   };
+  const refuse = () => actions.sendResults(message, message.toolCalls.map(() => "The user did not allow this call."));
   return html`<form class="calls" @submit=${submit}>
     ${message.toolCalls.map(
-      (call) => html`<div class="call">
-        <div class="call-head">${icon("tool")}<span class="visually-hidden">${text("toolCall")}</span><code>${revealed(call.name)}</code></div>
+      (call, index) => html`<div class="call">
+        <div class="call-head">
+          ${icon("tool")}<span class="visually-hidden">${text("toolCall")}</span><code>${revealed(call.name)}</code>
+          ${servers[index] ? html`<span>${servers[index]}</span>` : nothing}
+        </div>
         <pre tabindex="0" aria-label=${text("callArguments")}>${revealed(pretty(call.arguments))}</pre>
-        ${waits
-          ? html`<textarea rows="2" required aria-label="${text("toolResult")}: ${call.name}" placeholder=${text("resultPlaceholder")}></textarea>`
+        ${waits && !servers[index]
+          ? html`<textarea name="result-${index}" rows="2" required aria-label="${text("toolResult")}: ${call.name}" placeholder=${text("resultPlaceholder")}></textarea>`
           : nothing}
       </div>`,
     )}
-    ${waits ? html`<div class="buttons"><button type="submit" class="primary">${text("sendResult")}</button></div>` : nothing}
+    ${waits && busy ? html`<p class="waiting">${text("callsRun")}</p>` : nothing}
+    ${waits && !busy
+      ? html`<div class="buttons">
+          ${runs
+            ? html`<button type="button" class="plain" @click=${refuse}>${text("refuseCall")}</button>
+                <button type="submit" class="plain" value="always">${text("runAlways")}</button>`
+            : nothing}
+          <button type="submit" class="primary">${text(runs ? "runCall" : "sendResult")}</button>
+        </div>`
+      : nothing}
   </form>`;
 }
 
@@ -130,6 +148,9 @@ function condition(message) {
     case "waiting":
       if (Date.now() - message.created > CROWDED_MS && crowded()) return html`<p class="waiting">${text("waitingTurn")}</p>`;
       return html`<div class="dots" role="img" aria-label=${text("answering")}><i></i><i></i><i></i></div>`;
+    case "reading":
+      return html`<p class="waiting">${text("reading", message.progress.processed.toLocaleString(language()), message.progress.total.toLocaleString(language()))}</p>
+        <progress max=${message.progress.total} value=${message.progress.processed} aria-label=${text("message")}></progress>`;
     case "busy":
     case "limit":
     case "away": // shows the server's message
@@ -155,18 +176,18 @@ const decimals = (value, digits) =>
   value.toLocaleString(language(), { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 function stats(message) {
-  if (!message.stats || message.state) return nothing;
+  if (!message.stats) return nothing;
   const { firstTokenS, tokensPerS, completionTokens } = message.stats;
-  const parts = [text("tokens", completionTokens ?? 0)];
+  const parts = [...(message.model ? [message.model] : []), text("tokens", completionTokens ?? 0)];
   if (tokensPerS) parts.push(`${decimals(tokensPerS, tokensPerS < 100 ? 1 : 0)} ${text("tokensPerSecond")}`);
-  if (firstTokenS !== null) parts.push(text("firstToken", decimals(firstTokenS, 2)));
+  if (firstTokenS !== null && !message.state) parts.push(text("firstToken", decimals(firstTokenS, 2)));
   return html`<span class="stats">${parts.join(" · ")}</span>`;
 }
 
 function assistantMessage(message, busy, isLast) {
   const running = Boolean(message.state);
   return html`<article class="message assistant ${running ? "running" : ""}" aria-label=${text("assistant")} aria-busy=${running}>
-    ${reasoning(message)} ${message.content ? shown(message, "content") : nothing} ${toolCalls(message, isLast)}
+    ${reasoning(message)} ${message.content ? shown(message, "content") : nothing} ${toolCalls(message, busy, isLast)}
     ${condition(message)}
     <div class="actions">
       ${running
@@ -177,8 +198,8 @@ function assistantMessage(message, busy, isLast) {
             ? html`<button type="button" class="plain small" ?disabled=${busy} @click=${() => actions.goOn(message)}>
                 ${icon("play")} ${text("continue")}
               </button>`
-            : nothing}
-          ${stats(message)}`}
+            : nothing}`}
+      ${stats(message)}
     </div>
   </article>`;
 }

@@ -5,13 +5,22 @@ import { local, session } from "./site_data.js";
 const NAME = "charonia-preferences";
 const KEY = "charonia-key";
 const DRAFT = "charonia-draft-";
+// Settings of requests: those of all chats, of one chat, or of a preset.
+const REQUEST_SETTINGS = {
+  system: "",
+  sampling: {}, // only what differs from the server's defaults
+  format: "", // of the answer: "" (text), "json_object", "json_schema" or "regex"
+  schema: "", // JSON, as typed
+  regex: "",
+  tools: "", // JSON, as typed
+};
 const DEFAULTS = {
   language: "", // "": the browser's
   theme: "", // "": the system's
   model: "",
-  system: "",
-  sampling: {}, // only what differs from the server's defaults
-  tools: "", // JSON, as typed
+  ...REQUEST_SETTINGS,
+  presets: {}, // request settings by name
+  servers: [], // MCP servers: {url, token}
   sidebar: true,
 };
 
@@ -56,6 +65,9 @@ export function forgetDrafts(kept) {
     if (id && !kept.has(id)) local.remove(name);
   }
 }
+
+/** A copy of the request settings in `from`. */
+export const requestSettings = (from) => Object.fromEntries(Object.keys(REQUEST_SETTINGS).map((name) => [name, from[name] ?? REQUEST_SETTINGS[name]]));
 
 /** The functions that the model may call, in the API's format. Throws an error for the user. */
 export function parseTools(text) {

@@ -34,15 +34,21 @@ function renameField() {
   return html`<input type="text" maxlength="200" aria-label=${text("rename")} .value=${renaming.title} @keydown=${keys} @blur=${end}>`;
 }
 
+/** The address may be the current one, which changes nothing else. */
+function closeIfNarrow() {
+  state.sidebarOpen = false;
+  actions.update();
+}
+
 function item(conversation) {
   const current = conversation === state.current;
   return html`<li class="chat-item ${current ? "current" : ""}">
     ${renaming?.id === conversation.id
       ? renameField()
-      : html`<button type="button" class="chat-title" dir="auto" aria-current=${current ? "page" : nothing}
-            title=${conversation.title} @click=${() => actions.openChat(conversation)} @dblclick=${() => rename(conversation)}>
+      : html`<a class="chat-title" href=${actions.address(conversation)} dir="auto" aria-current=${current ? "page" : nothing}
+            title=${conversation.title} @click=${closeIfNarrow} @dblclick=${() => rename(conversation)}>
             ${state.running.has(conversation.id) ? html`<i class="pulse"></i>` : nothing}${revealed(conversation.title || text("untitled"))}
-          </button>
+          </a>
           ${iconButton("edit", `${text("rename")}: ${conversation.title}`, () => rename(conversation))}
           ${iconButton("remove", `${text("remove")}: ${conversation.title}`, (event) => remove(event, conversation))}`}
   </li>`;

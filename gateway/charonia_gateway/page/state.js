@@ -1,14 +1,17 @@
 // The page's state, and the actions of its buttons.
 
 import { models, whyNotThisPage } from "./api.js";
-import { write } from "./answering.js";
+import { MOMENTARY, write } from "./answering.js";
+import { exported, imported } from "./chat_files.js";
 import * as store from "./conversations.js";
+import { textOf } from "./files.js";
 import { text } from "./languages.js";
 import { finish } from "./markdown.js";
-import { apiKey, draft, forgetDrafts, preferences, setApiKey, setDraft, setPreference } from "./preferences.js";
+import * as mcp from "./mcp.js";
+import { apiKey, draft, forgetDrafts, preferences, requestSettings, setApiKey, setDraft, setPreference } from "./preferences.js";
 import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
-const MAX_FILE_BYTES = 1_000_000;
+const MAX_ROUNDS = 25; // of calls without a question, after each message of the user
 const SAVE_MS = 1000;
 const SETTLE_MS = 10_000; // between two checks of responses that other tabs write
 
@@ -18,9 +21,8 @@ export const state = {
   query: "",
   files: [], // of the composer: {name, text}
   editing: null, // id of the message that is edited
-  models: [],
+  models: new Map(), // the server's descriptions by name
   model: "",
-  contextLength: new Map(), // by model
   running: new Map(), // conversation id to AbortController
   problem: null, // why the server is not available: an Error
   refused: null, // why the server rejects this page's requests: an Error
@@ -81,7 +83,7 @@ function forget(conversation) {
   setDraft(conversation.id, "");
   if (state.current.id === conversation.id) {
     if (typed && !draft("")) setDraft("", typed);
-    newChat();
+    leave();
     notify(text("removedElsewhere"));
   }
   update();
@@ -108,7 +110,7 @@ async function changedElsewhere(id) {
 const writing = new Map(); // conversation by message, for the messages that this tab is writing
 
 function breakOff(message) {
-  for (const name of ["state", "waitS", "waitsFor"]) delete message[name];
+  for (const name of MOMENTARY) delete message[name];
   message.finish = "broken";
 }
 
@@ -158,13 +160,12 @@ function serverChanged(problem) {
 
 /** The name of the model for a request. again: the server may have other models now. */
 async function currentModel(again = false) {
-  if (!outdated && !again && state.contextLength.get(state.model)) return state.model;
-  state.contextLength = await models();
-  state.models = [...state.contextLength.keys()];
+  if (!outdated && !again && state.models.get(state.model)?.max_model_len) return state.model;
+  state.models = await models();
   outdated = false;
   const before = state.model;
-  if (!state.models.includes(before)) {
-    state.model = state.models.includes(preferences.model) ? preferences.model : state.models[0];
+  if (!state.models.has(before)) {
+    state.model = state.models.has(preferences.model) ? preferences.model : state.models.keys().next().value;
     if (before) notify(text("modelChanged", state.model));
   }
   update();
@@ -232,12 +233,41 @@ export function notify(words, action = null) {
 
 // --- Conversations
 
-export function newChat() {
-  state.current = store.newConversation();
+function show(conversation) {
+  state.current = conversation;
   state.editing = null;
   state.files = [];
   state.sidebarOpen = false;
   update();
+}
+
+/** The address of a conversation within the page. A new conversation has none. */
+export const address = ({ id }) => `#chat/${id}`;
+
+/** Makes the browser's address the current conversation's. change: "pushState" adds a page to the browser's history,
+ * "replaceState" does not. */
+function setAddress(change) {
+  const wanted = state.current.leaf === null ? "" : address(state.current);
+  if (location.hash !== wanted) history[change](null, "", wanted || location.pathname + location.search);
+}
+
+/** Shows the conversation of the browser's address: of a link, a reload, or the history. */
+function openAddress() {
+  const found = state.conversations.find((one) => address(one) === location.hash);
+  show(found ?? store.newConversation());
+  if (location.hash && !found) notify(text("noSuchChat"));
+  setAddress("replaceState");
+}
+
+export function newChat() {
+  show(store.newConversation());
+  setAddress("pushState");
+}
+
+/** Shows a new chat instead of a deleted one. */
+function leave() {
+  show(store.newConversation());
+  setAddress("replaceState");
 }
 
 /** Puts conversations into the list and replaces objects with the same ids: a change of another tab is a new object. */
@@ -249,14 +279,6 @@ function keep(...conversations) {
 
 /** The current state of a conversation that was drawn: another tab may have changed it since. */
 const latest = (drawn) => state.conversations.find(({ id }) => id === drawn.id) ?? drawn;
-
-export function openChat(drawn) {
-  state.current = latest(drawn);
-  state.editing = null;
-  state.files = [];
-  state.sidebarOpen = false;
-  update();
-}
 
 export function renameChat(drawn, title) {
   const conversation = latest(drawn);
@@ -279,7 +301,7 @@ export function removeChat(drawn) {
   const conversation = latest(drawn);
   dismiss(conversation);
   const removed = store.remove(conversation.id).catch(() => {});
-  if (state.current.id === conversation.id) newChat();
+  if (state.current.id === conversation.id) leave();
   const undo = async () => {
     await removed;
     restore([latest(conversation)]);
@@ -296,23 +318,81 @@ function restore(conversations) {
 
 export function exportChats() {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([store.exported(state.conversations)], { type: "application/json" }));
+  link.href = URL.createObjectURL(new Blob([exported(state.conversations)], { type: "application/json" }));
   link.download = `charonia-chats-${new Date().toISOString().slice(0, 10)}.json`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
+/** Imports the chats of a file. A known chat gets the messages that it lacks. */
 export async function importChats(file) {
   try {
-    const conversations = store.imported(await file.text());
-    restore(conversations);
-    notify(text("imported", conversations.length));
+    const known = new Map(state.conversations.map((one) => [one.id, one]));
+    const changed = imported(await file.text()).flatMap((one) => {
+      const mine = known.get(one.id);
+      return mine ? (store.adopt(mine, one) ? [mine] : []) : [one];
+    });
+    restore(changed);
+    notify(changed.length ? text("imported", changed.length) : text("importedNothing"));
   } catch (error) {
     notify(text("importFailed", error.message));
   }
 }
 
 export const foundChats = () => state.conversations.filter((one) => store.matches(one, state.query));
+
+// --- Settings of requests
+
+/** The settings of the shown chat: its own, or those of all chats. */
+export const settings = () => state.current.settings ?? preferences;
+
+function adjusted(conversation = state.current) {
+  conversation.adjusted = Date.now();
+  if (state.conversations.includes(conversation)) saveNow(conversation);
+  update();
+}
+
+export function set(name, value) {
+  if (!state.current.settings) {
+    setPreference(name, value);
+    return update();
+  }
+  state.current.settings[name] = value;
+  adjusted();
+}
+
+/** Gives the shown chat its own settings, or the settings of all chats. */
+export function setOwn(own) {
+  if (own) state.current.settings = requestSettings(preferences);
+  else delete state.current.settings;
+  adjusted();
+}
+
+export function applyPreset(name) {
+  for (const [setting, value] of Object.entries(requestSettings(preferences.presets[name]))) set(setting, value);
+}
+
+export const savePreset = (name) => setPreference("presets", { ...preferences.presets, [name]: requestSettings(settings()) });
+
+export function removePreset(name) {
+  const { [name]: _, ...rest } = preferences.presets;
+  setPreference("presets", rest);
+  update();
+}
+
+export const hasTools = () => Boolean(settings().tools.trim() || preferences.servers.length);
+
+/** Sets the MCP servers, and connects to them. */
+export function setServers(servers) {
+  setPreference("servers", servers);
+  mcp.connectAll(update);
+  update();
+}
+
+export function switchTools() {
+  state.current.toolsOff = !state.current.toolsOff;
+  adjusted();
+}
 
 // --- Messages
 
@@ -369,8 +449,10 @@ async function answer(conversation, message, begun = false) {
   state.running.delete(conversation.id);
   writing.delete(message);
   state.spoken = message.error ?? text("answered");
-  if (state.conversations.includes(conversation)) saveNow(conversation);
   update();
+  if (!state.conversations.includes(conversation)) return;
+  saveNow(conversation);
+  if (message.finish === "tool_calls" && message.toolCalls?.length && mayRun(conversation, message)) runCalls(conversation, message);
 }
 
 const answerUnder = (conversation, parent) =>
@@ -385,12 +467,19 @@ export function send(typed) {
   conversation.title ||= (typed.trim() || state.files[0].name).split("\n")[0].slice(0, 80);
   state.files = [];
   keep(conversation);
+  setAddress("replaceState");
   saveNow(conversation);
   answerUnder(conversation, message.id);
   return true;
 }
 
-export const stop = () => state.running.get(state.current.id)?.abort();
+/** Whether another tab is writing a response to the shown messages. */
+export const isWrittenElsewhere = () => !isRunning() && store.path(state.current).some((message) => message.state);
+
+export function stop() {
+  if (isWrittenElsewhere()) store.stopElsewhere(state.current.id);
+  else state.running.get(state.current.id)?.abort();
+}
 
 /** Whether a message that was drawn still exists: another tab may have deleted the chat since. */
 const isHere = ({ id }) => id in state.current.messages;
@@ -409,6 +498,7 @@ export const canGoOn = (message) =>
   Boolean(message.content) &&
   !message.reasoning &&
   !message.toolCalls?.length &&
+  !settings().format && // it would constrain the rest only
   ["length", "stopped", "broken", "failed"].includes(message.finish);
 
 export function edit(id) {
@@ -427,14 +517,45 @@ export function sendEdited(message, content) {
   answerUnder(state.current, made.id);
 }
 
-/** Sends the results of a response's calls to the model. */
-export function sendResults(message, results) {
-  if (isRunning() || !isHere(message)) return;
+const toolId = ({ name }) => {
+  const { server, tool } = mcp.find(name) ?? {};
+  return server && `${server.url} ${tool.name}`;
+};
+
+/** Whether the page may run all calls of a message without a question. After many rounds it asks again. */
+function mayRun(conversation, message) {
+  const shown = store.path(conversation, message.id);
+  const sinceUser = shown.slice(shown.findLastIndex(({ role }) => role === "user"));
+  const rounds = sinceUser.filter(({ role }) => role === "assistant").length;
+  return rounds <= MAX_ROUNDS && message.toolCalls.every((call) => conversation.allowed?.includes(toolId(call)));
+}
+
+/** Sends the results of a response's calls to the model. typed: the results of functions that no MCP server has, by
+ * index. always: the calls may run without a question in this chat. */
+export async function sendResults(message, typed, always = false) {
+  const conversation = state.current;
+  if (isRunning(conversation) || !isHere(message)) return;
+  if (always) {
+    conversation.allowed = [...new Set([...(conversation.allowed ?? []), ...message.toolCalls.map(toolId).filter(Boolean)])];
+    adjusted(conversation);
+  }
+  await runCalls(conversation, message, typed);
+}
+
+async function runCalls(conversation, message, typed = []) {
+  const controller = new AbortController();
+  state.running.set(conversation.id, controller);
+  update();
+  const { signal } = controller;
+  const results = await Promise.all(message.toolCalls.map((call, index) => typed[index] ?? mcp.run(call, signal))).catch(() => null);
+  state.running.delete(conversation.id);
+  update();
+  if (!results || !state.conversations.includes(conversation)) return; // stopped
   let parent = message.id;
   message.toolCalls.forEach((call, index) => {
-    parent = store.add(state.current, parent, { role: "tool", content: results[index], toolCallId: call.id }).id;
+    parent = store.add(conversation, parent, { role: "tool", content: results[index], toolCallId: call.id }).id;
   });
-  answerUnder(state.current, parent);
+  answerUnder(conversation, parent);
 }
 
 export function showVersion(message) {
@@ -445,33 +566,32 @@ export function showVersion(message) {
 }
 
 export async function attach(files) {
+  const problems = [];
   for (const file of files) {
-    if (file.size > MAX_FILE_BYTES) {
-      notify(text("tooLarge", file.name, `${MAX_FILE_BYTES / 1e6} MB`));
-      continue;
-    }
     try {
-      const content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-      if (content.includes("\0")) throw new Error("binary");
-      state.files = [...state.files, { name: file.name, text: content }];
-    } catch {
-      notify(text("notText", file.name));
+      const read = { name: file.name, text: await textOf(file) };
+      state.files = [...state.files, read];
+    } catch (error) {
+      problems.push(error.message);
     }
   }
+  if (problems.length) notify(problems.join("\n"));
   update();
 }
 
 /** Loads the stored data and contacts the server. draw() draws the state. */
 export async function start(draw) {
   redraw = draw;
-  newChat();
+  show(store.newConversation());
   try {
     state.conversations = await store.open(changedElsewhere);
     forgetDrafts(new Set(state.conversations.map(({ id }) => id)));
   } catch {
     state.stored = false;
   }
-  store.tellWhatIsWritten(() => Array.from(writing.keys(), ({ id }) => id));
+  openAddress();
+  window.addEventListener("hashchange", openAddress);
+  store.answerTabs({ written: () => Array.from(writing.keys(), ({ id }) => id), stop: (id) => state.running.get(id)?.abort() });
   settle();
   window.addEventListener("pagehide", () => {
     for (const message of writing.keys()) breakOff(message);
@@ -483,6 +603,7 @@ export async function start(draw) {
     if (outdated) loadModels();
     else if (state.refused) checkOrigin();
   });
+  mcp.connectAll(update);
   watch(serverChanged);
   update();
   await loadModels();

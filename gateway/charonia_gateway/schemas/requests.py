@@ -87,7 +87,8 @@ class Sampling(BaseModel):
         None,
         ge=-(2**63),
         le=_UINT64,
-        description="the same request with the same seed returns the same response; -1: random",
+        description="the same request with the same seed returns the same response; -1: random; other negative "
+        "numbers are seeds",
     )
     presence_penalty: float | None = Field(
         None, ge=-2, le=2, description="makes tokens that were generated less likely; 0 has no effect"

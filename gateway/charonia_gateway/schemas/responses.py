@@ -128,6 +128,7 @@ class Model(_Body):
     default_sampling_parameters: dict[str, int | float] | None = Field(
         description="defaults of fields: the model's generation_config.json, or neutral values"
     )
+    accepts_tools: bool | None = Field(description="false: requests with tools are rejected; null if unknown")
     quality: list[dict[str, Any]] = Field(
         [], description="results of `charonia evaluate`: perplexity, distance from the 16-bit model"
     )

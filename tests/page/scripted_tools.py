@@ -1,0 +1,59 @@
+"""An MCP server (Streamable HTTP) for the tests of the chat page, as a part of scripted_server.py: POST /tools/mcp.
+
+It needs the token "secret", and a session. The session "old" ends with the first call.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+
+app = FastAPI(openapi_url=None)
+app.add_middleware(
+    CORSMiddleware, allow_origins=["*"], allow_headers=["*"], expose_headers=["Mcp-Session-Id"], allow_methods=["POST"]
+)
+sessions = iter(["old", *["new"] * 100])
+calls: list[dict[str, Any]] = []
+
+
+def _tool(name: str) -> dict[str, Any]:
+    return {"name": name, "description": f"Does {name}", "inputSchema": {"type": "object"}}
+
+
+@app.post("/mcp")
+async def answer(request: Request) -> Response:
+    if request.headers.get("authorization") != "Bearer secret":
+        return JSONResponse({"error": "no token"}, 401)
+    message = await request.json()
+    method, params, session = message["method"], message.get("params", {}), request.headers.get("mcp-session-id")
+
+    def result(content: dict[str, Any], **headers: str) -> Response:
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": content}, headers=headers)
+
+    if method == "initialize":
+        return result({"protocolVersion": "2025-06-18", "capabilities": {}}, **{"Mcp-Session-Id": next(sessions)})
+    if session is None or request.headers.get("mcp-protocol-version") != "2025-06-18":
+        return JSONResponse({"error": "no session"}, 400)
+    if method == "notifications/initialized":
+        return Response(status_code=202)
+    if method == "tools/list":
+        if "cursor" in params:
+            return result({"tools": [_tool("weather.today")]})
+        return result({"tools": [_tool("clock")], "nextCursor": "2"})
+    if session == "old":
+        return Response(status_code=404)
+    calls.append(params)
+    text = f"{params['name']}: {json.dumps(params['arguments'])}"
+    done = {"jsonrpc": "2.0", "id": message["id"], "result": {"content": [{"type": "text", "text": text}]}}
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}
+    events = "".join(f"data: {json.dumps(one)}\n\n" for one in (note, done))
+    return Response(events, media_type="text/event-stream")
+
+
+@app.get("/_calls")
+async def received() -> list[dict[str, Any]]:
+    return calls
