@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import InMemoryHistory
@@ -15,6 +17,7 @@ from charonia.api.results import Chunk, SamplingParams
 from charonia.errors import InvalidRequestError
 
 _EXIT = ("exit", "quit")
+_COMMAND = re.compile(r"/[a-z]+([ \t].*)?")
 # Control characters except newline and tab. They control the terminal, so a model must not print them.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
@@ -39,7 +42,9 @@ def run(engine: Engine, sampling: SamplingParams, *, system: str | None = None, 
     read = _terminal_reader(enter_sends) if interactive else _pipe_reader(enter_sends)
     if interactive:
         sends = "Enter sends, Alt-Enter starts a new line" if enter_sends else "an empty line (double Enter) sends"
-        notes.print(f"{engine.info.model_name}: {sends}, exit quits, Ctrl-C interrupts a response", style="dim")
+        notes.print(
+            f"{engine.info.model_name}: {sends}, /help lists commands, exit quits, Ctrl-C interrupts", style="dim"
+        )
     conversation = Conversation(engine, sampling, system, notes)
     while (message := read()) is not None:
         try:
@@ -55,19 +60,55 @@ class Conversation:
         self._engine = engine
         self._sampling = sampling
         self._notes = notes
-        self._head = [{"role": "system", "content": system}] if system else []
-        self.turns: list[dict[str, str]] = []
+        self._history: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def ask(self, message: str) -> None:
-        """Send a message and print the response as it arrives. Ctrl-C ends the response and keeps its text."""
-        self.turns.append({"role": "user", "content": message})
+        """Send a message and print the response as it arrives. Ctrl-C ends the response and keeps its text. A command
+        is not sent."""
+        if message.startswith("/") and self._obey(message):
+            return
+        self._history.append({"role": "user", "content": message})
+        if not self._answer():
+            self._history.pop()
+
+    def _obey(self, message: str) -> bool:
+        """Run a command. Returns whether the message is one."""
+        from charonia_client import commands
+
+        command = commands.parse(message)
+        if command is None:
+            return False
+        name, text = command
+        said = "done"
+        match name:
+            case "/help":
+                said = commands.help_text()
+            case "/clear":
+                commands.clear(self._history)
+            case "/system":
+                commands.set_system(self._history, text)
+            case "/regen":
+                at = commands.after_last_question(self._history)
+                said = "there is no response yet" if at is None else ""
+                replaced = self._history[at:]
+                if at is not None:
+                    del self._history[at:]
+                    if not self._answer():
+                        self._history += replaced
+            case _:
+                said = commands.unknown(name)
+        if said:
+            self._notes.print(said, style="dim", markup=False)
+        return True
+
+    def _answer(self) -> bool:
+        """Generate the response to the last message. Returns False if the conversation is rejected."""
         try:
             self._make_room()
-            stream = self._engine.stream([*self._head, *self.turns], self._sampling)
+            stream = self._engine.stream(self._history, self._sampling)
         except InvalidRequestError as error:
-            self.turns.pop()
             self._notes.print(f"error: {error}", style="red", markup=False)
-            return
+            return False
         answer: list[str] = []
         last: Chunk | None = None
         try:
@@ -79,17 +120,18 @@ class Conversation:
         except KeyboardInterrupt:
             self._notes.print("\n(interrupted)", style="dim", end="")
         print(flush=True)
-        self.turns.append({"role": "assistant", "content": "".join(answer)})
+        self._history.append({"role": "assistant", "content": "".join(answer)})
         if last is not None:
             self._notes.print(_figures(last), style="dim", markup=False)
+        return True
 
     def _make_room(self) -> None:
         """Remove the oldest turns until the prompt and a part of the response fit."""
         limit = self._engine.info.session_len
         wanted = self._sampling.max_tokens or min(256, limit // 4)
-        dropped = 0
-        while len(self.turns) > 1 and len(self._engine.encode([*self._head, *self.turns])) + wanted > limit:
-            del self.turns[:2]
+        dropped, head = 0, int(self._history[0]["role"] == "system")
+        while len(self._history) > head + 1 and len(self._engine.encode(self._history)) + wanted > limit:
+            del self._history[head : head + 2]
             dropped += 2
         if dropped:
             self._notes.print(
@@ -114,7 +156,7 @@ def _pipe_reader(enter_sends: bool) -> ReadMessage:
                 return None
             if text:
                 lines.append(text)
-            if lines and (enter_sends or not text):
+            if lines and (enter_sends or not text or _COMMAND.fullmatch("\n".join(lines))):
                 break
         return "\n".join(lines) or None
 
@@ -128,7 +170,7 @@ def _terminal_reader(enter_sends: bool) -> ReadMessage:
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         on_empty_line = not buffer.document.current_line.strip() and buffer.document.is_cursor_at_the_end
-        if enter_sends or on_empty_line or buffer.text.strip() in _EXIT:
+        if enter_sends or on_empty_line or buffer.text.strip() in _EXIT or _COMMAND.fullmatch(buffer.text):
             buffer.validate_and_handle()
         else:
             buffer.insert_text("\n")
@@ -144,12 +186,12 @@ def _terminal_reader(enter_sends: bool) -> ReadMessage:
     def read() -> str | None:
         while True:
             try:
-                text = session.prompt("> ").strip()
+                text = session.prompt("> ").rstrip().lstrip("\n")
             except KeyboardInterrupt:
                 continue  # Ctrl-C clears the line
             except EOFError:
                 return None
-            if text in _EXIT:
+            if text.strip() in _EXIT:
                 return None
             if text:
                 return text

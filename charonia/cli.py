@@ -13,7 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from charonia import __version__, disk
-from charonia.api.options import ApiKeyOption, DtypeOption, ModelArgument, TlsCaOption, with_engine_options
+from charonia.api.options import (
+    ApiKeyOption,
+    DtypeOption,
+    GroupedCommand,
+    ModelArgument,
+    TlsCaOption,
+    with_engine_options,
+)
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
@@ -34,9 +41,9 @@ app = typer.Typer(
 app.add_typer(benchmark_app, name="benchmark")
 add_keys(app)
 app.add_typer(models_app, name="models")
-app.command("serve")(serve_command)
-app.command("prepare")(prepare_command)
-app.command("web")(web_command)
+app.command("serve", cls=GroupedCommand)(serve_command)
+app.command("prepare", cls=GroupedCommand)(prepare_command)
+app.command("web", cls=GroupedCommand)(web_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,7 +67,7 @@ TemplateOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_engine_options(environment=False)
 def convert(
     model: Annotated[str, typer.Argument(help="A Hugging Face model folder or a hub id.", metavar="MODEL")],
@@ -117,7 +124,7 @@ def check(workspace: Annotated[Path, typer.Argument(help="A workspace.", metavar
     print(f"{workspace} is valid" + (f" ({linked} linked files: sizes compared only)" if linked else ""))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_engine_options(environment=True)
 def chat(
     model: Annotated[
@@ -170,7 +177,7 @@ def chat(
         run(engine, sampling, system=system, enter_sends=enter_sends)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_engine_options(environment=True)
 def plan(
     model: ModelArgument,
@@ -203,7 +210,7 @@ def plan(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @with_engine_options(environment=True)
 def evaluate(
     model: ModelArgument,
@@ -272,7 +279,10 @@ def quantize(
         str | None, typer.Option(help="awq, gptq, smoothquant or rtn; default: depends on the scheme.")
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Input features that share a scale; 0: all. Default: 128 for w4a16, otherwise 0.")
+        int | None,
+        typer.Option(
+            help="Input features that share a scale; 0: all. Default: 128 or what fits for w4a16, otherwise 0."
+        ),
     ] = None,
     calibration: CalibrationOption = None,
     samples: SamplesOption = 128,

@@ -213,6 +213,7 @@ class ServeFields(BaseSettings):
         "phi4_mini",
         "functiongemma",
         "gemma4",
+        "harmony",
     ] = Field(
         "auto",
         description="the model's format of tool calls; auto: derived from its chat template (docs/tools.md)",
@@ -242,6 +243,7 @@ class ServeFields(BaseSettings):
         "thinking",
         "reasoning",
         "seed",
+        "harmony",
     ] = Field(
         "auto",
         description="the model's format of reasoning; auto: derived from its chat template (docs/tools.md)",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from definitions.engine import default_text, range_text
 from definitions.services import PREFIX, ServiceSetting, service_settings, variables
-from definitions.settings import engine_settings, model_attributes
+from definitions.settings import engine_settings, layer_attributes, model_attributes
 from definitions.text import cell, with_region
 
 _HEAD = """# Configuration
@@ -39,6 +39,15 @@ _MODEL = """
 ## Attributes of the model
 
 `charonia convert` writes them. Do not edit them.
+
+| key | values | meaning |
+|---|---|---|
+"""
+
+_LAYERS = """
+## Attributes of a layer
+
+`layers` in `manifest.json` has them for each layer. `charonia convert` writes them. Do not edit them.
 
 | key | values | meaning |
 |---|---|---|
@@ -107,6 +116,9 @@ def configuration() -> str:
     text += _MODEL
     for one in model_attributes():
         text += f"| `{one.name}` | {cell(range_text(one, 'model'))} | {cell(one.help)} |\n"
+    text += _LAYERS
+    for one in layer_attributes():
+        text += f"| `{one.name}` | {cell(one.range)} | {cell(one.help)} |\n"
     for group, title in _TITLES.items():
         text += f"\n## {title}\n\n{_GROUPS[group]}\n\n{_variables(group)}"
     return text

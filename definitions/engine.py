@@ -1,11 +1,11 @@
-"""Generates, from engine settings and model attributes, the C++ structs, the table of config.ini's keys, and the Python
-dataclass that model families fill."""
+"""Generates, from engine settings and attributes of models and layers, the C++ structs, the table of config.ini's keys,
+the keys of layers, and the Python dataclasses that model families fill."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from definitions.settings import Setting, engine_settings, model_attributes
+from definitions.settings import Setting, engine_settings, layer_attributes, model_attributes
 from definitions.text import comment, head, literal, literals, whole
 
 _SOURCES = ("engine_settings.toml", "model_attributes.toml")
@@ -80,10 +80,7 @@ def _store(setting: Setting, config: str) -> str:
         return "store_nothing"
     arguments = [f"&{config}::{setting.cpp_member}"]
     kind = setting.type
-    if setting.letters:
-        kind = "letters"
-        arguments.append(literal(setting.letters))
-    elif setting.check:
+    if setting.check:
         arguments.append(setting.check)
     elif setting.choices:
         values = ", ".join(literal(each) if isinstance(each, str) else str(each) for each in setting.choices)
@@ -143,6 +140,39 @@ def _field(setting: Setting) -> str:
     return f"    {setting.name}: {_PYTHON_TYPES[setting.type]}{value}\n"
 
 
+def layer_struct() -> str:
+    what = "Properties of one layer. `charonia convert` writes them to manifest.json."
+    return (
+        head("//", "layer_attributes.toml")
+        + "#pragma once\n\n#include <string>\n\nnamespace charonia::model {\n\n"
+        + _struct("LayerAttributes", what, layer_attributes(), "float")
+        + "\n}  // namespace charonia::model\n"
+    )
+
+
+def layer_keys() -> str:
+    """Return calls of `read(key, member, allowed)`: allowed is the minimum of a number, or the choices of a text."""
+
+    def allowed(setting: Setting) -> str:
+        if setting.type == "int":
+            return str(setting.min)
+        return f"{{{', '.join(literal(choice) for choice in setting.choices)}}}"
+
+    calls = (f'read("{one.name}", out.{one.cpp_member}, {allowed(one)});\n' for one in layer_attributes())
+    return head("//", "layer_attributes.toml") + "".join(calls)
+
+
+def python_layer_attributes() -> str:
+    return (
+        head("#", "layer_attributes.toml")
+        + '"""The properties of a layer: the keys of an entry of `layers` in manifest.json, in its order."""\n\n'
+        + "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\n\n"
+        + "@dataclass(frozen=True)\nclass LayerAttributes:\n"
+        + '    """definitions/layer_attributes.toml describes the attributes."""\n\n'
+        + "".join(_field(setting) for setting in layer_attributes())
+    )
+
+
 def python_attributes() -> str:
     return (
         head("#", "model_attributes.toml")
@@ -157,5 +187,8 @@ def python_attributes() -> str:
 FILES: dict[str, Callable[[], str]] = {
     "engine/include/charonia/generated/configs.h": structs,
     "engine/src/base/generated/config_keys.inc": keys,
+    "engine/src/model/generated/layer_attributes.h": layer_struct,
+    "engine/src/model/generated/layer_keys.inc": layer_keys,
     "charonia/families/model_attributes.py": python_attributes,
+    "charonia/families/layer_attributes.py": python_layer_attributes,
 }

@@ -25,7 +25,6 @@ class Setting:
     max: float | None = None
     above: float | None = None
     choices: tuple[Any, ...] = ()
-    letters: str = ""
     check: str = ""
     values: str = ""
     note: str = ""
@@ -39,7 +38,7 @@ class Setting:
             raise ValueError(f"[{self.name}] is of type {self.type!r}; expected one of {', '.join(_TYPES)}")
         if (self.default is None) != self.required:
             raise ValueError(f"[{self.name}] needs either a default or required = true")
-        if (self.check or self.letters or self.ignored) and not self.values:
+        if (self.check or self.ignored) and not self.values:
             raise ValueError(f"[{self.name}] needs values: a text with the allowed values")
         self.range  # noqa: B018  # raises if the allowed values are not defined
 
@@ -83,6 +82,11 @@ def engine_settings() -> tuple[Setting, ...]:
 def model_attributes() -> tuple[Setting, ...]:
     """Return the entries of model_attributes.toml, then a default for each sampling parameter that a model may set."""
     return (*entries("model_attributes.toml", Setting), *(_model_default(one) for one in parameters() if one.model))
+
+
+@cache
+def layer_attributes() -> tuple[Setting, ...]:
+    return tuple(entries("layer_attributes.toml", Setting))
 
 
 def _model_default(one: SamplingParameter) -> Setting:

@@ -51,6 +51,11 @@ class AnswerFormats:
         self.reasoning: ReasoningFormat | None = _chosen(
             environment, REASONING_VARIABLE, REASONING_FORMATS, find_reasoning_format(text)
         )
+        if (self.calls is CALL_FORMATS["harmony"]) != (self.reasoning is REASONING_FORMATS["harmony"]):
+            raise ValueError(
+                f"harmony is a format of calls and reasoning together, but {CALLS_VARIABLE} is {_name(self.calls)} "
+                f"and {REASONING_VARIABLE} is {_name(self.reasoning)}: set both to harmony or neither"
+            )
         special_tokens = special_tokens or {}
         marks = special_marks(reading.markup_of(self.calls, self.reasoning), special_tokens)
         self._special = {token: special_tokens[token] for token in marks}
@@ -99,6 +104,10 @@ def is_continued(prompt: str, num_begun: int) -> bool:
 def functions_of(tools: str | None) -> list[Mapping[str, Any]]:
     """The functions of checked tools in JSON."""
     return [] if tools is None else reading.functions_of(json.loads(tools))
+
+
+def _name(format: CallFormat | ReasoningFormat | None) -> str:
+    return format.name if format else "none"
 
 
 def _chosen(environment: Mapping[str, str], variable: str, formats: Mapping[str, Any], found: Any) -> Any:

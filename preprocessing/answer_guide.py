@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from answer_formats import CALLS_VARIABLE, GENERIC_VARIABLE, AnswerFormats, is_continued
 from charonia_answers.formats import is_closed, is_open
+from charonia_answers.harmony import REASONING
+from charonia_answers.harmony_tags import HarmonyTags
 from charonia_answers.lark import lark_of
 from charonia_answers.tag_parts import Format, NoTagError, either
 from charonia_answers.tags import Function, ReasoningState, Tags, check_name, guide_format
@@ -71,7 +73,8 @@ class AnswerGuides:
     def __init__(self, formats: AnswerFormats, tokens: Mapping[str, int], max_bytes: int) -> None:
         self._formats = formats
         self._max_bytes = max_bytes
-        self._tags = Tags(formats.calls, formats.reasoning, tokens)
+        made = HarmonyTags if formats.reasoning is REASONING else Tags
+        self._tags = made(formats.calls, formats.reasoning, tokens)
 
     def make(
         self,
@@ -104,7 +107,8 @@ class AnswerGuides:
         state = "none" if num_begun else self._reasoning_state(prompt)
         try:
             if choice.forced or strict:
-                continued = is_continued(prompt, num_begun)
+                harmony = self._formats.reasoning is REASONING
+                continued = num_begun > 0 if harmony else is_continued(prompt, num_begun)
                 format: Format | None = self._with_calls(
                     functions, choice, parallel, given, continued=continued, any_arguments=any_arguments
                 )
@@ -234,7 +238,7 @@ class AnswerGuides:
         if not calls and (self._formats.reasoning is None or state == "none"):
             return None
         if not calls:
-            return guide_format(given.type, given.text, _GUIDE)
+            return self._tags.content(given.type, given.text, _GUIDE)
         content = self._beside_calls(given, strict=False)
         return content and either([self._tags.forced(self._functions(functions), several=parallel), content])
 

@@ -83,6 +83,7 @@ def _parts(
     manifest = json.loads(_read(weights / "manifest.json") or "{}")
     sums = sorted(str(file.get("sha256")) for file in manifest.get("files", {}).values())
     yield "weights", (manifest.get("weights") or " ".join(sums)).encode()
+    yield "layers", json.dumps(manifest.get("layers"), sort_keys=True).encode()
     for name, value in sorted(config_section(weights / "config.ini").items()):
         if name not in SETTINGS and name != "model_name":
             yield name, value.encode()

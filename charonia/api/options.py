@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from charonia import _engine
 
@@ -27,6 +28,30 @@ TlsCaOption = Annotated[
 ]
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "string": str}
 _SHORT = {"tensor_para_size": "--tp"}
+# The first key of each group of inference parameters, in the order of config.ini.
+_GROUPS = {
+    "tensor_para_size": "Model and KV cache",
+    "device": "Device",
+    "token_budget": "Scheduling and limits",
+    "session_ttl_s": "Sessions",
+    "stream_interval_ms": "Streams",
+}
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help has the options in groups: `rich_help_panel` of each option, in the order of the groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                group = getattr(parameter, "rich_help_panel", None) or default
+                groups.setdefault(group, []).append(record)
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
 
 
 def with_options(added: Sequence[inspect.Parameter], into: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -56,10 +81,15 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
     environment: whether CHARONIA_<KEY> counts as given.
     """
     fields = [entry for entry in _engine.config_fields() if not entry.model_attribute and not entry.ignored]
-    return with_options([_parameter(entry, environment) for entry in fields], "settings")
+    made: list[inspect.Parameter] = []
+    group = ""
+    for entry in fields:
+        group = _GROUPS.get(entry.key, group)
+        made.append(_parameter(entry, group, environment))
+    return with_options(made, "settings")
 
 
-def _parameter(entry: _engine.ConfigField, environment: bool) -> inspect.Parameter:
+def _parameter(entry: _engine.ConfigField, group: str, environment: bool) -> inspect.Parameter:
     flag = "--" + entry.key.replace("_", "-")
     # Without Typer's range checks: the engine checks ranges.
     option = typer.Option(
@@ -68,6 +98,7 @@ def _parameter(entry: _engine.ConfigField, environment: bool) -> inspect.Paramet
         help=f"{entry.help} ({entry.range}; default {entry.default_value})",
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
         show_default=False,
+        rich_help_panel=group,
     )
     optional: Any = _TYPES[entry.kind] | None
     annotation: Any = Annotated[optional, option]

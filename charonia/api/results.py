@@ -8,6 +8,8 @@ from typing import Any
 
 from charonia.api.sampling_fields import SamplingFields
 
+_SHOWN = 60  # characters of a text in its repr
+
 # A chat: messages in OpenAI's format, {"role": ..., "content": ...}.
 Messages = Sequence[Mapping[str, Any]]
 
@@ -31,7 +33,7 @@ class Timings:
     total_ms: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Chunk:
     """The new part of a stream. The joined texts are exactly the complete text.
 
@@ -56,8 +58,14 @@ class Chunk:
     prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_session_tokens: int = 0  # part of num_input_tokens: the session's history before the prompt
 
+    def __repr__(self) -> str:
+        """The text, without the lists, which may have thousands of numbers."""
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[: _SHOWN - 3]}..."
+        end = f", {self.finish_reason}" if self.finish_reason else ""
+        return f"{type(self).__name__}({text!r}, {self.num_output_tokens} tokens{end})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Output(Chunk):
     """A complete sequence. token_ids include the end token. prompt_token_ids do not include a session's history."""
 

@@ -6,7 +6,7 @@ Norms subtract the mean. Three of four layers have a window and interleaved rota
 from __future__ import annotations
 
 from charonia.errors import ModelError
-from charonia.families.hf_config import number, optional, required
+from charonia.families.hf_config import number, optional
 from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import window_settings
@@ -22,15 +22,13 @@ def _describe(config: HfConfig) -> ModelSpec:
             f"config.json: sliding_window_pattern is {period} and logit_scale {scale}; both must be positive"
         )
     windows = window_settings(config, has_window=lambda layer: (layer + 1) % period != 0)
-    # Only layers with a window have a rotation.
-    letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
     return llama_spec(
         config,
         **attention_bias(config),
         layer_norm=True,
         parallel_block=True,
         rotary_interleaved=True,
-        layer_rotary=letters.replace("f", "n").replace("s", "r"),
+        rotated=[window > 0 for window in windows["windows"]],
         logits_scale=scale,
         **windows,
     )

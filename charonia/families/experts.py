@@ -42,11 +42,11 @@ def expert_counts(config: HfConfig, count: int, per_token: int, key: str = "num_
     return {"num_experts": count, "experts_per_token": per_token}
 
 
-def layers_with_experts(types: Any, layers: int) -> str:
-    """ModelConfig's `layer_experts`. types: mlp_layer_types of config.json. Raises ModelError."""
+def layers_with_experts(types: Any, layers: int) -> tuple[bool, ...]:
+    """Return which layers have experts. types: mlp_layer_types of config.json. Raises ModelError."""
     if not isinstance(types, list) or len(types) != layers or any(one not in ("sparse", "dense") for one in types):
         raise ModelError(f"config.json: mlp_layer_types must list num_hidden_layers = {layers} times sparse or dense")
-    return "".join("d" if one == "dense" else "m" for one in types) if "dense" in types else ""
+    return tuple(one == "sparse" for one in types)
 
 
 def _mixtral(config: HfConfig) -> ModelSpec:
@@ -69,7 +69,7 @@ def _qwen3_moe(config: HfConfig, **own: Any) -> ModelSpec:
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 768),
         renormalize_experts=optional(config, "norm_topk_prob", False),
-        layer_experts=_qwen_layers(config),
+        with_experts=_qwen_layers(config),
         **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
         **window_settings(switched_window(config, 4096), layer_types=False),
         **own,
@@ -88,7 +88,7 @@ def _qwen2_moe(config: HfConfig) -> ModelSpec:
         attn_bias=optional(config, "qkv_bias", True),
         expert_inter_size=optional(config, "moe_intermediate_size", 1408),
         renormalize_experts=optional(config, "norm_topk_prob", False),
-        layer_experts=_qwen_layers(config),
+        with_experts=_qwen_layers(config),
         shared_expert_inter_size=optional(config, "shared_expert_intermediate_size", 5632),
         shared_expert_gate=True,
         **expert_counts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
@@ -136,7 +136,7 @@ def _glm_like(config: HfConfig, **own: Any) -> ModelSpec:
         qk_norm=optional(config, "use_qk_norm", False),
         expert_inter_size=inter,
         renormalize_experts=optional(config, "norm_topk_prob", True),
-        layer_experts="".join("d" if layer < dense else "m" for layer in range(layers)) if dense > 0 else "",
+        with_experts=[layer >= dense for layer in range(layers)],
         router_score="sigmoid",
         router_bias=True,
         router_scale=number(config, "routed_scaling_factor", 1.0),
@@ -173,7 +173,7 @@ def _mellum(config: HfConfig) -> ModelSpec:
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 896),
         renormalize_experts=optional(config, "norm_topk_prob", True),
-        layer_experts=layers_with_experts(types, layers) if types else "",
+        with_experts=layers_with_experts(types, layers) if types else (),
         **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
         **window_settings(config),
         **rope,
@@ -186,7 +186,6 @@ def _ernie4_5_moe(config: HfConfig) -> ModelSpec:
     if interval < 1:
         raise ModelError(f"config.json: moe_layer_interval is {interval}; it must be at least 1")
     sparse = range(first, layers if last == -1 else last + 1)
-    letters = "".join("m" if layer in sparse and (layer + 1) % interval == 0 else "d" for layer in range(layers))
     inter = optional(config, "moe_intermediate_size", 1536)
     return llama_spec(
         {**config, "tie_word_embeddings": optional(config, "tie_word_embeddings", True)},
@@ -196,7 +195,7 @@ def _ernie4_5_moe(config: HfConfig) -> ModelSpec:
         theta=500000.0,
         rotary_interleaved=True,
         expert_inter_size=inter,
-        layer_experts=letters if "d" in letters else "",
+        with_experts=[layer in sparse and (layer + 1) % interval == 0 for layer in range(layers)],
         router_bias=True,
         router_norm_min=number(config, "moe_norm_min", 1e-12),
         router_fp32=True,
@@ -205,17 +204,14 @@ def _ernie4_5_moe(config: HfConfig) -> ModelSpec:
     )
 
 
-def _qwen_layers(config: HfConfig) -> str:
-    """Return `layer_experts` of ModelConfig."""
+def _qwen_layers(config: HfConfig) -> list[bool]:
+    """Return which layers have experts."""
     step = optional(config, "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
     if step < 1 or not isinstance(dense, list):
         raise ModelError("config.json: decoder_sparse_step must be at least 1 and mlp_only_layers a list of layers")
-    layers = "".join(
-        "m" if layer not in dense and (layer + 1) % step == 0 else "d"
-        for layer in range(required(config, "num_hidden_layers"))
-    )
-    return layers if "d" in layers else ""
+    layers = range(required(config, "num_hidden_layers"))
+    return [layer not in dense and (layer + 1) % step == 0 for layer in layers]
 
 
 def _groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:

@@ -120,7 +120,7 @@ MOE = family(
 def _hy_v3(config: HfConfig) -> ModelSpec:
     """Hunyuan 3: the attention of Qwen3, experts chosen with sigmoids and a bias, a shared expert."""
     layers, types = required(config, "num_hidden_layers"), config.get("mlp_layer_types")
-    letters = layers_with_experts(["dense"] + ["sparse"] * (layers - 1) if types is None else types, layers)
+    with_experts = layers_with_experts(["dense"] + ["sparse"] * (layers - 1) if types is None else types, layers)
     inter = optional(config, "moe_intermediate_size", 1536)
     names = Names(router="mlp.router.gate", router_bias="mlp.expert_bias", shared="mlp.shared_mlp.")
     return llama_spec(
@@ -133,7 +133,7 @@ def _hy_v3(config: HfConfig) -> ModelSpec:
         **all_biases(config),
         qk_norm=True,
         expert_inter_size=inter,
-        layer_experts=letters,
+        with_experts=with_experts,
         router_score="sigmoid",
         router_bias=True,
         router_fp32=True,

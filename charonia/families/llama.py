@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from charonia.errors import ModelError
@@ -13,6 +15,7 @@ from charonia.families.hf_config import (
     required,
     token_ids,
 )
+from charonia.families.layer_attributes import LayerAttributes
 from charonia.families.names import LLAMA_NAMES, Names, family_tensors
 from charonia.families.rope import rope_settings
 from charonia.families.spec import HfConfig, ModelConfig, ModelSpec, family
@@ -43,6 +46,15 @@ def all_biases(config: HfConfig) -> dict[str, Any]:
     return {**attention_bias(config), "mlp_bias": optional(config, "mlp_bias", False)}
 
 
+def _layer(model: ModelConfig, window: int, rotated: bool, experts: bool) -> LayerAttributes:
+    rotation = "local" if window and model.rope_local_theta else "global"
+    return LayerAttributes(
+        window=window,
+        rotation=rotation if rotated and model.rotary_embedding else "none",
+        ffn="experts" if experts and model.num_experts else "dense",
+    )
+
+
 def llama_spec(
     config: HfConfig,
     names: Names = LLAMA_NAMES,
@@ -56,6 +68,9 @@ def llama_spec(
     per_layer_rope: bool = False,
     local_theta: float = 0.0,
     rope_keys: tuple[str, ...] = (),
+    windows: Sequence[int] = (),
+    rotated: Sequence[bool] = (),
+    with_experts: Sequence[bool] = (),
     **own: Any,
 ) -> ModelSpec:
     """Return the description of a Llama-shaped model, without its name and family.
@@ -63,7 +78,9 @@ def llama_spec(
     names: of its tensors. ignored, notes: see ModelSpec. head_dim, norm_eps, theta, local_theta, partial_rotary:
     defaults of values that config.json does not have. head_dim: see head_size(). partial_rotary None: heads are fully
     rotated. local_theta > 0: window layers have a separate rotary base. per_layer_rope: the family reads
-    rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. own: keys of
+    rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. windows: the
+    window of each layer, 0 for none; empty: no layer has one. rotated, with_experts: whether a layer has a rotation, or
+    experts if the model has them; empty: all layers. own: keys of
     ModelConfig that the family sets itself; they override the others.
     """
     heads = required(config, "num_attention_heads")
@@ -106,6 +123,15 @@ def llama_spec(
     if "activation" not in own:
         settings["activation"] = activation(config, "hidden_act", supported=SILU)
     model = ModelConfig(model_name="", model_family="", **(settings | own))
+    model = replace(
+        model,
+        layers=tuple(
+            _layer(model, window, is_rotated, experts)
+            for window, is_rotated, experts in zip(
+                windows or [0] * layers, rotated or [True] * layers, with_experts or [True] * layers, strict=True
+            )
+        ),
+    )
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
     return ModelSpec(model, family_tensors(model, names), ignored=ignored, notes=notes, tied_output=tied)
 

@@ -43,14 +43,11 @@ class ModelAttributes:
     rope_short_factors: tuple[float, ...] = ()
     rope_long_factors: tuple[float, ...] = ()
     rope_local_theta: float = 0.0
-    layer_rotary: str = ""
     rotary_interleaved: bool = False
     logn_length: int = 0
     q_scale_beta: float = 0.0
     q_scale_length: int = 0
     alibi: bool = False
-    sliding_window: int = 0
-    layer_windows: str = ""
     attention_scale: float = 0.0
     attention_soft_cap: float = 0.0
     attention_sinks: bool = False
@@ -85,7 +82,6 @@ class ModelAttributes:
     router_fp32: bool = False
     shared_expert_inter_size: int = 0
     shared_expert_gate: bool = False
-    layer_experts: str = ""
     weight_type: str = "bf16"
     data_type: str = ""
     group_size: int = 0

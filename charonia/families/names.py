@@ -79,7 +79,7 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
     made.vector("norm", names.norm, hidden)
     if not config.tie_word_embeddings:
         made.tensors["output.weight"] = (TensorPart(f"{names.output}.weight", table),)
-    for layer in range(config.num_layer):
+    for layer, attributes in enumerate(config.layers):
         ours, theirs = f"layers.{layer}", names.layer.format(layer)
         if config.pre_norms:
             made.vector(f"{ours}.attention_norm", theirs + names.attention_norm, hidden)
@@ -89,7 +89,7 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
             made.vector(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, hidden)
             made.vector(f"{ours}.ffn_post_norm", theirs + names.ffn_post_norm, hidden)
         _attention(made, config, names, f"{ours}.attention", theirs)
-        if config.num_experts and (not config.layer_experts or config.layer_experts[layer] == "m"):
+        if attributes.ffn == "experts":
             _experts(made, config, names, f"{ours}.feed_forward", theirs)
         else:
             _feed_forward(made, config, names, f"{ours}.feed_forward", theirs)

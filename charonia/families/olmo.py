@@ -40,9 +40,7 @@ def _exaone4(config: HfConfig) -> ModelSpec:
     if config.get("sliding_window") is None:
         return _post_norms({**config, "layer_types": None})
     windows = window_settings(config, has_window=_pattern(period, required(config, "num_hidden_layers")))
-    letters = windows.get("layer_windows", "") if windows else "f" * required(config, "num_hidden_layers")
-    rotated = letters.replace("f", "n").replace("s", "r")
-    return _post_norms(config, layer_rotary=rotated, **windows)
+    return _post_norms(config, rotated=[window > 0 for window in windows["windows"]], **windows)
 
 
 def _pattern(period: Any, layers: int) -> Any:

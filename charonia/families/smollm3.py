@@ -9,17 +9,17 @@ from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import switched_window, window_settings
 
 
-def _rotated(config: HfConfig) -> str:
-    """Return a letter for each layer: rotated (r) or not (n)."""
+def _rotated(config: HfConfig) -> list[bool]:
+    """Return which layers have a rotation."""
     layers, listed = required(config, "num_hidden_layers"), config.get("no_rope_layers")
     if listed is None:
         interval = optional(config, "no_rope_layer_interval", 4)
         if interval <= 0:
             raise ModelError(f"config.json: no_rope_layer_interval is {interval}; it must be a positive integer")
-        return "".join("n" if (layer + 1) % interval == 0 else "r" for layer in range(layers))
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or len(listed) < layers or any(one not in (0, 1) for one in listed):
         raise ModelError(f"config.json: no_rope_layers must list num_hidden_layers = {layers} numbers, each 0 or 1")
-    return "".join("r" if one else "n" for one in listed[:layers])
+    return [one == 1 for one in listed[:layers]]
 
 
 def _describe(config: HfConfig) -> ModelSpec:
@@ -29,8 +29,8 @@ def _describe(config: HfConfig) -> ModelSpec:
         config,
         theta=2e6,
         **all_biases(config),
-        layer_rotary=rotated if "n" in rotated else "",
-        **window_settings(switched_window(config, None), has_window=lambda layer: rotated[layer] == "n"),
+        rotated=rotated,
+        **window_settings(switched_window(config, None), has_window=lambda layer: not rotated[layer]),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from charonia.families.layer_attributes import LayerAttributes
 from charonia.families.model_attributes import ModelAttributes
 
 HfConfig = Mapping[str, Any]
@@ -14,11 +15,14 @@ HfConfig = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelConfig(ModelAttributes):
-    """The read-only keys of config.ini's section [llama]; definitions/model_attributes.toml defines them."""
+    """The read-only keys of config.ini's section [llama], and the attributes of each layer, which are in manifest.json;
+    definitions/model_attributes.toml and layer_attributes.toml define them."""
+
+    layers: tuple[LayerAttributes, ...] = ()
 
     def settings(self) -> dict[str, str]:
         """Return every key with its value in the format of config.ini."""
-        return {entry.name: _spell(getattr(self, entry.name)) for entry in fields(self)}
+        return {entry.name: _spell(getattr(self, entry.name)) for entry in fields(ModelAttributes)}
 
 
 def _spell(value: Any) -> str:

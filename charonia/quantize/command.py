@@ -101,6 +101,9 @@ def quantize(
     folder = checked_source(model, calibration, samples, max_length)
     spec = read_source(folder).spec
     _check_family(spec, method)
+    if group_size is None and group and group != (fitting := _fitting_group(spec, group)):
+        say(f"groups of {fitting} input features, because {group} does not divide all layers")
+        group = fitting
     _check_group(spec, scheme, group)
     if method != "rtn" and calibration is None:
         calibration = default_text()
@@ -300,19 +303,26 @@ def bytes_of_copy(spec: ModelSpec, scheme: str, group: int) -> int:
     return sum(sizes.values())
 
 
+def _widths(spec: ModelSpec) -> dict[str, int]:
+    """The input features of each tensor that is quantised."""
+    return {part.name: part.shape[1] for name, (part, *_) in spec.tensors.items() if _is_quantised(name, part)}
+
+
+def _fitting_group(spec: ModelSpec, most: int) -> int:
+    """The largest group size up to `most` that divides the input width of each layer; 0 if there is none."""
+    common = math.gcd(*_widths(spec).values())
+    return next((size for size in (128, 64, 32, 16) if size <= most and common % size == 0), 0)
+
+
 def _check_group(spec: ModelSpec, scheme: str, group: int) -> None:
     """Check that the group size divides the input width of each layer, before llm-compressor loads the model."""
     if not group:
         return
-    widths: dict[str, int] = {}  # input features, by tensor name
-    for name, (part, *_) in spec.tensors.items():
-        if _is_quantised(name, part):
-            widths[part.name] = part.shape[1]
+    widths = _widths(spec)
     wrong = next((name for name, width in widths.items() if width % group), None)
     if wrong is None:
         return
-    common = math.gcd(*widths.values())
-    fitting = next((size for size in (128, 64, 32, 16) if common % size == 0), 0)
+    fitting = _fitting_group(spec, 128)
     raise InvalidRequestError(
         f"{wrong} has {widths[wrong]} input features, which is not a multiple of group_size = {group}: use "
         f"--group-size {fitting} ({scheme}), which fits all layers"

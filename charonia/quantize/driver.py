@@ -14,6 +14,7 @@ import json
 import math
 import re
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ COMPARED_SAMPLES, COMPARED_LENGTH = 4, 64
 FEW_TOKENS = 16
 DIFFERENCE = "difference.json"  # next to the output
 
+LONG_MINUTES = 10  # longer runs name the method that needs no calibration
 SAID, FAILED = "charonia: ", "charonia failed: "
 # Packages that each task needs.
 NEEDED = {
@@ -291,7 +293,8 @@ def quantize(job: dict[str, Any]) -> None:
     leave_memory_unpinned()
     # Sequential: layers are computed one by one, each calibrated with the output of the quantised layers before it.
     pipeline = {"pipeline": "sequential"} if job["calibration"] else {}
-    oneshot(model=model, tokenizer=tokenizer, recipe=recipe_of(job, model), **given, **pipeline)
+    with time_estimated(model):
+        oneshot(model=model, tokenizer=tokenizer, recipe=recipe_of(job, model), **given, **pipeline)
     say("comparing them with the predictions of the quantised model")
     result = Path(job["output"]).with_name(DIFFERENCE)
     try:
@@ -302,6 +305,39 @@ def quantize(job: dict[str, Any]) -> None:
     say("writing")
     name_as_before(model)
     model.save_pretrained(job["output"], save_compressed=True)
+
+
+@contextmanager
+def time_estimated(model: Any) -> Iterator[None]:
+    """Say how long all layers take, when the second layer begins. Methods that calibrate take one layer after the
+    other."""
+    names = {name: module for name, module in model.named_modules() if re.fullmatch(r"(.*[.])?layers", name)}
+    layers = max((list(one) for name, one in names.items() if "vision" not in name), key=len, default=[])
+    began: dict[int, float] = {}
+
+    def begins(number: int) -> None:
+        if number in began:
+            return
+        began[number] = time.monotonic()
+        if number == 1 and 0 in began:
+            say(time_text((began[1] - began[0]) * len(layers), len(layers)))
+
+    def hook(number: int) -> Any:
+        return lambda *_: begins(number)
+
+    hooks = [layer.register_forward_pre_hook(hook(number)) for number, layer in enumerate(layers[:2])]
+    try:
+        yield
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def time_text(seconds: float, layers: int) -> str:
+    minutes = seconds / 60
+    amount = f"{seconds:.0f} seconds" if minutes < 2 else f"{minutes:.0f} minutes"
+    text = f"the first of {layers} layers is done; all take about {amount}"
+    return text if minutes <= LONG_MINUTES else f"{text}. --method rtn takes seconds, and loses more"
 
 
 def predictions(model: Any, rows: list[list[int]]) -> Any:

@@ -23,12 +23,14 @@ models_app = typer.Typer(no_args_is_help=True, help="Loads and unloads models of
 def setting_parameter(field: str) -> inspect.Parameter:
     """An option whose help, default and range are the setting's. Its value comes with the environment's, later."""
     info = ServeSettings.model_fields[field]
-    default = "" if info.default is None else f"; default {info.default}"
+    default = "" if info.default in (None, "") else f"; default {info.default}"
     flag = f"--{field.replace('_', '-')}"
     types = get_args(info.annotation) or (info.annotation,)
     kind = next((one for one in (bool, int, float, Path) if one in types), str)
     option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag, help=f"{info.description} ({env_name(field)}{default})"
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=f"{info.description} ({env_name(field)}{default})",
+        rich_help_panel="Service",
     )
     optional: Any = kind | None
     annotation: Any = Annotated[optional, option]

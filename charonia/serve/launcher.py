@@ -479,17 +479,18 @@ class _Stack:
             for model, text in self._warnings:
                 self._say(f"{model}: {text}" if len(served) > 1 else text, "warning")
         grpc = access.grpc_target(settings)
+        devices = triton.with_names(self._device, served)
         ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
         if not settings.gateway:
             self._say(
                 f"{ready}: HTTP {settings.http_port}, gRPC {settings.grpc_port}, metrics {settings.metrics_port}. "
-                f"Runs on {', '.join(self._device)}"
+                f"Runs on {', '.join(devices)}"
             )
             return
         if settings.log_format == "json":
-            self._say(f"{ready}: {url}/v1, runs on {', '.join(self._device)}")
+            self._say(f"{ready}: {url}/v1, runs on {', '.join(devices)}")
             return
-        device = _INDENT.join(self._device)
+        device = _INDENT.join(devices)
         tls = " --tls" if settings.grpc_tls_cert else ""
         options = "".join(f" \\\n                {option}" for option in access.curl_options(settings))
         page = f"\n  Chat page   {_INDENT.join(access.page_lines(url, settings.host))}" if self._serves_page() else ""

@@ -18,6 +18,7 @@ from pathlib import Path
 from charonia import guide_library
 from charonia.errors import ServeError
 from charonia.serve import logs
+from charonia.serve.models import Served
 from charonia.settings import ServeSettings
 from charonia.weights.workspace import sha256
 
@@ -199,6 +200,18 @@ def device_of(line: str) -> list[str]:
         if found := pattern.search(text):
             return [f"{found.group(1)}: {why}{found.group(2)}" if found.group(1) else f"{why}{found.group(2)}"]
     return []
+
+
+def with_names(devices: Sequence[str], served: Sequence[Served]) -> list[str]:
+    """The results of device_of(), each after the name of its model if there are several."""
+    if len(served) == 1:
+        return list(devices)
+    names = {one.label: one.names[0] for one in served}
+    found = []
+    for text in devices:
+        label, _, device = text.partition(": ")
+        found.append(f"{names[label]}: {device}" if label in names else f"{names['']}: {text}")
+    return found
 
 
 def on_cpu(devices: Sequence[str]) -> bool:

@@ -53,6 +53,12 @@ _TEST_DEFINITION = {
 }
 # The name of the argument that holds arguments that are not a JSON object. The name is Anthropic's.
 INVALID = "INVALID_JSON"
+# Names for a message's reasoning, the usual one first.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+# The beginning of a response's content in GPT-OSS' format harmony, after the end of the prompt.
+_HARMONY_CONTENT = "<|channel|>final<|message|>"
+# Efforts that GPT-OSS has not learned, and the nearest that it has learned.
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 # Where a chat template expects tools: in its variable, or as a text in the system message; "": it ignores tools.
 _ToolPlace = Literal["variable", "system message", ""]
 # Writes calls, each a name and its arguments, as a model does.
@@ -412,7 +418,7 @@ def encode_chat(
     if continues:
         begun = _begun_answer(checked, interactive=interactive)
         checked = checked[:-1]
-    variables = check_variables(variables or {})
+    variables = _known_effort(tokenizer, check_variables(variables or {}))
     if continues:
         variables["add_generation_prompt"] = True
     history = _with_shown_calls(tokenizer, checked, write_calls or _as_hermes)
@@ -435,7 +441,8 @@ def encode_chat(
                 "send no tools, or start the server with CHARONIA_GENERIC_TOOLS = true and "
                 "CHARONIA_TOOL_CALL_PARSER = hermes",
             )
-    text = render_chat(tokenizer, checked, shown, variables) + begun
+    text = render_chat(tokenizer, checked, shown, variables)
+    text += _HARMONY_CONTENT + begun if continues and _is_harmony(tokenizer) else begun
     check_length(tokenizer, "messages", text, limit)
     added: list[int] = []
     if interactive:
@@ -444,6 +451,18 @@ def encode_chat(
         added = encode_continuation(tokenizer, _with_accepted_systems(tokenizer, new, variables), variables)
     ids = encode(tokenizer, "messages", text, special=special)
     return Encoded(ids, not continues, added, text, len(begun))
+
+
+def _is_harmony(tokenizer: Any) -> bool:
+    return _HARMONY_CONTENT in str(tokenizer.chat_template)
+
+
+def _known_effort(tokenizer: Any, variables: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables with an effort that the model has learned. GPT-OSS always reasons: as little as possible if
+    enable_thinking is false."""
+    effort = variables.get("reasoning_effort", "none" if variables.get("enable_thinking") is False else None)
+    known = _HARMONY_EFFORTS.get(str(effort)) if _is_harmony(tokenizer) else None
+    return {**variables, "reasoning_effort": known} if known else variables
 
 
 def _begun_answer(messages: Sequence[Message], *, interactive: bool) -> str:
@@ -482,6 +501,12 @@ def _check_message(field: str, message: Any) -> Message:
     if message.get("content") is None and message["role"] in ("system", "user"):
         raise PromptError(f"{field}.content", "missing", "send the message's text as a string")
     checked = {name: value for name, value in message.items() if value is not None and value != []}
+    if checked["role"] == "developer":  # OpenAI's name for it
+        checked["role"] = "system"
+    # Templates read different names. New versions of transformers add the same names.
+    reasoning = next((checked[name] for name in _REASONING_NAMES if name in checked), None)
+    if reasoning is not None:
+        checked = {"thinking": reasoning, **checked, "reasoning_content": reasoning}
     checked["content"] = _joined(f"{field}.content", message.get("content"), message["role"])
     if "tool_calls" in checked:
         checked["tool_calls"] = _check_calls(f"{field}.tool_calls", checked["tool_calls"])
@@ -809,9 +834,9 @@ def _with_text_as_reasoning(messages: list[Message]) -> list[Message]:
     """gpt-oss' templates accept either a text or reasoning with a call."""
     made = []
     for message in messages:
-        field = next((name for name in ("thinking", "reasoning_content") if message.get(name)), None)
-        if field and message["content"] and "tool_calls" in message:
-            message = {**message, field: f"{message[field]}\n\n{message['content']}", "content": ""}
+        if message.get("reasoning_content") and message["content"] and "tool_calls" in message:
+            joined = f"{message['reasoning_content']}\n\n{message['content']}"
+            message = {**message, "thinking": joined, "reasoning_content": joined, "content": ""}
         made.append(message)
     return made
 

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -463,7 +463,8 @@ def write_weights(
     workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
     weights_id, quality = fingerprint(source.folder), _quality_of(source.folder, spec)
-    manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, quality=quality)
+    layers = [asdict(layer) for layer in config.layers]
+    manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, layers=layers, quality=quality)
     for file in (table, token_split):
         manifest.files[file.name] = {"bytes": file.stat().st_size, "sha256": workspace.sha256(file)}
     if link:
@@ -528,7 +529,9 @@ def write_description(spec: ModelSpec, weights: Path, ranks: int, folder: Path |
     folder: the model's folder, if it is available here."""
     workspace.write_config_ini(weights / "config.ini", spec.config.settings())
     quality = [] if folder is None else _quality_of(folder, spec)
-    manifest = workspace.Manifest(spec.config.model_name, ranks, quality=quality)
+    manifest = workspace.Manifest(
+        spec.config.model_name, ranks, layers=[asdict(layer) for layer in spec.config.layers], quality=quality
+    )
     for name, parts in split(spec.tensors, spec.config, ranks).items():
         how = parts[0].quantised.how if parts[0].quantised else None
         manifest.add(name, how.dtype if how else WEIGHT_TYPES[spec.config.data_type], stacked_shape(parts), how=how)

@@ -66,7 +66,7 @@ def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
 
 def _widths(config: ModelConfig) -> list[str]:
     """Return the keys of the widths of the model's feed-forward layers."""
-    dense = not config.num_experts or "d" in config.layer_experts
+    dense = any(layer.ffn == "dense" for layer in config.layers)
     shared = bool(config.shared_expert_inter_size)
     return (
         ["inter_size"] * dense

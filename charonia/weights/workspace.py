@@ -23,7 +23,7 @@ from charonia.json_files import read_json
 from charonia.weights import hub
 from charonia.weights.tensor_parallel import rank_of
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TRITON_MODELS = ("preprocessing", "engine", "postprocessing", "ensemble")
 WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
@@ -42,6 +42,7 @@ class Manifest:
     ranks: int = 1
     weights: str = ""  # fingerprint of the files in `source`
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes and, if computed, sha256
+    layers: list[dict[str, Any]] = field(default_factory=list)  # the attributes of each layer
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)  # by canonical name
     quality: list[dict[str, Any]] = field(default_factory=list)  # see quality_record.py
 
@@ -73,10 +74,24 @@ class Manifest:
             "ranks": self.ranks,
             "weights": self.weights,
             "files": self.files,
+            "layers": self.layers,
             "tensors": self.tensors,
             **({"quality": self.quality} if self.quality else {}),
         }
-        (weights / "manifest.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+        text = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in content.items())
+        (weights / "manifest.json").write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+
+
+def _lines(value: Any) -> str:
+    """Return a value as JSON, with one line for each entry of a list or an object."""
+    if isinstance(value, dict):
+        entries = [f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()]
+    elif isinstance(value, list):
+        entries = [json.dumps(entry) for entry in value]
+    else:
+        return json.dumps(value)
+    first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    return "\n  ".join([first, ",\n  ".join(entries)]) + f"\n{last}" if entries else first + last
 
 
 @dataclass(frozen=True)
@@ -272,6 +287,7 @@ def read_manifest(weights: Path) -> Manifest:
             content["ranks"],
             content.get("weights", ""),
             content["files"],
+            content["layers"],
             content["tensors"],
             content.get("quality", []),
         )

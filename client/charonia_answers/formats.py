@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Syntax = Literal["json", "named", "gemma", "xml", "pythonic"]
+Syntax = Literal["json", "named", "gemma", "xml", "pythonic", "harmony"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class CallFormat:
     syntax: the syntax of a call. json: {"name": ..., KEY: {...}}, or a list of such objects. named: NAME,
       `arguments_mark`, the arguments as JSON; `id_mark` and a call id may stand before `arguments_mark`.
       gemma: call:NAME{key:value}, strings between two `quote`. xml: each parameter between the marks in `xml`; strings
-      without quotes, other values as JSON. pythonic: NAME(key=value, ...), values as in Python or JSON.
+      without quotes, other values as JSON. pythonic: NAME(key=value, ...), values as in Python or JSON. harmony: the
+      format of whole responses in `harmony.py`, for calls and reasoning together.
     keys: json: the names of KEY. The first is written, all are parsed.
     padding: json, xml: white space between markup and call.
     each: named, xml: the marks around each call, if `begin` and `end` stand around all calls. Calls are also parsed
@@ -370,6 +371,21 @@ CALL_FORMATS = {
         ),
         # Gemma 4
         CallFormat("gemma4", ("<|tool_call>",), "<tool_call|>", syntax="gemma", quote='<|"|>'),
+        # GPT-OSS; the last two marks follow a recipient that stands before the first channel
+        CallFormat(
+            "harmony",
+            (
+                "<|channel|>commentary to=",
+                "<|start|>assistant to=",
+                "<|channel|>commentary <|constrain|>",
+                "<|channel|>commentary json",
+            ),
+            "<|call|>",
+            syntax="harmony",
+            separator="<|start|>assistant",
+            name_mark="functions.",
+            arguments_mark=" <|constrain|>json<|message|>",
+        ),
     )
 }
 
@@ -387,12 +403,16 @@ REASONING_FORMATS = {
         ReasoningFormat("thinking", "<thinking>", "</thinking>"),
         ReasoningFormat("reasoning", "<reasoning>", "</reasoning>"),
         ReasoningFormat("seed", "<seed:think>", "</seed:think>"),
+        ReasoningFormat(
+            "harmony", "<|channel|>analysis<|message|>", "<|end|>", ("<|channel|>final<|message|>", "<|return|>")
+        ),
     )
 }
 
 # Formats, each with texts. If a chat template contains all of these texts, it has the format. The first match wins.
 _Signs = tuple[tuple[str, tuple[str, ...]], ...]
 _CALL_SIGNS: _Signs = (
+    ("harmony", ("<|channel|>analysis<|message|>",)),
     ("gemma4", ("<|tool_call>", "<tool_call|>")),
     ("functiongemma", ("<start_function_call>",)),
     ("granite3", ("<|tool_call|>", "<|start_of_role|>")),
@@ -428,7 +448,8 @@ _REASONING_SIGNS: _Signs = (
     ("think_response", ("<think>", "<response>\n")),
     ("think_answer", ("<think>", "<answer>")),
     ("hunyuan_v3_open", ("<think{}>", ":opensource")),
-    *((one.name, (mark,)) for one in REASONING_FORMATS.values() for mark in (one.begin, one.end)),
+    *((one.name, (one.begin,)) for one in REASONING_FORMATS.values()),
+    *((one.name, (one.end,)) for one in REASONING_FORMATS.values() if one.end != "<|end|>"),  # Phi's templates have it
 )
 
 

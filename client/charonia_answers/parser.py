@@ -56,7 +56,7 @@ def _xml_value(value: str, text: bool | None) -> str:
     return _PYTHON.get(word) or json.dumps(value, ensure_ascii=False)
 
 
-class _NoCallError(Exception):
+class NoCallError(Exception):
     """The text is not a call, or the call is not complete."""
 
 
@@ -69,7 +69,7 @@ def special_marks(markup: Iterable[str], tokens: Iterable[str]) -> dict[str, str
     return {token: chr(0xD800 + at) for at, token in enumerate(found)}
 
 
-def _with_marks(text: str, marks: Mapping[str, str]) -> str:
+def with_marks(text: str, marks: Mapping[str, str]) -> str:
     for token in sorted(marks, key=len, reverse=True):
         text = text.replace(token, marks[token])
     return text
@@ -113,6 +113,18 @@ class _Channel:
         self._give(self._held + core)
         self._held, self._flows, self.drops_last = "", False, False
         self._push_space(text[begin + len(core) :])
+
+    def next_push(self) -> Callable[[str], None]:
+        """Return `push` for a text that an empty line separates from the texts before."""
+        between = "\n\n" if self.begun else ""
+
+        def push(text: str) -> None:
+            nonlocal between
+            if text:
+                self.push(between + text)
+                between = ""
+
+        return push
 
     def _push_space(self, text: str) -> None:
         if self._flows:
@@ -193,22 +205,22 @@ class AnswerParser:
     ) -> None:
         marks = marks or {}
         self._calls = calls
-        self._begins = [_with_marks(mark, marks) for mark in calls.begin] if calls else []
-        self._end = _with_marks(calls.end, marks) if calls else ""
-        self._quote = _with_marks(calls.quote, marks) if calls else ""
-        self._arguments_mark = _with_marks(calls.arguments_mark.strip("\n"), marks) if calls else ""
-        self._id_mark = _with_marks(calls.id_mark, marks) if calls else ""
-        self._name_mark = _with_marks(calls.name_mark, marks) if calls else ""
-        self._arguments_end = _with_marks(calls.arguments_end.strip("\n"), marks) if calls else ""
-        self._call_begin, call_end = (_with_marks(mark, marks) for mark in calls.each) if calls else ("", "")
+        self._begins = [with_marks(mark, marks) for mark in calls.begin] if calls else []
+        self._end = with_marks(calls.end, marks) if calls else ""
+        self._quote = with_marks(calls.quote, marks) if calls else ""
+        self._arguments_mark = with_marks(calls.arguments_mark.strip("\n"), marks) if calls else ""
+        self._id_mark = with_marks(calls.id_mark, marks) if calls else ""
+        self._name_mark = with_marks(calls.name_mark, marks) if calls else ""
+        self._arguments_end = with_marks(calls.arguments_end.strip("\n"), marks) if calls else ""
+        self._call_begin, call_end = (with_marks(mark, marks) for mark in calls.each) if calls else ("", "")
         self._call_end = call_end or self._end
-        self._thought = [_with_marks(mark, marks) for mark in (reasoning.begin, reasoning.end)] if reasoning else []
-        self._wrapping = [_with_marks(mark, marks) for mark in reasoning.content] if reasoning else ["", ""]
+        self._thought = [with_marks(mark, marks) for mark in (reasoning.begin, reasoning.end)] if reasoning else []
+        self._wrapping = [with_marks(mark, marks) for mark in reasoning.content] if reasoning else ["", ""]
         self._wrapped = False  # inside these marks: after the first, before the second
         self._names = frozenset(names)
         self._texts = texts or {}
         self._xml = calls.xml if calls else None
-        self._xml_marks = [_with_marks(mark, marks) for mark in calls.xml.marks] if calls and calls.xml else []
+        self._xml_marks = [with_marks(mark, marks) for mark in calls.xml.marks] if calls and calls.xml else []
         self._parallel = parallel
         self._certain = certain or forced
         self._cut_off = False
@@ -267,7 +279,7 @@ class AnswerParser:
         if self._held is not None:
             self._held.write(piece)
             if self._held.tell() > MAX_HELD:
-                raise _NoCallError
+                raise NoCallError
         return piece
 
     def _hold(self, begun: str = "") -> None:
@@ -295,7 +307,7 @@ class AnswerParser:
 
     def _expect(self, mark: str) -> Reading:
         if mark and not (yield from self._accept(mark)):
-            raise _NoCallError
+            raise NoCallError
 
     def _spaces(self, more: str = "") -> Generator[None, None, str]:
         """Consume white space and the characters in `more`. Returns the character after them, which is not consumed."""
@@ -406,7 +418,7 @@ class AnswerParser:
                 yield from self._read_pythonic(strict=not mark)
             else:
                 yield from self._read_marked(mark)
-        except _NoCallError:
+        except NoCallError:
             if self._listed and self._held:  # a text that was parsed as a string may contain its end mark
                 self._text, self._at = self._held.getvalue() + self._text[self._at :], 0
             if self._call or self._listed:
@@ -449,7 +461,7 @@ class AnswerParser:
                 strict=strict or (bare and not listed), has_arguments=not (listed or self._end)
             )
         if self._in_list and char not in ("]", ""):
-            raise _NoCallError
+            raise NoCallError
         self._held = None
         yield from self._read_end(f"{closing}]" if listed else closing)
 
@@ -498,7 +510,7 @@ class AnswerParser:
             if key == "name" and not name:
                 name = yield from self._read_string(MAX_NAME)
                 if not name or _MARKS.search(name) or (strict and self._names and name not in self._names):
-                    raise _NoCallError
+                    raise NoCallError
             elif key in self._calls.keys and not arguments and not done:
                 if char == "{" and name:
                     yield from self._read_arguments(name)
@@ -506,7 +518,7 @@ class AnswerParser:
                 else:
                     arguments = yield from self._read_whole_arguments(char)
             elif not done and (key in ("name", *self._calls.keys) or (strict and key not in _BESIDE)):
-                raise _NoCallError
+                raise NoCallError
             else:
                 others |= key not in _BESIDE
                 yield from self._read_value(JsonScanner())
@@ -514,7 +526,7 @@ class AnswerParser:
         if not done:
             # Other members may be the arguments.
             if not name or (not arguments and (strict or has_arguments or others)):
-                raise _NoCallError
+                raise NoCallError
             self._begin_call(name)
             self._give_arguments(arguments or "{}")
             self._end_call()
@@ -531,15 +543,15 @@ class AnswerParser:
             scanner = JsonScanner()
             at, arguments = scanner.feed(text, 0)
             if not text.startswith("{") or not scanner.done or text[at:].strip():
-                raise _NoCallError
+                raise NoCallError
             return arguments
         if char != "{":
-            raise _NoCallError
+            raise NoCallError
         return (yield from self._read_value(JsonScanner()))
 
     def _read_string(self, limit: int) -> Generator[None, None, str]:
         if (yield from self._peek()) != '"':
-            raise _NoCallError
+            raise NoCallError
         text: str = json.loads((yield from self._read_value(JsonScanner(), limit)))
         return text
 
@@ -548,13 +560,13 @@ class AnswerParser:
         size = 0
         while not scanner.done:
             if not (yield from self._has(1)):
-                raise _NoCallError
+                raise NoCallError
             end, part = scanner.feed(self._text, self._at)
             self._take(end - self._at)
             parts.append(part)
             size += len(part)
             if scanner.broken or size > limit:
-                raise _NoCallError
+                raise NoCallError
             if not scanner.done:
                 yield from self._wait()
         return "".join(parts)
@@ -562,7 +574,7 @@ class AnswerParser:
     def _wait(self) -> Reading:
         """Wait for more text."""
         if self._ended:
-            raise _NoCallError
+            raise NoCallError
         yield
 
     def _read_marked(self, mark: str) -> Reading:
@@ -601,7 +613,7 @@ class AnswerParser:
         yield from self._accept(fence)
         yield from self._accept(self._arguments_mark.removeprefix(fence))
         if (yield from self._spaces()) != "{":
-            raise _NoCallError
+            raise NoCallError
         yield from self._read_arguments(name, id)
         if self._arguments_end:
             yield from self._spaces()
@@ -617,13 +629,13 @@ class AnswerParser:
         if listed:
             self._take(1)
         elif strict:
-            raise _NoCallError
+            raise NoCallError
         self._in_list = not strict
         while True:
             yield from self._spaces()
             name = yield from self._read_word(PYTHON_NAME)
             if strict and self._names and name not in self._names:
-                raise _NoCallError
+                raise NoCallError
             yield from self._expect("(")
             yield from self._read_keywords(name)
             self._hold()
@@ -684,7 +696,7 @@ class AnswerParser:
         ended = bool(close) and (yield from self._accept(close))
         closed = not ended and (yield from self._accept(self._call_end))
         if not ended and not closed:
-            raise _NoCallError
+            raise NoCallError
         if not begun:
             self._begin_call(name)
         self._give_arguments("}" if begun else "{}")
@@ -696,9 +708,9 @@ class AnswerParser:
         while (yield from self._peek()) and (count := self._run(pattern)):
             word += self._take(min(count, MAX_NAME + 1))
             if len(word) > MAX_NAME:
-                raise _NoCallError
+                raise NoCallError
         if not word:
-            raise _NoCallError
+            raise NoCallError
         return word
 
     def _read_xml_value(self, text: bool | None, end: str) -> Reading:
@@ -728,7 +740,7 @@ class AnswerParser:
             yield from self._accept("\n")
             ends.append(f"\n{end}")
         if not (yield from self._until(ends, give)):
-            raise _NoCallError
+            raise NoCallError
         self._give_arguments('"' if begun else _xml_value("".join(held), text))
 
     def _read_arguments(self, name: str, id: str = "") -> Reading:
@@ -743,7 +755,7 @@ class AnswerParser:
             self._take(end - self._at)
             self._give_arguments(part)
             if scanner.broken:
-                raise _NoCallError
+                raise NoCallError
             if not scanner.done:
                 yield from self._wait()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from .events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from .formats import CALL_FORMATS, REASONING_FORMATS, CallFormat, ReasoningFormat
+from .harmony import CALLS, REASONING, HarmonyParser
 from .parser import AnswerParser, special_marks
 from .xml import text_parameters
 
@@ -62,26 +63,29 @@ class Reader:
     ) -> None:
         calls = _format(CALL_FORMATS, formats.get("tool_calls") if tools is not None else None)
         # A begun message has no reasoning, because its text follows the reasoning.
-        reasoning = _format(REASONING_FORMATS, formats.get("reasoning") if begun is None else None)
+        harmony = formats.get("reasoning") == REASONING.name
+        reasoning = _format(REASONING_FORMATS, formats.get("reasoning") if begun is None or harmony else None)
         special_tokens = formats.get("special") or {}
-        marks = special_marks(markup_of(calls, reasoning), special_tokens)
+        marks = special_marks(markup_of(CALLS if harmony else calls, reasoning), special_tokens)
         self._marks = {special_tokens[token]: mark for token, mark in marks.items()}
         functions = functions_of(tools or ())
         texts = {}
         if calls and calls.xml:
             named = named_functions(functions)
             texts = {name: text_parameters(function.get("parameters")) for name, function in named.items()}
-        self._parser = AnswerParser(
+        self._parser = (HarmonyParser if harmony else AnswerParser)(
             calls,
             reasoning,
-            names=named_functions(functions) if calls and calls.bare else (),
+            names=named_functions(functions) if calls and (calls.bare or harmony) else (),
             texts={name: found for name, found in texts.items() if found},
             in_reasoning=in_reasoning,
             marks=marks,
             parallel=parallel,
             forced=forced and calls is not None,
             certain=any(function.get("strict") for function in functions),
-            continued=calls is not None and calls.bare and bool((begun or "").strip()),
+            continued=begun is not None
+            if harmony
+            else calls is not None and calls.bare and bool((begun or "").strip()),
         )
         self._num_reasoning_tokens = 0
 

@@ -35,10 +35,15 @@ from .tag_parts import (
 # reasoning. none: the response has no reasoning.
 ReasoningState = Literal["possible", "open", "none"]
 
-_SPACE_AFTER_TOKEN = optional(const(" "))  # SentencePiece adds it after a special token
+SPACE_AFTER_TOKEN = optional(const(" "))  # SentencePiece adds it after a special token
 _SPACE_AFTER_REASONING = optional({"type": "regex", "pattern": "[ \\n]{1,4}"})
 # Characters that a name without quotes cannot contain.
-_NO_NAME = {"named": re.compile(r"[\s\[{\"]"), "gemma": re.compile(r"[\s\[{\"]"), "xml": re.compile(r"[\s<>]")}
+_NO_NAME = {
+    "named": re.compile(r"[\s\[{\"]"),
+    "gemma": re.compile(r"[\s\[{\"]"),
+    "xml": re.compile(r"[\s<>]"),
+    "harmony": re.compile(r"[\s<]"),
+}
 _NUMBER: Format = {"type": "regex", "pattern": "[0-9]{1,4}"}
 
 
@@ -88,7 +93,7 @@ class Tags:
         NoTagError."""
         assert self._calls is not None
         marks = self.text_marks
-        made = guide_format(kind, guide, called)
+        made = self.content(kind, guide, called)
         if made is not None and strict and self._calls.bare:
             beside_calls.check_bare(kind, guide, self._calls.bracket)
         if made is None or not marks:
@@ -101,6 +106,10 @@ class Tags:
         schema = json.loads(guide) if guide else ANY_OBJECT["json_schema"]
         beside_calls.check_json(schema, marks)
         return json_of(schema, called, marks)
+
+    def content(self, kind: str, guide: str, called: str) -> Format | None:
+        """Return the format of a response whose content follows a guide; None for a wrong guide."""
+        return guide_format(kind, guide, called)
 
     def forced(self, functions: Sequence[Function], *, several: bool) -> Format:
         """Return the format of a response that consists of calls. several: more than one call is allowed."""
@@ -119,7 +128,7 @@ class Tags:
             block = [opening, self._separated(functions, frames[0], several), *self._markup(frames[0].closing)]
         else:
             before = either([sequence(self._markup(frame.before)) for frame in frames])
-            block = [before, self._named(functions, frames[0]), *self._markup(frames[0].after)]
+            block = [before, self._named(functions, self._middle(frames[0])), *self._markup(frames[0].after)]
         marks = self.text_marks
         text = any_text(*marks)
         rest = star(sequence([*block, text])) if several else optional(sequence(block))
@@ -148,11 +157,11 @@ class Tags:
     def _separated(self, functions: Sequence[Function], frame: Frame, several: bool) -> Format:
         """Return the format of one call or, if `several`, of one or more calls."""
         if not frame.before:
-            call = sequence([self._named(functions, frame), *self._markup(frame.after)])
+            call = sequence([self._named(functions, self._middle(frame)), *self._markup(frame.after)])
             return sequence([call, star(sequence([const(frame.separator), call]))]) if several else call
         first, *more = self._markup(frame.before)
         *after, last = self._markup(frame.after) or [const("")]
-        content = sequence([*more, self._named(functions, frame), *after])
+        content = sequence([*more, self._named(functions, self._middle(frame)), *after])
         begin, end = (one["value"] if one["type"] == "const_string" else one for one in (first, last))
         return {
             "type": "tags_with_separator",
@@ -162,10 +171,13 @@ class Tags:
             "stop_after_first": not several,
         }
 
-    def _named(self, functions: Sequence[Function], frame: Frame) -> Format:
+    def _middle(self, frame: Frame) -> list[Format]:
+        """Return the formats between the name and the arguments of a call."""
+        return [*([const(":"), _NUMBER] if frame.numbered else []), *self._markup(frame.middle)]
+
+    def _named(self, functions: Sequence[Function], middle: Sequence[Format]) -> Format:
         """Return the format of the name and the arguments of a call. Each function is an option."""
         assert self._calls is not None
-        middle = [*([const(":"), _NUMBER] if frame.numbered else []), *self._markup(frame.middle)]
         free = [self._calls.frame(one.name).name for one in functions if one.parameters is None]
         options = [sequence([choice(free), *middle, self._arguments(None)])] if free else []
         copies = xml.Copies()
@@ -235,7 +247,7 @@ class Tags:
             parts.append({"type": "token", "token": self._tokens[found.group()]})
             at = found.end()
         if at and at < len(text):
-            parts.append(_SPACE_AFTER_TOKEN)
+            parts.append(SPACE_AFTER_TOKEN)
         if at < len(text):
             parts.append(const(text[at:]))
         return parts

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from charonia_client import commands
 from charonia_client.client import Client
 from charonia_client.errors import BadRequest, CharoniaError, Overloaded, TooManyRounds
 from charonia_client.terminal import LEAVE, Reader, plain
@@ -59,10 +60,36 @@ class Chat:
                 with contextlib.suppress(CharoniaError):
                     await self._client.end_session(self._session_id)
                 return 1 if self._failed and not self._reader.hint else 0
+            if command := commands.parse(message):
+                await self._obey(*command)
+                continue
             before = len(self._history)
             self._history.append({"role": "user", "content": message})
             if not await self._interruptible_answer():
                 del self._history[before:]
+
+    async def _obey(self, name: str, text: str) -> None:
+        """Run a command."""
+        said = "done"
+        match name:
+            case "/help":
+                said = commands.help_text()
+            case "/clear":
+                commands.clear(self._history)
+            case "/system":
+                commands.set_system(self._history, text)
+            case "/regen":
+                at = commands.after_last_question(self._history)
+                if at is not None:
+                    replaced = self._history[at:]
+                    del self._history[at:]
+                    if not await self._interruptible_answer():
+                        self._history[at:] = replaced
+                    return
+                said = "there is no response yet"
+            case _:
+                said = commands.unknown(name)
+        self._console.print(plain(said), style="dim", markup=False)
 
     async def _interruptible_answer(self) -> bool:
         """Prints the response while it arrives. Ctrl-C ends it and keeps the text so far. Returns False after an error,

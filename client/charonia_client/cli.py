@@ -122,7 +122,8 @@ def chat(
         str | None, typer.Option(help="name in the server's certificate, if it is not the host of HOST:PORT")
     ] = None,
 ) -> None:
-    """Chat with the model of a Triton server. Two Enters send, `exit` leaves, Ctrl-C interrupts a response."""
+    """Chat with the model of a Triton server. Two Enters send, `/help` lists commands, `exit` leaves, Ctrl-C
+    interrupts a response."""
     given = {
         "max_tokens": max_tokens,
         "temperature": temperature,

@@ -9,6 +9,8 @@ from typing import Protocol
 from prompt_toolkit import PromptSession
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from charonia_client.commands import parse
+
 LEAVE = "exit"
 # Control characters except line ends and tabs: the rest of C0, DEL and C1 can control a terminal.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
@@ -30,12 +32,18 @@ class Reader(Protocol):
         ...
 
 
+def is_order(line: str) -> bool:
+    """Whether a line is for the chat, not for the model: a command, or the word that leaves."""
+    return line.strip() == LEAVE or parse(line) is not None
+
+
 def messages_of(lines: Iterable[str], enter_sends: bool) -> Iterator[str]:
-    """Split lines into messages: at blank lines, or one per line. A line with only `exit` is always a message."""
+    """Split lines into messages: at blank lines, or one per line. A command at the beginning of a message is always a
+    message."""
     held: list[str] = []
     for raw in lines:
         line = raw.rstrip("\r\n")
-        if line.strip() and not enter_sends and not (line.strip() == LEAVE and not held):
+        if line.strip() and not enter_sends and not (is_order(line) and not held):
             held.append(line)
             continue
         if line.strip():
@@ -66,14 +74,14 @@ class TerminalReader:
     def __init__(self, enter_sends: bool) -> None:
         self.hint = (
             f"{'Enter' if enter_sends else 'Enter twice'} sends, Alt-Enter starts a line, Ctrl-C interrupts, "
-            f"'{LEAVE}' leaves"
+            f"/help lists commands, '{LEAVE}' leaves"
         )
         keys = KeyBindings()
 
         @keys.add("enter")
         def _enter(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
-            done = enter_sends or not buffer.document.current_line.strip() or buffer.text.strip() == LEAVE
+            done = enter_sends or not buffer.document.current_line.strip() or is_order(buffer.text)
             if done and buffer.text.strip():
                 buffer.validate_and_handle()
             elif not enter_sends:

@@ -417,7 +417,13 @@ void bind_info(py::module_& m) {
       .def_readonly("kv_cache_bytes", &EngineInfo::kv_cache_bytes)
       .def_readonly("num_blocks", &EngineInfo::num_blocks)
       .def_readonly("warnings", &EngineInfo::warnings)
-      .def_readonly("kernel_report", &EngineInfo::kernel_report);
+      .def_readonly("kernel_report", &EngineInfo::kernel_report)
+      .def("__repr__", [](const EngineInfo& info) {
+        return cat("EngineInfo(", info.model.model_name, ", ", info.model.weight_type, " on ", info.device,
+                   ", session_len=", info.config.session_len, ", max_batch_size=", info.config.max_batch_size,
+                   ", weights ", info.weight_bytes / 1'000'000, " MB, KV cache ", info.kv_cache_bytes / 1'000'000,
+                   " MB)");
+      });
   py::class_<EngineStats>(m, "EngineStats")
       .def_readonly("num_running", &EngineStats::num_running)
       .def_readonly("num_waiting", &EngineStats::num_waiting)

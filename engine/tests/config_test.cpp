@@ -54,7 +54,6 @@ TEST(Config, WrongValuesAndKeysAreNamed) {
                                            {"use_logn_attn", "2"},
                                            {"rope_long_factors", "1,,2"},
                                            {"rope_short_factors", "1,0"},
-                                           {"layer_windows", "sfx"},
                                            {"cache_chunk_size", "-2"}}) {
     expect_refused({{key, value}}, {key});
   }
@@ -67,17 +66,15 @@ TEST(Config, OldSwitchesAreAcceptedWithAWarning) {
   EXPECT_NE(warnings[0].find("step_length"), std::string::npos);
 }
 
-TEST(Config, ListsAndLettersOfAModelAreRead) {
+TEST(Config, ListsOfAModelAreRead) {
   EngineConfig engine;
   ModelConfig model;
   apply_settings({{"rope_short_factors", "1, 1.5,2"},
-                  {"layer_windows", "sfs"},
                   {"activation", "gelu_tanh"},
                   {"embedding_scale", "45.25"},
                   {"end_id", "2, 7,32000"}},
                  engine, &model);
   EXPECT_EQ(model.rope_short_factors, (std::vector<float>{1, 1.5F, 2}));
-  EXPECT_EQ(model.layer_windows, "sfs");
   EXPECT_EQ(model.activation, "gelu_tanh");
   EXPECT_EQ(model.embedding_scale, 45.25F);
   EXPECT_EQ(model.end_ids, (std::vector<int>{2, 7, 32000}));

@@ -103,8 +103,8 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
   };
   expect([](auto&) {});
   expect([](auto& m) { m.biases = m.tied = true; });
-  expect([](auto& m) { m.biases = m.tied = m.qk_norm = m.post_norms = true; },
-         "rope_local_theta = 100\nsliding_window = 8\nlogn_length = 32\n");
+  expect([](auto& m) { m.biases = m.tied = m.qk_norm = m.post_norms = true, m.windows = {8}, m.rotations = {"local"}; },
+         "rope_local_theta = 100\nlogn_length = 32\n");
   expect([](auto& m) { m.qk_norm = m.qk_norm_rows = m.post_norms = true, m.pre_norms = false; },
          "q_scale_beta = 0.1\nq_scale_length = 16\n");
   expect([](auto& m) { m.parallel_block = true; }, "layer_norm = 1\n");
@@ -116,7 +116,7 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
          "data_type = bf16\nrouter_fp32 = 1\n");
   expect([](auto& m) { m.experts = 64, m.biases = m.router_bias = m.expert_biases = m.sinks = true; },
          "router_logit_bias = 1\nactivation = clamped_swiglu\n");
-  expect([](auto&) {}, "alibi = 1\nrotary_embedding = 0\n");
+  expect([](auto& m) { m.rotations = {"none"}; }, "alibi = 1\nrotary_embedding = 0\n");
   expect([](auto&) {}, "rope_scaling_type = qwen\nrope_original_max_position_embeddings = 50\n");
   expect_exact(even(), {{"quant_policy", "8"}});
   expect_exact(even(), {{"quant_policy", "4"}});

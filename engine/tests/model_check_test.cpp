@@ -31,7 +31,6 @@ Settings with_experts(const Settings& more) {
 TEST(ModelCheck, ConsistentAttributesAreAccepted) {
   for (const auto& settings :
        std::vector<Settings>{{},
-                             {{"layer_rotary", "rn"}},
                              {{"q_scale_beta", "0.1"}, {"q_scale_length", "16"}},
                              {{"pre_norms", "0"}, {"post_norms", "1"}, {"qk_norm", "1"}, {"qk_norm_rows", "1"}},
                              {{"qk_norm", "1"}, {"qk_norm_after_rotary", "1"}},
@@ -47,8 +46,6 @@ TEST(ModelCheck, ConsistentAttributesAreAccepted) {
 
 TEST(ModelCheck, InconsistentAttributesAreRejectedByName) {
   const std::vector<std::pair<Settings, std::string_view>> wrong = {
-      {{{"layer_rotary", "r"}}, "layer_rotary has 1 letters for num_layer = 2"},
-      {{{"layer_rotary", "rn"}, {"rotary_embedding", "0"}}, "layer_rotary = rn"},
       {{{"rotary_interleaved", "1"}, {"rotary_embedding", "0"}}, "rotary_interleaved = 1"},
       {{{"rotary_embedding", "10"}}, "rotary_embedding = 10 must be an even number up to size_per_head = 8"},
       {{{"rotary_embedding", "5"}}, "rotary_embedding = 5 must be"},

@@ -14,8 +14,9 @@ inline std::vector<TinyModel> model_variants() {
   qwen3.qk_norm = true;
   gemma.qk_norm = gemma.post_norms = gemma.tied = true;
   gemma.layers = 3;
+  gemma.windows = {8, 0}, gemma.rotations = {"local", "global"};
   gemma.more =
-      "norm_unit_offset = 1\nactivation = gelu_tanh\nembedding_scale = 5.65\nsliding_window = 8\nlayer_windows = sfs\n"
+      "norm_unit_offset = 1\nactivation = gelu_tanh\nembedding_scale = 5.65\n"
       "rope_local_theta = 100\nattention_soft_cap = 20\nlogit_soft_cap = 15\nattention_scale = 0.3\n"
       "rope_scaling_type = linear\nrope_factor = 4\n";
   // So that 1 + weight is about 1.
@@ -31,6 +32,7 @@ inline std::vector<TinyModel> model_variants() {
       "router_norm_min = 1e-20\nrouter_fp32 = 1\n";
   shared.experts = 5, shared.shared_inter = 36, shared.shared_gate = shared.biases = true;
   alibi.kv_heads = 4;
+  alibi.rotations = {"none"};
   alibi.more = "alibi = 1\nrotary_embedding = 0\nnormalize_output = 1\n";
   phi.more =
       "rotary_embedding = 4\nrope_scaling_type = longrope\nrope_original_max_position_embeddings = 16\n"
@@ -38,7 +40,7 @@ inline std::vector<TinyModel> model_variants() {
   olmo.qk_norm = olmo.qk_norm_rows = olmo.post_norms = true;
   olmo.pre_norms = false;
   olmo.layers = 3;
-  olmo.more = "layer_rotary = rnr\n";
+  olmo.rotations = {"global", "none"};
   granite.more = "residual_multiplier = 0.22\nlogits_scale = 0.125\nrotary_interleaved = 1\n";
   granite.biases = true;  // these are scaled too
   hunyuan.qk_norm = true;
@@ -46,8 +48,8 @@ inline std::vector<TinyModel> model_variants() {
   cohere.parallel_block = true;
   cohere.more = "layer_norm = 1\nrotary_interleaved = 1\nlogits_scale = 0.25\n";
   gpt_oss.experts = 5, gpt_oss.biases = gpt_oss.router_bias = gpt_oss.expert_biases = gpt_oss.sinks = true;
-  gpt_oss.more =
-      "router_logit_bias = 1\nactivation = clamped_swiglu\nswiglu_limit = 1\nsliding_window = 8\nlayer_windows = sf\n";
+  gpt_oss.windows = {8, 0};
+  gpt_oss.more = "router_logit_bias = 1\nactivation = clamped_swiglu\nswiglu_limit = 1\n";
   return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss};
 }
 

@@ -16,6 +16,10 @@
 namespace charonia::testing {
 namespace {
 
+bool has_experts(const TinyModel& model, std::size_t layer) {
+  return model.experts > 0 && model.layer_experts[layer % model.layer_experts.size()] == 'm';
+}
+
 // Creates the tensors of a model, and writes to the manifest which parts form the canonical tensors of each rank.
 class TinyWeights {
  public:
@@ -146,8 +150,7 @@ class TinyWeights {
 
   void add_layer(int index) {
     const std::string at = "layers." + std::to_string(index) + ".";
-    const bool sparse =
-        model_.experts > 0 && (model_.layer_experts.empty() || model_.layer_experts[std::size_t(index)] == 'm');
+    const bool sparse = has_experts(model_, static_cast<std::size_t>(index));
     add_norms(at);
     weight(at + "attention.w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
     weight(at + "attention.wo.0.weight", model_.hidden, q_, 0.3F);
@@ -313,7 +316,7 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
                       << "\nexpert_bias = " << model.expert_biases << "\nattention_sinks = " << model.sinks
-                      << "\nlayer_experts = " << model.layer_experts << "\nrouter_bias = " << model.router_bias
+                      << "\nrouter_bias = " << model.router_bias
                       << "\nshared_expert_inter_size = " << model.shared_inter
                       << "\nshared_expert_gate = " << model.shared_gate << "\n"
                       << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
@@ -328,11 +331,18 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
   const TinyWeights weights(model);
   const auto bytes = weights.write(dir / "rank-0.safetensors");
   write_token_table(dir / "token_table.safetensors", model);
-  const nlohmann::json manifest = {{"format_version", 2},
+  auto layers = nlohmann::json::array();
+  for (std::size_t i = 0; i < static_cast<std::size_t>(model.layers); ++i) {
+    layers.push_back({{"window", model.windows[i % model.windows.size()]},
+                      {"rotation", model.rotations[i % model.rotations.size()]},
+                      {"ffn", has_experts(model, i) ? "experts" : "dense"}});
+  }
+  const nlohmann::json manifest = {{"format_version", 3},
                                    {"charonia_version", "test"},
                                    {"source", "random"},
                                    {"ranks", model.ranks},
                                    {"files", {{"rank-0.safetensors", {{"bytes", bytes}, {"sha256", ""}}}}},
+                                   {"layers", layers},
                                    {"tensors", weights.tensors()}};
   std::ofstream(dir / "manifest.json") << manifest.dump();
   write_config(dir / "config.ini", model);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace charonia::testing {
 
@@ -30,7 +31,10 @@ struct TinyModel {
   bool biases = false, tied = false, qk_norm = false, qk_norm_rows = false, pre_norms = true, post_norms = false,
        parallel_block = false;
   int experts = 0, experts_per_token = 2, expert_inter = 24;  // 0 experts: all layers are dense
-  std::string layer_experts;                                  // as in config.ini; empty: all layers have experts
+  // For each layer, and repeated if there are fewer:
+  std::string layer_experts = "m";  // with experts (m), if there are any, or dense (d)
+  std::vector<int> windows = {0};
+  std::vector<std::string> rotations = {"global"};
   int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
   bool router_bias = false, shared_gate = false, expert_biases = false, sinks = false;
   std::string more;                                           // lines of config.ini

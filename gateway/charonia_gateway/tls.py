@@ -6,8 +6,41 @@ import ssl
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from charonia_gateway.files import FollowedFiles
+
+_WITHOUT_TLS = b"""{"error": {"message": "this port uses TLS: write https:// instead of http://", \
+"type": "invalid_request_error", "param": null, "code": "use_https"}}
+"""
+_HEAD = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+
+
+class _Connection(ssl.SSLObject):
+    """Answers a request without TLS with an error. Without it the connection would be closed without a word."""
+
+    outgoing: ssl.MemoryBIO
+    _answered = False
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason != "HTTP_REQUEST" or self._answered:
+                raise
+            self._answered = True
+            self.outgoing.write(_HEAD % len(_WITHOUT_TLS) + _WITHOUT_TLS)
+            raise ssl.SSLWantReadError from None  # the response is sent; the client then closes the connection
+
+
+class _Context(ssl.SSLContext):
+    sslobject_class = _Connection
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **more: Any) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *args, **more)
+        assert isinstance(made, _Connection)
+        made.outgoing = outgoing
+        return made
 
 
 class TlsError(ValueError):
@@ -38,7 +71,7 @@ class Certificates(FollowedFiles):
         return first
 
     def _new_context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = _Context(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             # OpenSSL must not prompt for the password of an encrypted key.

@@ -84,6 +84,14 @@ def test_ctrl_c_interrupts_response_and_chat_continues(slow: Stack) -> None:
         leave(child)
 
 
+def test_one_enter_sends_a_command(stack: Stack) -> None:
+    with chat(stack.grpc) as child:
+        child.send("/help\r")
+        child.expect("begins a new conversation")
+        child.expect(PROMPT)
+        leave(child)
+
+
 def piped(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=HANG_S, check=False
@@ -95,6 +103,17 @@ def test_messages_from_a_pipe_are_answered(stack: Stack) -> None:
     assert done.returncode == 0, done.stderr
     assert len(COST.findall(done.stdout)) == 2
     assert piped("What is the capital of France?", stack.grpc).returncode == 0
+
+
+def test_commands_change_the_conversation(stack: Stack) -> None:
+    text = "/regen\nWhat is the\ncapital of France?\n\n/regen\n/system Be brief.\n/regen\n"
+    text += "/clear\n/regen\n/nothing\n/help\n"
+    done = piped(text, stack.grpc, "--temperature", "0")
+    assert done.returncode == 0, done.stderr
+    first, second, third = map(int, COST.findall(done.stdout))
+    assert first == second < third, "the system message makes the prompt longer"
+    assert done.stdout.count("there is no response yet") == 2 and "/nothing is not a command" in done.stdout
+    assert "/system TEXT" in done.stdout
 
 
 @pytest.mark.parametrize("place", ["environment", ".env"])

@@ -48,7 +48,7 @@ PROPERTIES = st.sampled_from(["a", "b", "é", "a b"])
 OBJECT = st.fixed_dictionaries(
     {
         "type": st.just("object"),
-        "properties": st.dictionaries(st.sampled_from(["a", "b", "é", "a b"]), SCHEMA, max_size=3),
+        "properties": st.dictionaries(PROPERTIES, SCHEMA, max_size=3),
     },
     optional={"required": st.lists(st.sampled_from(["a", "b"]), max_size=2), "additionalProperties": st.booleans()},
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from charonia_answers import harmony
 from charonia_answers.formats import CALL_FORMATS, REASONING_FORMATS
 from charonia_answers.reading import Part, Reader, functions_of, named_functions
 from charonia_client import GenerateRequest, GenerateResponse
@@ -136,6 +137,16 @@ def test_formats_settings_win_over_the_chat_template() -> None:
         answer_formats.AnswerFormats(None, {"CHARONIA_TOOL_CALL_PARSER": "x"})
 
 
+def test_formats_calls_or_reasoning_alone_cannot_be_harmony() -> None:
+    oss = "<|channel|>analysis<|message|>"
+    assert formats_of(oss) == {"tool_calls": "harmony", "reasoning": "harmony", "special": {}}
+    says = "CHARONIA_TOOL_CALL_PARSER is none and CHARONIA_REASONING_PARSER is harmony: set both to harmony or neither"
+    with pytest.raises(ValueError, match=says):
+        answer_formats.AnswerFormats(oss, {"CHARONIA_TOOL_CALL_PARSER": "none"})
+    both = {"CHARONIA_TOOL_CALL_PARSER": "none", "CHARONIA_REASONING_PARSER": "none"}
+    assert answer_formats.AnswerFormats(oss, both).describe()["reasoning"] is None
+
+
 def test_formats_are_all_named_by_the_settings() -> None:
     from charonia.settings import ServeSettings
 
@@ -216,7 +227,8 @@ FUNCTIONS = [
     },
     {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 ]
-MARKUP = sorted({mark for one in (*CALL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in one.markup if mark})
+MARKED = (*CALL_FORMATS.values(), *REASONING_FORMATS.values())
+MARKUP = sorted({*(mark for one in MARKED for mark in one.markup if mark), *harmony.MARKS})
 TEXTS = (
     *('{"name": "add", ', '"arguments": {"a": 1}}', '{"city": "Par', 'is"}', "add", "weather", "\n", " ", "{", "}"),
     *("[", "]", "Look", " here.", "<", "<tool", "_call>", "think>", "</", '"', "\\", "1", "a=1", "é", "色"),
@@ -244,6 +256,8 @@ def test_parser_result_does_not_depend_on_the_chunks(data: st.DataObject) -> Non
         answer_formats.CALLS_VARIABLE: draw(st.sampled_from(["none", *CALL_FORMATS]), label="calls"),
         answer_formats.REASONING_VARIABLE: draw(st.sampled_from(["none", *REASONING_FORMATS]), label="reasoning"),
     }
+    if "harmony" in names.values():
+        names = dict.fromkeys(names, "harmony")
     ids = {mark: MARKUP.index(mark) for mark in special}
     formats = answer_formats.AnswerFormats(None, names, ids).describe()
     chosen = draw(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=40), label="ids")

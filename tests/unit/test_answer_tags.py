@@ -33,8 +33,7 @@ import answer_formats  # noqa: E402
 import answer_guide  # noqa: E402
 import tiny_models  # noqa: E402
 from answer_guide import ToolChoice  # noqa: E402
-from charonia_answers import beside_calls  # noqa: E402
-from charonia_answers.formats import CALL_FORMATS, REASONING_FORMATS  # noqa: E402
+from charonia_answers import beside_calls, formats  # noqa: E402
 from charonia_answers.lark import grammars_of  # noqa: E402
 from charonia_answers.reading import Reader  # noqa: E402
 from charonia_answers.tag_parts import NoTagError  # noqa: E402
@@ -43,6 +42,11 @@ from context_length import GUIDE_MAX_BYTES  # noqa: E402
 from detokenize import TokenTable  # noqa: E402
 from prompt_ids import PromptError  # noqa: E402
 
+# harmony has its own test file.
+CALL_FORMATS, REASONING_FORMATS = (
+    {name: one for name, one in formats.items() if name != "harmony"}
+    for formats in (formats.CALL_FORMATS, formats.REASONING_FORMATS)
+)
 BEGINS = sorted({mark for one in CALL_FORMATS.values() for mark in one.begin if " " not in mark and "><" not in mark})
 MARKS = [
     *{*BEGINS, "<|action_start|>", "<|plugin|>", "<|action_end|>"},

@@ -22,6 +22,7 @@ from charonia_answers.formats import (
     find_reasoning_format,
     is_open,
 )
+from charonia_answers.harmony import HarmonyParser
 from charonia_answers.parser import MAX_HELD, AnswerParser, special_marks
 from charonia_answers.scanners import MAX_DEPTH, GemmaScanner, JsonScanner, PythonScanner
 from hypothesis import given, settings
@@ -68,12 +69,16 @@ def join(events: Iterable[Event]) -> Joined:
     return found
 
 
+def parser_of(format: str | None) -> type[AnswerParser]:
+    return HarmonyParser if format == "harmony" else AnswerParser
+
+
 def read(
     pieces: Sequence[str], format: str | None, reasoning: str | None = None, cut_off: bool = False, **more: Any
 ) -> Joined:
     calls = CALL_FORMATS[format] if format else None
     thoughts = REASONING_FORMATS[reasoning] if reasoning else None
-    parser = AnswerParser(calls, thoughts, names=NAMES, **more)
+    parser = parser_of(format)(calls, thoughts, names=NAMES, **more)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return join([*events, *parser.finish(cut_off=cut_off)])
 
@@ -153,7 +158,7 @@ def test_every_format_reads_what_it_writes(format: str) -> None:
     assert calls_of(read([CALL_FORMATS[format].write(calls[:1])], format)) == calls[:1]
 
 
-@pytest.mark.parametrize("format", CALL_FORMATS)
+@pytest.mark.parametrize("format", [name for name in CALL_FORMATS if name != "harmony"])  # its headers are never text
 def test_unfinished_call_is_content_only_if_the_model_ended_there(format: str) -> None:
     """It is no content if the answer was cut off, if a grammar makes the calls, or if calls are forced."""
     one = CALL_FORMATS[format]
@@ -193,7 +198,7 @@ def test_no_mark_of_a_format_is_a_prefix_of_another_mark() -> None:
 @pytest.mark.parametrize("format", CALL_FORMATS)
 def test_arguments_are_returned_as_they_arrive_after_the_name(format: str) -> None:
     text = CALL_FORMATS[format].write([("search", {"q": "x" * 1000})])
-    parser = AnswerParser(CALL_FORMATS[format], names=NAMES, texts={"search": {"q": False}})
+    parser = parser_of(format)(CALL_FORMATS[format], names=NAMES, texts={"search": {"q": False}})
     events = [event for char in text for event in parser.feed(char)]
     assert isinstance(events[0], CallBegin) and events[0].name == "search"
     assert sum(isinstance(event, CallArguments) for event in events) > 1000

@@ -13,6 +13,7 @@ import pytest
 from agent_requests import engine_request, read, recorded
 from charonia_answers.events import CallArguments, CallBegin, CallEnd
 from charonia_answers.formats import CALL_FORMATS, find_call_format, find_reasoning_format
+from charonia_answers.harmony import HarmonyParser
 from charonia_answers.parser import AnswerParser
 from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
@@ -26,7 +27,7 @@ from charonia.text.prompt_ids import PromptError, encode_chat
 # Other templates have no format of calls.
 FORMATS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "chat_template_formats.json").read_text())
 CALLS: dict[str, list[str]] = FORMATS["calls"]
-ONE_CALL = ("llama3_json",)  # templates of these formats reject messages with more than one call
+ONE_CALL = ("llama3_json", "harmony")  # templates of these formats accept or show one call in a message
 
 
 def by_template(formats: dict[str, list[str]]) -> dict[str, str]:
@@ -103,7 +104,7 @@ def refuse(message: str) -> None:
 def test_calls_as_a_released_template_writes_them_are_read(templates: dict[str, str], name: str, count: int) -> None:
     text = written(templates[name], count)
     for pieces in ([text], list(text)):
-        parser = AnswerParser(
+        parser = (HarmonyParser if by_template(CALLS)[name] == "harmony" else AnswerParser)(
             CALL_FORMATS[by_template(CALLS)[name]],
             find_reasoning_format(templates[name]),
             names=["f"],

@@ -18,6 +18,7 @@ import pytest
 import typer
 
 from charonia import __version__, _engine, cli
+from charonia.api.options import _GROUPS
 from charonia.bench import records
 from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.option_hints import HINTS
@@ -88,6 +89,15 @@ def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
     }
 
 
+def test_help_of_serve_has_groups() -> None:
+    code, out, _ = charonia("serve", "--help")
+    assert code == 0
+    found = re.findall(r"^([A-Z].*):$", out, re.MULTILINE)
+    assert found == ["Arguments", "Options", "Service", *_GROUPS.values()]
+    service = out.partition("\nService:")[2].partition("\nModel and KV cache:")[0]
+    assert "--grpc-port" in service and "--session-len" not in service
+
+
 @pytest.mark.slow
 def test_convert_then_check(model: Path, tmp_path: Path) -> None:
     # If PyTorch is installed, transformers imports it. This takes seconds, and tokenizers do not need it.
@@ -138,6 +148,16 @@ def test_a_piped_chat_answers_each_message_and_leaves_on_exit(model: Path) -> No
     code, again, notes = charonia(*arguments, "--enter-sends", stdin="hello\nthere\n")
     assert code == 0 and notes.count("first after") == 2
     assert out and again
+
+
+@pytest.mark.slow
+def test_chat_commands_change_the_conversation(model: Path) -> None:
+    lines = "/help\n/regen\nHi\n\n/regen\n/system Be brief.\n/nothing\n /regen\n\n/clear\n/regen\nexit\n"
+    code, out, err = charonia("chat", model, "--max-tokens", "3", "--temperature", "0", stdin=lines)
+    assert code == 0, err
+    assert err.count("[3 tokens") == 3, "Hi, its second response, and the text that begins with a space"
+    assert err.index("/clear ") < err.index("there is no response yet") < err.index("/nothing is not a command")
+    assert out and err.count("there is no response yet") == 2
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
     assert np.array_equal(ours.read("layers.1.attention.w_qkv.0.weight"), np.concatenate(qkv))
     assert np.array_equal(ours.read("output.0.weight"), theirs.read("lm_head.weight"))
     manifest = json.loads((weights / "manifest.json").read_text())
-    assert (manifest["format_version"], manifest["ranks"]) == (2, 1)
+    assert (manifest["format_version"], manifest["ranks"]) == (3, 1)
     assert manifest["tensors"].keys() == ours.tensors.keys()
     for name, entry in manifest["tensors"].items():
         assert (entry["dtype"], tuple(entry["shape"])) == (ours.tensors[name].dtype, ours.tensors[name].shape)
@@ -556,7 +556,7 @@ def test_a_damaged_workspace_is_found_and_the_command_that_mends_it_named(model:
         Engine.from_pretrained(tmp_path / "w")
 
 
-@pytest.mark.parametrize(("key", "value"), [("format_version", 1), ("ranks", 2)])
+@pytest.mark.parametrize(("key", "value"), [("format_version", 2), ("ranks", 2)])
 def test_a_workspace_of_another_kind_is_refused_with_the_command_that_mends_it(
     model: Path, tmp_path: Path, key: str, value: int
 ) -> None:
@@ -566,7 +566,7 @@ def test_a_workspace_of_another_kind_is_refused_with_the_command_that_mends_it(
     with pytest.raises(InvalidRequestError, match="charonia convert"):
         Engine.from_pretrained(tmp_path / "w")
     if key == "format_version":
-        with pytest.raises(ModelError, match=rf"format_version 1,.* charonia convert {model} --dst-path {tmp_path}/w "):
+        with pytest.raises(ModelError, match=rf"format_version 2,.* charonia convert {model} --dst-path {tmp_path}/w "):
             workspace.read_manifest(weights)
 
 

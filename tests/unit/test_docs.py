@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,20 @@ def test_inputs_and_batch_dimensions_of_the_contract_are_those_of_the_models(mod
     assert required == set(re.findall(r"`(\w+)`[^`]*?\(\*required\*\)", section))
     (batch,) = re.findall(r"^max_batch_size: (\d+)", config, re.MULTILINE)
     assert ("have a batch dimension in front" in section) == (batch != "0")
+
+
+def test_examples_of_the_python_api_run() -> None:
+    """Each example prints something. They run in one process, in the order of the page."""
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(examples) >= 8
+    script = "\nprint('--- next')\n".join(examples)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split("--- next\n")
+    assert len(printed) == len(examples) and all(text.strip() for text in printed)
+    assert printed[0].startswith("EngineInfo(demo, ") and printed[1].startswith("Output('")
+    assert "Paris" in printed[2]
 
 
 def anchors(page: Path) -> set[str]:

@@ -39,6 +39,7 @@ def test_the_engine_accepts_what_every_family_writes(family: Any) -> None:
 
 
 MIXED = ["sliding_attention", "full_attention"]
+DENSE, EXPERTS = "dense", "experts"
 TEXT = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
 QWEN1 = {"model_type": "qwen", "kv_channels": 16, "seq_length": 64}
 CHAT = {"eos_token_id": 151643, "chat_format": "chatml"}
@@ -81,40 +82,44 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
         ({"model_type": "qwen2_moe", "qkv_bias": False}, {"attn_bias": False}),
         # Windows
         *(
-            (changes, {"sliding_window": window, "layer_windows": letters})
-            for changes, window, letters in (
-                ({"model_type": "mistral"}, 4096, ""),  # the default; null means no window
-                ({"model_type": "mistral", "sliding_window": 32}, 32, ""),
-                ({"model_type": "mistral", "sliding_window": None}, 0, ""),
-                ({"model_type": "mistral", "sliding_window": 32, "layer_types": MIXED}, 32, "sf"),
-                ({"model_type": "qwen2", "sliding_window": 32}, 0, ""),
+            (changes, {"window": windows})
+            for changes, windows in (
+                ({"model_type": "mistral"}, [4096, 4096]),  # the default; null means no window
+                ({"model_type": "mistral", "sliding_window": 32}, [32, 32]),
+                ({"model_type": "mistral", "sliding_window": None}, [0, 0]),
+                ({"model_type": "mistral", "sliding_window": 32, "layer_types": MIXED}, [32, 0]),
+                ({"model_type": "qwen2", "sliding_window": 32}, [0, 0]),
                 # If the window is disabled, layers that are listed with a window have none.
-                ({"model_type": "qwen2", "sliding_window": 32, "layer_types": MIXED}, 0, ""),
-                ({"model_type": "gemma2", "num_hidden_layers": 3}, 4096, "sfs"),
-                ({"model_type": "gpt_oss", "num_hidden_layers": 3}, 128, "sfs"),
-                ({**TEXT, "num_hidden_layers": 7, "sliding_window": 16}, 16, "sssssfs"),
-                ({**TEXT, "num_hidden_layers": 4, "sliding_window_pattern": 2}, 4096, "sfsf"),
-                ({"sliding_window": None}, 0, ""),
+                ({"model_type": "qwen2", "sliding_window": 32, "layer_types": MIXED}, [0, 0]),
+                ({"model_type": "gemma2", "num_hidden_layers": 3}, [4096, 0, 4096]),
+                ({"model_type": "gpt_oss", "num_hidden_layers": 3}, [128, 0, 128]),
+                ({**TEXT, "num_hidden_layers": 7, "sliding_window": 16}, [16, 16, 16, 16, 16, 0, 16]),
+                ({**TEXT, "num_hidden_layers": 4, "sliding_window_pattern": 2}, [4096, 0, 4096, 0]),
+                ({"sliding_window": None}, [0, 0]),
             )
         ),
         *(
             (
                 {"use_sliding_window": True, "sliding_window": 7, **given},
-                {"sliding_window": size, "layer_windows": letters},
+                {"window": windows},
             )
-            for given, size, letters in (
-                ({"model_type": "qwen2", "max_window_layers": 1}, 7, "fs"),
-                ({"model_type": "qwen2", "max_window_layers": 0}, 7, ""),
-                ({"model_type": "qwen2", "max_window_layers": 28}, 0, ""),
-                ({"model_type": "qwen2", "layer_types": MIXED}, 7, "sf"),
-                ({"model_type": "qwen2_moe", "num_hidden_layers": 3, "max_window_layers": 2}, 7, "sff"),
+            for given, windows in (
+                ({"model_type": "qwen2", "max_window_layers": 1}, [0, 7]),
+                ({"model_type": "qwen2", "max_window_layers": 0}, [7, 7]),
+                ({"model_type": "qwen2", "max_window_layers": 28}, [0, 0]),
+                ({"model_type": "qwen2", "layer_types": MIXED}, [7, 0]),
+                ({"model_type": "qwen2_moe", "num_hidden_layers": 3, "max_window_layers": 2}, [7, 0, 0]),
             )
         ),
         # Only layers with a window are rotated, even if there is none.
         *(
-            ({"model_type": one, "sliding_window": 32, "layer_types": types}, {"layer_rotary": letters})
+            ({"model_type": one, "sliding_window": 32, "layer_types": types}, {"rotation": rotations})
             for one in ("exaone4", "cohere2")
-            for types, letters in ((["full_attention"] * 2, "nn"), (MIXED[::-1], "nr"), (MIXED[:1] * 2, ""))
+            for types, rotations in (
+                (["full_attention"] * 2, ["none", "none"]),
+                (MIXED[::-1], ["none", "global"]),
+                (MIXED[:1] * 2, ["global", "global"]),
+            )
         ),
         # Rotation
         (PHI3, {"rope_original_max_position_embeddings": 4096}),
@@ -130,7 +135,13 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
                 "rope_local_base_freq": 2e4,
                 "rope_scaling": {"rope_type": "linear", "factor": 8.0},
             },
-            {"rope_theta": 2e6, "rope_local_theta": 2e4, "rope_scaling_type": "linear", "rope_factor": 8.0},
+            {
+                "rope_theta": 2e6,
+                "rope_local_theta": 2e4,
+                "rope_scaling_type": "linear",
+                "rope_factor": 8.0,
+                "rotation": ["local", "local"],
+            },
         ),
         (
             {**GLM4_MOE, "n_group": 1, "topk_group": 1},
@@ -145,7 +156,10 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
         ({**QWEN1, **CHAT}, {"end_id": (151643, 151645, 151644)}),
         # Baichuan's sizes and versions
         ({"model_type": "baichuan"}, {"alibi": False, "rotary_embedding": 16, "normalize_output": False}),
-        (BAICHUAN, {"alibi": True, "rotary_embedding": 0, "max_position_embeddings": 256}),
+        (
+            BAICHUAN,
+            {"alibi": True, "rotary_embedding": 0, "max_position_embeddings": 256, "rotation": ["none", "none"]},
+        ),
         ({**BAICHUAN, "z_loss_weight": 0}, {"normalize_output": True}),
         ({**BAICHUAN, "vocab_size": 125696}, {"normalize_output": True}),
         # Gemma
@@ -162,27 +176,28 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
         # Experts
         (
             {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
-            {"layer_experts": "dmdd", "expert_inter_size": 32, "renormalize_experts": False},
+            {"ffn": [DENSE, EXPERTS, DENSE, DENSE], "expert_inter_size": 32, "renormalize_experts": False},
         ),
         ({**QWEN3_MOE, "norm_topk_prob": True}, {"renormalize_experts": True}),
         (
             {"model_type": "qwen3_vl_moe", "text_config": {**LLAMA, **QWEN3_MOE, "model_type": "qwen3_vl_moe_text"}},
             {"model_family": "qwen3_moe", "renormalize_experts": True, "rope_theta": 5e5},
         ),
-        ({**GLM4_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2}, {"layer_experts": "ddm"}),
-        ({**GLM4_MOE, "first_k_dense_replace": 0}, {"layer_experts": ""}),
+        ({**GLM4_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2}, {"ffn": [DENSE, DENSE, EXPERTS]}),
+        ({**GLM4_MOE, "first_k_dense_replace": 0}, {"ffn": [EXPERTS, EXPERTS]}),
         ({**GLM4_MOE, "n_group": 4, "topk_group": 2}, {"router_groups": 4, "router_top_groups": 2}),
-        (ERNIE, {"layer_experts": "dmmmmm"}),
+        (ERNIE, {"ffn": [DENSE, EXPERTS, EXPERTS, EXPERTS, EXPERTS, EXPERTS]}),
         (
             {**ERNIE, "moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2},
-            {"layer_experts": "dmdmdd"},
+            {"ffn": [DENSE, EXPERTS, DENSE, EXPERTS, DENSE, DENSE]},
         ),
     ],
 )
 def test_keys_of_config_json_give_the_attributes(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     config = changes if "text_config" in changes else {**LLAMA, **changes}
     found = describe(config, "m").config
-    assert {key: getattr(found, key) for key in expected} == expected
+    attributes = {**vars(found), **{key: [vars(layer)[key] for layer in found.layers] for key in vars(found.layers[0])}}
+    assert {key: attributes[key] for key in expected} == expected
 
 
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 32}

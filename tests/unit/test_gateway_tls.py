@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 import uvicorn
 from certificates import Authority, Pair
@@ -88,6 +89,20 @@ async def ask(port: int, authority: Authority, own: Pair | None = None) -> str:
         return hashlib.sha256(shown).hexdigest()
     finally:
         writer.close()
+
+
+async def test_request_without_tls_is_told_to_use_https(authority: Authority) -> None:
+    pair = authority.issue("server", "localhost", "127.0.0.1")
+    async with served(Certificates(pair.cert, pair.key), pair) as port:
+        async with httpx.AsyncClient(trust_env=False) as web:
+            for method in ("GET", "POST"):
+                answer = await web.request(method, f"http://127.0.0.1:{port}/v1/models")
+                assert (answer.status_code, answer.json()["error"]["code"]) == (400, "use_https")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"no request at all")
+        assert await asyncio.wait_for(reader.read(), HANG_S) in (b"", b"\x15\x03\x01\x00\x02\x02F")  # a TLS alert
+        writer.close()
+        await ask(port, authority)
 
 
 async def test_a_certificate_that_changes_is_the_next_connections(

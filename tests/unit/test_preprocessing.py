@@ -285,6 +285,13 @@ def test_a_template_that_rejects_an_agents_messages_gets_another_form(tmp_path: 
         assert made.text == text
 
 
+@pytest.mark.parametrize("sent", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_the_names_that_templates_read(sent: str) -> None:
+    messages = check_messages([{"role": "developer", "content": "s"}, {"role": "assistant", sent: "r"}])
+    assert messages[0]["role"] == "system"
+    assert (messages[1]["thinking"], messages[1]["reasoning_content"]) == ("r", "r")
+
+
 def test_calls_that_a_template_drops_get_messages_of_their_own(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}|{{ m.role }}|{{ m.content }}"
@@ -699,6 +706,7 @@ def test_fingerprint_changes_exactly_with_what_changes_tokens(tmp_path: Path) ->
         now(CHARONIA_TOOL_CALL_PARSER="hermes"),
         now(CHARONIA_ENGINE_BUILD="b"),
         written(weights / "manifest.json", '{"weights": "b"}'),
+        written(weights / "manifest.json", '{"weights": "b", "layers": [{"window": 8}]}'),
         written(weights / "manifest.json", '{"files": {"a": {"sha256": "c"}}}'),
         written(weights / "config.ini", "[llama]\nweight_type = int4\n"),
         written(tokenizer / "tokenizer_config.json", "{}"),

@@ -452,6 +452,24 @@ def test_the_group_size_that_is_advised_fits_all_layers(model: Path, tmp_path: P
         quantize(tmp_path / "m", tmp_path / "q", scheme="w4a16", group_size=64)
 
 
+def test_default_group_size_fits_all_layers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(tmp_path, monkeypatch)
+    write_random_model(tmp_path / "m", Shape(1, 128, 4, 2, 96, 320))
+    said: list[str] = []
+    quantize(tmp_path / "m", tmp_path / "out" / "q", scheme="w4a16", say=said.append)
+    assert json.loads(seen.read_text())[0]["group_size"] == 32
+    assert "groups of 32 input features, because 128 does not divide all layers" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(90, "about 90 seconds"), (500, "about 8 minutes"), (1200, "20 minutes. --method rtn takes seconds")],
+)
+def test_time_of_a_long_run_names_the_fast_method(driver: ModuleType, seconds: float, text: str) -> None:
+    said = driver.time_text(seconds, 30)
+    assert text in said and ("rtn" in said) is (seconds > 600)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_room_that_is_asked_for_is_what_the_weights_take(scheme: str, tmp_path: Path) -> None:
     """The embedding and the output layer, half of this model, stay in 16 bits."""

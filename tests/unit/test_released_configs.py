@@ -51,7 +51,7 @@ def test_the_first_files_of_llama_have_the_context_of_the_class() -> None:
 def test_sizes_that_older_files_leave_out_are_those_of_the_class() -> None:
     found = describe(COMPOSITE["BakLLaVA"], "m").config
     assert (found.hidden_units, found.num_layer, found.head_num, found.kv_head_num) == (4096, 32, 32, 8)
-    assert (found.sliding_window, found.max_position_embeddings) == (4096, 32768)
+    assert (found.layers[0].window, found.max_position_embeddings) == (4096, 32768)
 
 
 @pytest.mark.parametrize("text_type", ["mistral", "qwen2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from charonia import cli
 from charonia.errors import ServeError
 from charonia.serve.logs import REPEATED_S, Repeats, _with_year, parse, renderer, reported
-from charonia.serve.triton import device_of, explain_failure, has_gpu, on_cpu, worth_showing
+from charonia.serve.models import with_labels
+from charonia.serve.triton import device_of, explain_failure, has_gpu, on_cpu, with_names, worth_showing
 from charonia.text import prompt_ids
 
 STAMP = "1121 07:33:19.808406 27217"
@@ -165,3 +167,14 @@ def test_an_error_ends_a_command_with_its_code(
         cli.main()
     assert ended.value.code == 1
     assert str(error) in capsys.readouterr().err
+
+
+def test_devices_of_several_models_have_their_names() -> None:
+    devices = ["cpu, avx2; weights 1 GB", "b_c: because no GPU", "b_c: cpu, avx2; weights 2 GB"]
+    served = with_labels([("a,other", Path("one")), ("b/c", Path("two"))])
+    assert with_names(devices, served) == [
+        "a: cpu, avx2; weights 1 GB",
+        "b/c: because no GPU",
+        "b/c: cpu, avx2; weights 2 GB",
+    ]
+    assert with_names(devices[:1], served[:1]) == devices[:1]

@@ -119,12 +119,6 @@ Store store_floats(std::vector<float> ModelConfig::* member) {
   });
 }
 
-// One of `letters` for each layer, or an empty text.
-Store store_letters(std::string ModelConfig::* member, std::string_view letters) {
-  return store_string(
-      member, [letters](std::string_view text) { return text.find_first_not_of(letters) == std::string_view::npos; });
-}
-
 bool store_nothing(std::string_view, EngineConfig&, ModelConfig*) { return true; }
 
 // Checks that definitions/*.toml refer to by name.

@@ -1,26 +1,26 @@
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
 #include "model/blocks.h"
-#include "model/layers.h"
 
 namespace charonia::model {
 namespace {
 
 class Attention final : public Block {
  public:
-  Attention(const ModelConfig& config, const Shard& shard, int layer)
-      : config_(config), shard_(shard), layer_(layer), window_(window_of(config, layer)) {}
+  Attention(const ModelConfig& config, const Shard& shard, std::string prefix, const LayerAttributes& layer)
+      : config_(config), shard_(shard), prefix_(std::move(prefix)), layer_(layer) {}
 
   std::optional<ops::KvLayer> cache() const override {
-    return ops::KvLayer{.kind = window_ > 0 ? CacheKind::window : CacheKind::full,
+    return ops::KvLayer{.kind = layer_.window > 0 ? CacheKind::window : CacheKind::full,
                         .kv_heads = shard_.kv_heads,
                         .k_dim = config_.size_per_head,
                         .v_dim = config_.size_per_head};
   }
-  int window() const override { return window_; }
+  int window() const override { return layer_.window; }
 
   void plan(Activations& activations) override {
     const auto& types = activations.precision;
@@ -32,12 +32,12 @@ class Attention final : public Block {
   void load(WeightLoader& loader) override {
     const auto& files = loader.files;
     const std::int64_t hidden = config_.hidden_units;
-    const std::string at = cat("layers.", layer_, ".attention."), number = cat(".", shard_.rank);
-    const auto qkv = at + "w_qkv" + number, out = at + "wo";
+    const auto number = cat(".", shard_.rank);
+    const auto qkv = prefix_ + "w_qkv" + number, out = prefix_ + "wo";
     cache_layer_ = loader.cache_layer;
-    if (config_.qk_norm) load_norms(loader, at);
+    if (config_.qk_norm) load_norms(loader);
     if (config_.attention_sinks) {
-      const auto sinks = files.get_vector(at + "sinks.weight", config_.head_num);
+      const auto sinks = files.get_vector(prefix_ + "sinks.weight", config_.head_num);
       sinks_ = loader.vector(std::span(sinks).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
                                                       static_cast<std::size_t>(shard_.heads)));
     }
@@ -61,10 +61,10 @@ class Attention final : public Block {
   }
 
  private:
-  void load_norms(const WeightLoader& loader, const std::string& at) {
+  void load_norms(const WeightLoader& loader) {
     const std::int64_t dim = config_.size_per_head;
     const auto load = [&](const char* name, int heads, int first, int count) {
-      const auto weight = loader.norm_values(at + name, config_.qk_norm_rows ? heads * dim : dim);
+      const auto weight = loader.norm_values(prefix_ + name, config_.qk_norm_rows ? heads * dim : dim);
       if (!config_.qk_norm_rows) return loader.vector(weight);
       return loader.vector(
           std::span(weight).subspan(static_cast<std::size_t>(first * dim), static_cast<std::size_t>(count * dim)));
@@ -75,8 +75,8 @@ class Attention final : public Block {
   }
 
   void set_params(const PositionTables& tables) {
-    const auto& rotary = window_ > 0 && tables.local_rotary ? tables.local_rotary : tables.rotary;
-    rotary_ = {.cos_sin = has_rotation(config_, layer_) ? data(rotary) : nullptr,
+    const auto& table = layer_.rotation == "local" ? tables.local_rotary : tables.rotary;
+    rotary_ = {.cos_sin = layer_.rotation == "none" ? nullptr : data(table),
                .rotary_dim = config_.rotary_embedding,
                .interleaved = config_.rotary_interleaved,
                .q_norm = data(q_norm_),
@@ -87,7 +87,7 @@ class Attention final : public Block {
     const float scale = config_.attention_scale > 0 ? config_.attention_scale
                                                     : 1.0F / std::sqrt(static_cast<float>(config_.size_per_head));
     params_ = {.scale = scale,
-               .window = window_,
+               .window = layer_.window,
                .soft_cap = config_.attention_soft_cap,
                .alibi = data(tables.slopes),
                .sinks = data(sinks_)};
@@ -110,7 +110,8 @@ class Attention final : public Block {
 
   const ModelConfig& config_;
   const Shard& shard_;
-  int layer_, window_;
+  std::string prefix_;
+  LayerAttributes layer_;
   int cache_layer_ = 0;
   Activations::Part qkv_, squares_, attended_;
   std::unique_ptr<ops::Linear> qkv_weight_, out_weight_;
@@ -122,8 +123,9 @@ class Attention final : public Block {
 
 }  // namespace
 
-std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& shard, int layer) {
-  return std::make_unique<Attention>(config, shard, layer);
+std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& shard, std::string prefix,
+                                      const LayerAttributes& layer) {
+  return std::make_unique<Attention>(config, shard, std::move(prefix), layer);
 }
 
 }  // namespace charonia::model

@@ -1,8 +1,8 @@
 // A block of a layer: attention, a dense MLP, or experts.
 //
 // A block is made from the model's configuration and the rank's shard. It then declares the KV cache and the tensors
-// that it needs, without weights, so that memory can be planned before anything is loaded. load() reads its weights, and
-// issue() issues its operations in every step. A new kind of block is one class with its kernels and its test;
+// that it needs, without weights, so that memory can be planned before anything is loaded. load() reads its weights,
+// and issue() issues its operations in every step. A new kind of block is one class with its kernels and its test;
 // decoder_plan.cpp chooses the blocks of a layer.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace charonia::model {
 
-// What blocks need to issue the operations of a step.
+// The device, the cache and the memory of a step, for the blocks that issue its operations.
 struct StepContext {
   ops::Ops& ops;
   const ops::StepShape& shape;

@@ -7,15 +7,17 @@
 
 #include "charonia/config.h"
 #include "model/block.h"
+#include "model/generated/layer_attributes.h"
 #include "model/shard.h"
 
 namespace charonia::model {
 
 // `config` and `shard` must outlive the blocks.
 
-// Rotary or ALiBi attention over the KV cache of `layer`.
-std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& shard, int layer);
-// A gated MLP: down(activation(gate x) * up x). prefix: of its weights' names; inter: its columns on this rank.
+// Rotary or ALiBi attention. prefix: of its weights' names.
+std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& shard, std::string prefix,
+                                      const LayerAttributes& layer);
+// A gated MLP: down(activation(gate x) * up x). inter: its columns on this rank.
 std::unique_ptr<Block> make_mlp(const ModelConfig& config, const Shard& shard, std::string prefix, std::int64_t inter);
 // A router and experts, and the shared expert if the model has one.
 std::unique_ptr<Block> make_experts(const ModelConfig& config, const Shard& shard, std::string prefix);

@@ -6,7 +6,7 @@
 namespace charonia::model {
 
 Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits)
-    : plan_(config, Shard(config, files.manifest(), ops.rank()), rules_of(ops), limits),
+    : plan_(config, files.manifest().layers(), Shard(config, files.manifest(), ops.rank()), rules_of(ops), limits),
       config_(plan_.config),
       shard_(plan_.shard),
       ops_(ops),

@@ -7,10 +7,10 @@
 
 namespace charonia::model {
 
-DecoderPlan::DecoderPlan(const ModelConfig& model, const Shard& of_rank, const DeviceRules& rules,
-                         const ops::StepLimits& limits)
+DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttributes> layers, const Shard& of_rank,
+                         const DeviceRules& rules, const ops::StepLimits& limits)
     : config(model), shard(of_rank), precision(rules.precision(data_type(model))) {
-  for (int layer = 0; layer < config.num_layer; ++layer) add_layer(layer);
+  for (std::size_t i = 0; i < layers.size(); ++i) add_layer(layers[i], i);
 
   const std::int64_t hidden = config.hidden_units;
   Activations activations(rules, data_type(model), limits);
@@ -37,11 +37,11 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, const Shard& of_rank, const D
   activation_bytes = activations.bytes();
 }
 
-void DecoderPlan::add_layer(int layer) {
-  const auto name = cat("layers.", layer, "."), forward = name + "feed_forward.";
-  parts.push_back({.name = name + "attention", .block = make_attention(config, shard, layer)});
+void DecoderPlan::add_layer(const LayerAttributes& layer, std::size_t index) {
+  const auto name = cat("layers.", index, "."), forward = name + "feed_forward.";
+  parts.push_back({.name = name + "attention", .block = make_attention(config, shard, name + "attention.", layer)});
   parts.push_back({.name = name + "ffn",
-                   .block = has_experts(config, layer) ? make_experts(config, shard, forward)
+                   .block = has_experts(layer) ? make_experts(config, shard, forward)
                                                        : make_mlp(config, shard, forward, shard.inter),
                    .same_input = config.parallel_block});
 }

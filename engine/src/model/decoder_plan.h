@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,8 @@
 namespace charonia::model {
 
 struct DecoderPlan {
-  DecoderPlan(const ModelConfig& model, const Shard& of_rank, const DeviceRules& rules,
-              const ops::StepLimits& limits);
+  DecoderPlan(const ModelConfig& model, std::span<const LayerAttributes> layers, const Shard& of_rank,
+              const DeviceRules& rules, const ops::StepLimits& limits);
   DecoderPlan(const DecoderPlan&) = delete;  // blocks refer to its members
 
   // A block with its norms. The output of a part is added to the residual stream.
@@ -37,7 +38,7 @@ struct DecoderPlan {
   std::size_t activation_bytes = 0;
 
  private:
-  void add_layer(int layer);
+  void add_layer(const LayerAttributes& layer, std::size_t index);
 };
 
 }  // namespace charonia::model

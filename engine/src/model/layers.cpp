@@ -14,12 +14,7 @@ constexpr auto kInvalid = ErrorCode::invalid_argument, kUnsupported = ErrorCode:
 
 template <class... What>
 void refuse_if(bool wrong, ErrorCode code, const What&... what) {
-  if (wrong) throw Error(code, cat(what..., "; the model's config.ini is written by charonia convert"));
-}
-
-void check_letters(const ModelConfig& config, std::string_view key, const std::string& letters) {
-  refuse_if(!letters.empty() && letters.size() != static_cast<std::size_t>(config.num_layer), kInvalid, key, " has ",
-            letters.size(), " letters for num_layer = ", config.num_layer);
+  if (wrong) throw Error(code, cat(what..., "; charonia convert writes the attributes of the model and its layers"));
 }
 
 void check_rotation(const ModelConfig& config) {
@@ -58,7 +53,6 @@ void check_experts(const ModelConfig& config) {
   const int count = config.num_experts, groups = config.router_groups;
   if (count == 0) {
     const std::pair<const char*, bool> without[] = {
-        {"layer_experts has layers with experts", config.layer_experts.find('m') != std::string::npos},
         {"router_bias = 1", config.router_bias},
         {"expert_bias = 1", config.expert_bias},
         {"router_groups is not 0", groups != 0},
@@ -92,12 +86,21 @@ void check_model(const ModelConfig& config) {
   check_norms(config);
   refuse_if(config.q_scale_beta > 0 && config.q_scale_length == 0, kInvalid, "q_scale_beta = ", config.q_scale_beta,
             " needs q_scale_length above 0, and it is 0");
-  check_letters(config, "layer_windows", config.layer_windows);
-  check_letters(config, "layer_experts", config.layer_experts);
-  check_letters(config, "layer_rotary", config.layer_rotary);
-  refuse_if(config.rotary_embedding == 0 && config.layer_rotary.find('r') != std::string::npos, kInvalid,
-            "layer_rotary = ", config.layer_rotary, " has layers with rotation, and rotary_embedding is 0");
   check_experts(config);
+}
+
+void check_layers(const ModelConfig& config, std::span<const LayerAttributes> layers) {
+  refuse_if(std::ssize(layers) != config.num_layer, kInvalid, "manifest.json has ", layers.size(),
+            " layers for num_layer = ", config.num_layer);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto& [window, rotation, ffn] = layers[i];
+    refuse_if(rotation != "none" && config.rotary_embedding == 0, kInvalid, "layer ", i, " has rotation = ", rotation,
+              ", and rotary_embedding is 0");
+    refuse_if(rotation == "local" && config.rope_local_theta == 0, kInvalid, "layer ", i,
+              " has rotation = local, and rope_local_theta is 0");
+    refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,
+              " has ffn = experts, and num_experts is 0");
+  }
 }
 
 DType data_type(const ModelConfig& config) {
@@ -115,23 +118,8 @@ ops::Activation activation_of(const ModelConfig& config) {
   return config.activation == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
 }
 
-bool has_experts(const ModelConfig& config, int layer) {
-  if (config.num_experts == 0) return false;
-  return config.layer_experts.empty() || config.layer_experts[static_cast<std::size_t>(layer)] == 'm';
-}
-
-bool has_rotation(const ModelConfig& config, int layer) {
-  if (config.rotary_embedding == 0) return false;
-  return config.layer_rotary.empty() || config.layer_rotary[static_cast<std::size_t>(layer)] == 'r';
-}
-
 std::int64_t router_columns(const ModelConfig& config) {
   return std::int64_t{config.num_experts} * (config.router_fp32 ? 2 : 1) + (config.shared_expert_gate ? 1 : 0);
-}
-
-int window_of(const ModelConfig& config, int layer) {
-  const auto& letters = config.layer_windows;
-  return letters.empty() || letters[static_cast<std::size_t>(layer)] == 's' ? config.sliding_window : 0;
 }
 
 }  // namespace charonia::model

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kFormatVersion = 2;
+constexpr int kFormatVersion = 3;
 // Limit for all tensors of a rank. It exceeds every machine's memory, and byte counts below it do not overflow.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
 
@@ -171,6 +171,46 @@ void read_shape(const json& value, Manifest::Tensor& out) {
   throw Invalid{cat("shape = ", json_text(value), ", expected [rows, columns] or [size], at least 1 each")};
 }
 
+// Reads an entry of `layers`. An attribute that is absent has its default.
+class LayerReader {
+ public:
+  explicit LayerReader(const json& entry) : entry_(entry) {
+    if (!entry.is_object()) throw Invalid{cat("the value ", json_text(entry), ", expected an object")};
+  }
+  LayerAttributes operator()() {
+    LayerAttributes out;
+#include "model/generated/layer_keys.inc"
+    for (const auto& [key, value] : entry_.items()) {
+      if (std::ranges::find(known_, key) != known_.end()) continue;
+      throw Invalid{cat(key, " = ", json_text(value), ", which is not an attribute of a layer")};
+    }
+    return out;
+  }
+
+ private:
+  void read(const char* key, int& member, int least) {
+    known_.emplace_back(key);
+    member = static_cast<int>(number_in(entry_, key, least, std::numeric_limits<int>::max(), member));
+  }
+  void read(const char* key, std::string& member, std::initializer_list<std::string_view> choices) {
+    known_.emplace_back(key);
+    const auto found = entry_.find(key);
+    if (found == entry_.end()) return;
+    std::string all;
+    for (const auto choice : choices) {
+      if (*found == choice) {
+        member = choice;
+        return;
+      }
+      all += cat(all.empty() ? "" : ", ", choice);
+    }
+    throw Invalid{cat(key, " = ", json_text(*found), ", expected one of ", all)};
+  }
+
+  const json& entry_;
+  std::vector<std::string_view> known_;
+};
+
 // Reads the tensors that accompany a quantised part's codes.
 template <class FileOf>
 void read_side_tensors(const json& part, const Quantization& how, const FileOf& file_of, Manifest::Part& out) {
@@ -240,6 +280,10 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : dir_(std::mov
       place = cat("file ", path);
       index.emplace(path, files_.size());
       files_.push_back({path, number<std::uint64_t>(entry.at("bytes"), "bytes")});
+    }
+    for (const auto& entry : manifest.at("layers")) {
+      place = cat("layer ", layers_.size());
+      layers_.push_back(LayerReader(entry)());
     }
     for (const auto& [name, entry] : manifest.at("tensors").items()) {
       place = cat("tensor ", name);

@@ -1,4 +1,4 @@
-// manifest.json of a `weights` folder: the tensors of a model, the ranges that each rank reads, and their files
+// manifest.json of a `weights` folder: the layers and tensors of a model, the ranges that each rank reads, and their files
 // (docs/contracts.md).
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/generated/layer_attributes.h"
 #include "model/quant_layouts.h"
 
 namespace charonia::model {
@@ -65,6 +66,7 @@ class Manifest {
   const std::filesystem::path& dir() const { return dir_; }
   int ranks() const { return ranks_; }
   const std::vector<File>& files() const { return files_; }  // empty: only shapes are known
+  const std::vector<LayerAttributes>& layers() const { return layers_; }
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
 
   // Finds a tensor by its canonical name. Throws Error(invalid_argument) if there is none.
@@ -80,6 +82,7 @@ class Manifest {
   std::filesystem::path dir_;
   int ranks_;
   std::vector<File> files_;
+  std::vector<LayerAttributes> layers_;
   std::map<std::string, Tensor, std::less<>> tensors_;
 };
 

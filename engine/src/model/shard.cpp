@@ -12,6 +12,7 @@ constexpr std::int64_t kLogitsAlignment = 4;  // alignment of the ranks' shares:
 
 Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank(of), ranks(manifest.ranks()) {
   check_model(config);
+  check_layers(config, manifest.layers());
   const auto expect = [&](bool fits, const std::string& name, const auto&... what) {
     if (fits) return;
     manifest.refuse(cat("tensor ", name, " of ", ranks, " ranks has shape ", manifest.tensor(name).shape(),
@@ -35,7 +36,7 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   kv_heads = kv;
 
   for (int layer = 0; layer < config.num_layer && (inter == 0 || expert_inter == 0); ++layer) {
-    const bool experts = has_experts(config, layer);
+    const bool experts = has_experts(manifest.layers()[static_cast<std::size_t>(layer)]);
     auto& size = experts ? expert_inter : inter;
     if (size > 0) continue;
     const auto gate = name(layer, experts ? "feed_forward.experts.0.w1" : "feed_forward.w1");

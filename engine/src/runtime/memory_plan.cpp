@@ -155,14 +155,14 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   auto elements = manifest.elements(shard.rank);
   // An fp32 router is stored as two halves, so it counts twice.
   for (int i = 0; model.router_fp32 && precision.weight != DType::f32 && i < model.num_layer; ++i) {
-    if (!model::has_experts(model, i)) continue;
+    if (!model::has_experts(manifest.layers()[static_cast<std::size_t>(i)])) continue;
     const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));
     if (router.dtype == DType::f32) elements.matrices += router.rows * router.cols;
   }
   auto floats = static_cast<std::size_t>(elements.vectors);
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
-  const model::DecoderPlan plan(model, shard, rules, limits);
+  const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
   RankMemory out;
   if (device != "null") {  // the null device keeps no weights
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +

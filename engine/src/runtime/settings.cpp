@@ -34,7 +34,14 @@ std::string differences(const SamplingParams& sampling) {
 
 ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const Settings& overrides) {
   ResolvedSettings out;
-  out.warnings = apply_settings(read_config_ini(weights_dir / "config.ini"), out.config, &out.model);
+  const auto file = weights_dir / "config.ini";
+  const auto stored = read_config_ini(file);
+  try {
+    out.warnings = apply_settings(stored, out.config, &out.model);
+  } catch (const Error& error) {
+    throw Error(error.code(), cat(file.string(), ": ", error.what(), ". If another version of Charonia has written it, ",
+                                  "create the workspace again with: charonia convert MODEL --dst-path WORKSPACE --force"));
+  }
   for (const auto& [key, value] : overrides) {
     for (const auto& field : config_fields()) {
       if (field.key == key && field.model_attribute) {

@@ -127,7 +127,8 @@ TinyModel scored_mixture() {
 TinyModel tiled() {
   TinyModel model;
   model.head_dim = 32, model.layers = 3;
-  model.more = "sliding_window = 8\nlayer_windows = sfs\nattention_soft_cap = 20\n";
+  model.windows = {8, 0};
+  model.more = "attention_soft_cap = 20\n";
   return model;
 }
 

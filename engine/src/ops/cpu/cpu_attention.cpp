@@ -20,7 +20,8 @@ constexpr std::int64_t kSmallRotation = 8192;    // elements
 void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op) {
   require(layer >= 0 && layer < std::ssize(cache.layout().layers), op, "no such layer");
   const auto& how = cache.layout().layers[static_cast<std::size_t>(layer)];
-  require(how.k_dim == how.v_dim, op, cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim));
+  require(how.k_dim == how.v_dim, op,
+          [&] { return cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim); });
   const int block_len = cache.layout().block_len, num_blocks = cache.num_blocks()[how.kind];
   const auto tables = batch.block_tables[how.kind];
   require(!tables.empty() || batch.positions.empty(), op, "the step has no block tables for this kind of cache");
@@ -31,7 +32,7 @@ void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, 
     require(last / block_len < batch.table_stride, op, "a block table is too short for its sequence");
     const auto* table = tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
     for (int b = layer == 0 ? 0 : last / block_len; b <= last / block_len; ++b) {
-      require(table[b] >= 0 && table[b] < num_blocks, op, cat("the cache has no block ", table[b]));
+      require(table[b] >= 0 && table[b] < num_blocks, op, [&] { return cat("the cache has no block ", table[b]); });
     }
   }
 }
@@ -127,7 +128,7 @@ void CpuOps::copy_blocks(KvCache& cache, std::span<const BlockCopy> copies) {
   for (const auto& [from, to, kind] : copies) {
     const int num_blocks = cache.num_blocks()[kind];
     require(from >= 0 && from < num_blocks && to >= 0 && to < num_blocks, "copy_blocks",
-            cat("cannot copy block ", from, " to ", to, ": the cache has ", num_blocks, " blocks"));
+            [&] { return cat("cannot copy block ", from, " to ", to, ": the cache has ", num_blocks, " blocks"); });
   }
   pool_.parallel_for(std::ssize(kv.layout().layers), 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = begin; i < end; ++i) {
@@ -151,7 +152,7 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   const auto& of_layer = kv.layer(layer);
   const int dim = of_layer.k_dim, kv_heads = of_layer.stores ? of_layer.kv_heads : 0, block_len = layout.block_len;
   require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
-          "rotary_store", cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"));
+          "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"); });
   require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
           "q_norm and k_norm must both be set or both be null");
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",

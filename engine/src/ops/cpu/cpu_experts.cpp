@@ -220,15 +220,19 @@ void CpuOps::experts(const Tensor& out, const Tensor& in, const Tensor& router, 
   require(in.cols == w.hidden() && out.cols == w.hidden() &&
               (router.cols == w.count() || router.cols == 2 * w.count()) && in.rows == out.rows &&
               router.rows == in.rows,
-          "experts",
-          cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "], router [", router.rows, ", ",
-              router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(), " do not fit together"));
-  require(shared.out.data == nullptr || (shared.out.rows == out.rows && shared.out.cols == out.cols), "experts",
-          cat("the shared expert's output is [", shared.out.rows, ", ", shared.out.cols, "], but out is [", out.rows,
-              ", ", out.cols, "]"));
-  require(how.fits(w.count()), "experts",
-          cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups, " groups does not fit ", w.count(),
-              " experts"));
+          "experts", [&] {
+            return cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "], router [", router.rows,
+                       ", ", router.cols, "] and ", w.count(), " experts of ", w.hidden(), " by ", w.inter(),
+                       " do not fit together");
+          });
+  require(shared.out.data == nullptr || (shared.out.rows == out.rows && shared.out.cols == out.cols), "experts", [&] {
+    return cat("the shared expert's output is [", shared.out.rows, ", ", shared.out.cols, "], but out is [", out.rows,
+               ", ", out.cols, "]");
+  });
+  require(how.fits(w.count()), "experts", [&] {
+    return cat("top_k ", how.top_k, " out of ", how.top_groups, " of ", how.groups, " groups does not fit ", w.count(),
+               " experts");
+  });
   if (in.rows == 0) return;
   plain_gemms_.clear();
   prepared_gemms_.clear();

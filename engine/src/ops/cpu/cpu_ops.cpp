@@ -120,14 +120,14 @@ void CpuOps::commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) {
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks.full + num_blocks.window, " blocks of KV cache need ", missing, " more bytes, but only ", free,
-                  " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
+              cat(num_blocks.full + num_blocks.window, " blocks of KV cache need ", missing, " more bytes, but only ",
+                  free, " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
 void CpuOps::scale_logits(const Tensor& logits, float scale, float cap) {
   require(logits.dtype == DType::f32, "scale_logits", "logits must be f32");
   require(scale > 0 && cap >= 0, "scale_logits",
-          cat("scale ", scale, " must be above 0, and cap ", cap, " at least 0"));
+          [&] { return cat("scale ", scale, " must be above 0, and cap ", cap, " at least 0"); });
   for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
     if (scale != 1) kernels_.scale(row_of<float>(logits, row), scale, logits.cols);
     if (cap > 0) kernels_.soft_cap(row_of<float>(logits, row), cap, logits.cols);
@@ -138,7 +138,9 @@ void CpuOps::embed(const Tensor& out, const Embedding& table, float scale) {
   const auto& t = static_cast<const CpuEmbedding&>(table);
   require(out.dtype == DType::f32 && out.cols == t.cols() && out.rows >= static_cast<std::int64_t>(ids_.size()),
           "embed", "out must be f32 [ids, hidden]");
-  for (const auto id : ids_) require(id < t.rows(), "embed", cat("token id ", id, " is not in the table"));
+  for (const auto id : ids_) {
+    require(id < t.rows(), "embed", [&] { return cat("token id ", id, " is not in the table"); });
+  }
   for_rows(static_cast<std::int64_t>(ids_.size()), out.cols, [&](std::int64_t row) {
     auto* const to = row_of<float>(out, row);
     const auto* const from = t.row(ids_[static_cast<std::size_t>(row)]);
@@ -178,8 +180,9 @@ void CpuOps::rms_norm(const Tensor& out, const Tensor& residual, const Tensor& d
 void CpuOps::qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) {
   require(sums.dtype == DType::f32 && sums.cols == 2 && sums.rows == qkv.rows && qkv.dtype == DType::f32 &&
               q_size >= 1 && k_size >= 1 && q_size + k_size <= qkv.cols,
-          "qk_squares",
-          cat("sums must be f32 [rows, 2], and qkv f32 with at least ", q_size, " + ", k_size, " columns"));
+          "qk_squares", [&] {
+            return cat("sums must be f32 [rows, 2], and qkv f32 with at least ", q_size, " + ", k_size, " columns");
+          });
   for_rows(qkv.rows, q_size + k_size, [&](std::int64_t row) {
     const float* const q = row_of<float>(qkv, row);
     float* const to = row_of<float>(sums, row);
@@ -192,9 +195,10 @@ void CpuOps::linear(const Tensor& out, const Tensor& in, const Linear& weight) {
   const auto& w = static_cast<const CpuLinear&>(weight);
   require(in.dtype == precision(w.type()).activation && out.dtype == DType::f32, "linear",
           "in must have the weight's activation type, out must be f32");
-  require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear",
-          cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [", w.out_features(),
-              ", ", w.in_features(), "] do not fit together"));
+  require(in.cols == w.in_features() && out.cols == w.out_features() && in.rows == out.rows, "linear", [&] {
+    return cat("in [", in.rows, ", ", in.cols, "], out [", out.rows, ", ", out.cols, "] and weight [",
+               w.out_features(), ", ", w.in_features(), "] do not fit together");
+  });
   if (in.rows == 0) return;
   const auto gemm = w.gemm(kernels_, in.rows);
   if (gemm.prepared_bytes == 0) return multiply(out, gemm_rows(in), w, gemm);
@@ -266,7 +270,8 @@ void CpuOps::gather_rows(const Tensor& out, const Tensor& in) {
   require(out.dtype == in.dtype && out.cols == in.cols && out.rows >= static_cast<std::int64_t>(rows.size()),
           "gather_rows", "out must have the type and width of in");
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    require(rows[i] < in.rows, "gather_rows", cat("row ", rows[i], " does not exist: in has ", in.rows, " rows"));
+    require(rows[i] < in.rows, "gather_rows",
+            [&] { return cat("row ", rows[i], " does not exist: in has ", in.rows, " rows"); });
     std::memcpy(row_at(out, static_cast<std::int64_t>(i)), row_at(in, rows[i]),
                 static_cast<std::size_t>(out.cols) * size_of(out.dtype));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -26,6 +27,12 @@ namespace charonia::ops::cpu {
 
 inline void require(bool holds, std::string_view op, std::string_view what) {
   if (!holds) throw Error(ErrorCode::internal, cat("ops::", op, ": ", what));
+}
+// `what` is called only for an error, because every step makes these checks in every layer.
+template <std::invocable What>
+void require(bool holds, std::string_view op, What what) {
+  if (!holds) [[unlikely]]
+    require(false, op, what());
 }
 
 inline std::byte* row_at(const Tensor& tensor, std::int64_t row) {
