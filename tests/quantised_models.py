@@ -295,8 +295,13 @@ def _by_module(dense: Tensors, quantiser: Quantiser) -> tuple[Tensors, Tensors]:
 def _gpt_oss(dense: Tensors) -> tuple[Tensors, Tensors]:
     """Experts as in GPT-OSS: row 2 i of gate_up_proj is row i of gate, row 2 i + 1 is row i of up."""
     found = {key: match for key in dense if (match := _EXPERT.fullmatch(key))}
-    written = {key: weight for key, weight in dense.items() if key not in found}
+    stacked = [key for key in dense if re.fullmatch(r".*\.experts\.(?:gate_up|down)_proj", key)]  # of GPT-OSS itself
+    written = {key: weight for key, weight in dense.items() if key not in found and key not in stacked}
     meant = {key: weight.float() for key, weight in written.items()}
+    for key in stacked:
+        blocks, scales = _mx_blocks(dense[key].float().transpose(1, 2).contiguous().numpy())
+        written |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+        meant[key] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
     for module in {match[1] for match in found.values()}:
         names = ("w1", "w3", "w2") if module.endswith("block_sparse_moe.experts") else _OTHER_NAMES
         count = 1 + max(int(match[2]) for match in found.values() if match[1] == module)

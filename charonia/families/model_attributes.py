@@ -50,6 +50,7 @@ class ModelAttributes:
     alibi: bool = False
     attention_scale: float = 0.0
     attention_soft_cap: float = 0.0
+    attention_sinks: bool = False
     logit_soft_cap: float = 0.0
     qk_norm: bool = False
     qk_norm_rows: bool = False
@@ -60,6 +61,8 @@ class ModelAttributes:
     layer_norm: bool = False
     parallel_block: bool = False
     activation: str = "silu"
+    swiglu_limit: float = 7.0
+    swiglu_alpha: float = 1.702
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
     logits_scale: float = 1.0
@@ -67,9 +70,11 @@ class ModelAttributes:
     num_experts: int = 0
     experts_per_token: int = 0
     expert_inter_size: int = 0
+    expert_bias: bool = False
     renormalize_experts: bool = True
     router_score: str = "softmax"
     router_bias: bool = False
+    router_logit_bias: bool = False
     router_groups: int = 0
     router_top_groups: int = 0
     router_scale: float = 1.0

@@ -31,6 +31,7 @@ class Names:
     )  # a single name: one stacked tensor
     qkv_interleaved: bool = False  # the stacked tensor is [KV head][q heads of its group, k, v][head_dim]
     attention_output: str = "self_attn.o_proj"
+    sinks: str = "self_attn.sinks"  # the full name; only with ModelConfig.attention_sinks
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"  # the same name as `gate`: one stacked tensor, gate first
     down: str = "mlp.down_proj"
@@ -110,6 +111,8 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
         q_norm, k_norm = (q_size, kv_size) if config.qk_norm_rows else (head, head)
         made.vector(f"{ours}.q_norm", theirs + names.q_norm, q_norm)
         made.vector(f"{ours}.k_norm", theirs + names.k_norm, k_norm)
+    if config.attention_sinks:
+        made.tensors[f"{ours}.sinks.weight"] = (TensorPart(theirs + names.sinks, (config.head_num,)),)
     made.linear(f"{ours}.wo.0", config.attn_output_bias, (theirs + names.attention_output, hidden, q_size))
 
 
@@ -152,6 +155,6 @@ def _experts(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: s
         made.linear(f"{ours}.shared_gate", False, (theirs + names.shared_gate, 1, hidden))
     for index in range(config.num_experts):
         expert, own = f"{ours}.experts.{index}", theirs + names.expert.format(index)
-        made.linear(f"{expert}.w1.0", False, (own + names.expert_gate, inter, hidden))
-        made.linear(f"{expert}.w3.0", False, (own + names.expert_up, inter, hidden))
-        made.linear(f"{expert}.w2.0", False, (own + names.expert_down, hidden, inter))
+        made.linear(f"{expert}.w1.0", config.expert_bias, (own + names.expert_gate, inter, hidden))
+        made.linear(f"{expert}.w3.0", config.expert_bias, (own + names.expert_up, inter, hidden))
+        made.linear(f"{expert}.w2.0", config.expert_bias, (own + names.expert_down, hidden, inter))

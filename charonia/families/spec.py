@@ -110,8 +110,9 @@ class TensorPart:
     rows: tuple[int, int] | None = None  # [begin, end) of dimension 0; None: all
     cols: tuple[int, int] | None = None  # [begin, end) of dimension 1; None: all
     quantised: Quantised | None = None
-    row_step: int = 1  # n: only every n-th row of the range; always 1 if not quantised
-    stack: int = 0  # n: the file's tensor has n matrices, and `shape` is their shape stacked along dimension 0
+    row_step: int = 1  # n: only every n-th row of the range
+    # n: the file's tensor has n matrices or n vectors, and `shape` is their shape stacked along dimension 0.
+    stack: int = 0
     transposed: bool = False  # with `stack`: each matrix is transposed in the file; a range covers one of them only
 
     @property
@@ -119,6 +120,8 @@ class TensorPart:
         """Return the shape of the file's tensor if it is not quantised."""
         if not self.stack:
             return self.shape
+        if len(self.shape) == 1:
+            return (self.stack, self.shape[0] // self.stack)
         rows, cols = self.shape[0] // self.stack, self.shape[1]
         return (self.stack, cols, rows) if self.transposed else (self.stack, rows, cols)
 
@@ -159,7 +162,9 @@ class ModelSpec:
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()  # name prefixes of tensors that the language model does not need
     quantization: QuantizationConfig | None = None  # from config.json; None: weights are not quantised
+    interleaved_experts: bool = False  # in tensors with all experts of a layer, rows of gate and up alternate
     quantised_cache: bool = False  # config.json requires a quantised KV cache; the files may have scales for it
+    end_tokens: tuple[str, ...] = ()  # tokens that end a response in addition to those of the files, if they exist
     tied_output: str = ""  # with tied embeddings: name of the output layer's weight, which files may also have
     notes: tuple[str, ...] = ()  # warnings for the user
 

@@ -41,7 +41,7 @@ _WITH_IMAGES = {one.model_type for one in COMPOSITES} - {"gemma3"}
 _WITH_CODE_OF_THEIR_OWN = ("baichuan", "internlm", "internlm2", "internlm3", "qwen", "yi")
 
 # Families whose routers and shared experts have names that driver.py does not know.
-_UNKNOWN_ROUTERS = ("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "mellum", "minimax_m2", "solar_open")
+_UNKNOWN_ROUTERS = ("dots1", "ernie4_5_moe", "gpt_oss", "hunyuan_v1_moe", "hy_v3", "mellum", "minimax_m2", "solar_open")
 # Families without norms before attention and feed-forward. SmoothQuant rescales these norms.
 _NO_NORM_TO_RESCALE = ("exaone4", "olmo2", "olmo3")
 

@@ -130,11 +130,13 @@ def _end_ids(*configs: Mapping[str, Any]) -> list[Any]:
     return list({repr(end): end for end in ids}.values())
 
 
-def _with_end_of_tokenizer(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> ModelConfig:
-    """Add the tokenizer's eos_token to the end ids, which end a response. Warns if there is no end id at all."""
-    end = end_of(tokenizer, config.vocab_size)
-    if end is not None and end not in config.end_id:
-        config = replace(config, end_id=(*config.end_id, end))
+def _with_end_of_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> ModelConfig:
+    """Add the tokenizer's eos_token and the family's end tokens to the end ids, which end a response. Warns if there
+    is no end id at all."""
+    config, token_id = spec.config, tokenizer.backend_tokenizer.token_to_id
+    for end in (end_of(tokenizer, config.vocab_size), *map(token_id, spec.end_tokens)):
+        if end is not None and end not in config.end_id and end < config.vocab_size:
+            config = replace(config, end_id=(*config.end_id, end))
     if not config.end_id:
         progress.warn(
             f"{config.model_name} names no token that ends a response, so responses run to max_tokens: add "
@@ -404,9 +406,9 @@ def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
         assert part.rows is not None
         size = part.shape[0] // part.stack
         index, first = divmod(part.rows[0], size)
-        values = values[index].T[first : first + part.taken[0]]
+        values = values[index].T[first : first + part.rows[1] - part.rows[0] : part.row_step]
     elif part.rows:
-        values = values.reshape(part.shape)[part.rows[0] : part.rows[1]]
+        values = values.reshape(part.shape)[part.rows[0] : part.rows[1] : part.row_step]
     if part.cols:
         values = values[:, part.cols[0] : part.cols[1]]
     return values
@@ -457,7 +459,7 @@ def write_weights(
     build_token_table(tokenizer, spec.config.vocab_size).save(table)
     token_split = weights / workspace.TOKEN_SPLIT
     build_token_split(tokenizer).save(token_split)
-    config = _with_end_of_tokenizer(spec.config, tokenizer, progress)
+    config = _with_end_of_tokenizer(spec, tokenizer, progress)
     workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
     weights_id, quality = fingerprint(source.folder), _quality_of(source.folder, spec)
@@ -634,7 +636,7 @@ def _make(
         progress.warn(note)
     if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
         progress.warn(cached, lasting=False)
-    if found == "mxfp4":
+    if found == "mxfp4" and not source.spec.interleaved_experts:
         progress.warn(
             f"{location.path}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
             "GPT-OSS. The files do not record this: if all gate rows come first, the results are wrong"

@@ -65,7 +65,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         asked = stacked_experts.stacked_experts(spec, config, tensors)
     made = {name: tuple(finder.part(part) for part in parts) for name, parts in asked.items()}
     if config.method == "mxfp4":
-        _refuse_unread(folder, spec, [name for name in tensors if name not in finder.known])
+        used = finder.known | {part.name for parts in made.values() for part in parts}
+        _refuse_unread(folder, spec, [name for name in tensors if name not in used])
     if finder.missing:
         raise ModelError(
             f"{folder}: {len(finder.missing)} tensors are missing: {some(finder.missing)}: download the model again, "

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -11,9 +12,11 @@ namespace charonia::ops {
 
 struct AttentionReference {
   double scale = 1, soft_cap = 0, slope = 0;
+  double sink = -std::numeric_limits<double>::infinity();  // minus infinity: none
 
   // out: the result. spread[d]: the sum over positions of weight * |v[d] - out[d]|. If each weight has a relative error
-  // of at most e, and they are divided by their own sum, out has an error of at most e / (1 - e) * spread.
+  // of at most e, and they are divided by their own sum and the sink's weight, out has an error of at most
+  // e / (1 - e) * spread.
   struct Result {
     std::vector<double> out, spread;
   };
@@ -26,8 +29,8 @@ struct AttentionReference {
       if (soft_cap != 0) x = soft_cap * std::tanh(x / soft_cap);
       weights.push_back(x - slope * static_cast<double>(keys.size() - 1 - p));
     }
-    const double maximum = *std::ranges::max_element(weights);
-    double sum = 0;
+    const double maximum = std::max(sink, *std::ranges::max_element(weights));
+    double sum = std::exp(sink - maximum);
     for (auto& x : weights) sum += x = std::exp(x - maximum);
     Result result{std::vector<double>(q.size()), std::vector<double>(q.size())};
     auto& [out, spread] = result;

@@ -42,6 +42,7 @@ struct Variant {
   int window = 0;
   float soft_cap = 0;
   bool alibi = false;
+  bool sinks = false;
 };
 
 // A cache with several sequences in random blocks, and their qkv rows before rotation. If the cache holds integers,
@@ -57,7 +58,7 @@ struct World {
   std::vector<float> cos_sin;         // [positions, rotary_dim]
   std::vector<float> q_norm, k_norm;  // [head_dim], or [heads * head_dim]
   std::vector<float> q_scale;         // [positions]
-  std::vector<float> slopes;          // [heads]
+  std::vector<float> slopes, sinks;   // [heads]
   float norm_eps = 0.25F;             // large enough to matter
   std::vector<std::int32_t> tables;   // [sequences, table_stride]
   std::int64_t table_stride = 0;
@@ -96,7 +97,10 @@ struct World {
     for (int d = 0; d < (v.norm_rows ? s.heads : 1) * s.head_dim; ++d) {
       q_norm.push_back(normal(random)), k_norm.push_back(normal(random));
     }
-    for (int h = 0; h < s.heads; ++h) slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / s.heads));
+    for (int h = 0; h < s.heads; ++h) {
+      slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / s.heads));
+      sinks.push_back(h % 5 == 4 ? 100.0F : 5 * std::cos(static_cast<float>(h)));  // 100: keys get no weight
+    }
   }
 
   KvLayout layout() const { return kv_layout(2, shape.kv_heads, shape.head_dim, shape.block_len, kv, shape.quant_bits); }
@@ -152,7 +156,8 @@ struct World {
     const AttentionParams how{.scale = scale(),
                               .window = variant.window,
                               .soft_cap = variant.soft_cap,
-                              .alibi = device(variant.alibi, slopes)};
+                              .alibi = device(variant.alibi, slopes),
+                              .sinks = device(variant.sinks, sinks)};
     run_step(ops, {.ids = ids, .attention = {starts, at, {table}, table_stride, turned}, .logits_rows = {}, .sample = {}},
              [&] {
                if (variant.norm_rows) ops.qk_squares(squares.tensor(), device_rows.tensor(), q_size, k_size);
@@ -204,7 +209,9 @@ struct World {
       values.push_back(stored(rotated(sequence, p, shape.heads + shape.kv_heads + kv_head)));
     }
     const double slope = variant.alibi ? slopes[static_cast<std::size_t>(head)] : 0;
-    return AttentionReference{scale(), variant.soft_cap, slope}(q, keys, values);
+    AttentionReference reference{scale(), variant.soft_cap, slope};
+    if (variant.sinks) reference.sink = sinks[static_cast<std::size_t>(head)];
+    return reference(q, keys, values);
   }
 };
 

@@ -39,6 +39,12 @@ class CountingOps : public testing::ForwardingOps {
     for (const auto& one : bias) biases += static_cast<std::size_t>(one.rows * one.cols) * sizeof(float);
     return ForwardingOps::make_linear(parts, bias, weight);
   }
+  std::unique_ptr<ops::Experts> make_experts(std::span<const ops::ExpertSource> experts, DType weight) override {
+    for (const auto& [gate, up, down, bias] : experts) {
+      biases += static_cast<std::size_t>(bias.gate.rows + bias.up.rows + bias.down.rows) * sizeof(float);
+    }
+    return ForwardingOps::make_experts(experts, weight);
+  }
   std::size_t allocated = 0, biases = 0;
 };
 
@@ -108,6 +114,8 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
   expect([](auto& m) { m.experts = 64, m.layer_experts = "md", m.shared_inter = 192, m.shared_gate = true; }, "", 0.01);
   expect([](auto& m) { m.experts = 64, m.layer_experts = "md", m.router_bias = true, m.shared_inter = 64; },
          "data_type = bf16\nrouter_fp32 = 1\n");
+  expect([](auto& m) { m.experts = 64, m.biases = m.router_bias = m.expert_biases = m.sinks = true; },
+         "router_logit_bias = 1\nactivation = clamped_swiglu\n");
   expect([](auto& m) { m.rotations = {"none"}; }, "alibi = 1\nrotary_embedding = 0\n");
   expect([](auto&) {}, "rope_scaling_type = qwen\nrope_original_max_position_embeddings = 50\n");
   expect_exact(even(), {{"quant_policy", "8"}});

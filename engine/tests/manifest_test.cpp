@@ -80,8 +80,10 @@ TEST_F(ManifestTest, ARangeOutsideItsTensorIsRejected) {
   }
 }
 
-TEST_F(ManifestTest, OnlyQuantisedTensorsHaveARowStep) {
-  expect_refused(kOut, "/parts/0/row_step", 2, "row_step = 2, expected 1 to 1");
+TEST_F(ManifestTest, ARowStepThatDoesNotFitTheShapeIsRejected) {
+  expect_refused(kOut, "/parts/0/row_step", 2, "has shape [32, 16], but its 1 parts have 16 rows");
+  expect_refused(kOut, "/parts/0/row_step", std::int64_t{1} << 48, "its 1 parts have 1 rows");
+  expect_refused(kOut, "/parts/0/row_step", 0, "row_step = 0, expected 1 to");
 }
 
 TEST_F(ManifestTest, PartsThatDoNotFitTheShapeAreRejected) {

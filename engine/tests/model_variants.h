@@ -10,7 +10,7 @@ namespace charonia::testing {
 
 // Each model has some of the extensions.
 inline std::vector<TinyModel> model_variants() {
-  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere;
+  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss;
   qwen3.qk_norm = true;
   gemma.qk_norm = gemma.post_norms = gemma.tied = true;
   gemma.layers = 3;
@@ -47,7 +47,10 @@ inline std::vector<TinyModel> model_variants() {
   hunyuan.more = "qk_norm_after_rotary = 1\nq_scale_beta = 0.1\nq_scale_length = 16\n";
   cohere.parallel_block = true;
   cohere.more = "layer_norm = 1\nrotary_interleaved = 1\nlogits_scale = 0.25\n";
-  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere};
+  gpt_oss.experts = 5, gpt_oss.biases = gpt_oss.router_bias = gpt_oss.expert_biases = gpt_oss.sinks = true;
+  gpt_oss.windows = {8, 0};
+  gpt_oss.more = "router_logit_bias = 1\nactivation = clamped_swiglu\nswiglu_limit = 1\n";
+  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss};
 }
 
 }  // namespace charonia::testing

@@ -1,6 +1,6 @@
 // The variations of model families on plain rotation and attention: a part of a head rotated or none, heads normalised,
-// queries scaled by position, windows, caps and slopes; compared with references in double, and bitwise independence of
-// the batch.
+// queries scaled by position, windows, caps, slopes and sinks; compared with references in double, and bitwise
+// independence of the batch.
 #include <gtest/gtest.h>
 
 #include "attention_checks.h"
@@ -15,7 +15,7 @@ INSTANTIATE_TEST_SUITE_P(Device, AttentionVariantsTest, testing::ValuesIn(device
                          [](const auto& i) { return i.param; });
 
 // Each kind of variant alone, with some others beside it; and integers in the cache.
-enum class Variation { part, unrotated, other_row, normed, interleaved, norm_place, window, cap, alibi };
+enum class Variation { part, unrotated, other_row, normed, interleaved, norm_place, window, cap, alibi, sinks };
 
 Variant variant_of(Random& random, Variation kind, const Shape& shape, int length, int trial) {
   const int some_pairs = 2 * uniform(random, 1, shape.head_dim / 2), window = random_window(random, shape, length);
@@ -43,6 +43,8 @@ Variant variant_of(Random& random, Variation kind, const Shape& shape, int lengt
               .soft_cap = std::array{0.5F, 2.0F, 50.0F}[static_cast<std::size_t>(trial % 3)]};
     case Variation::alibi:
       return {.rotated = false, .soft_cap = trial % 3 == 2 ? 2.0F : 0.0F, .alibi = true};
+    case Variation::sinks:
+      return {.window = trial % 2 == 0 ? 0 : window, .soft_cap = trial % 5 == 2 ? 2.0F : 0.0F, .sinks = true};
   }
   return {};
 }
@@ -51,7 +53,7 @@ TEST_P(AttentionVariantsTest, equals_attention_in_double_in_every_variant) {
   Random random(40);
   for (const auto kind :
        {Variation::part, Variation::unrotated, Variation::other_row, Variation::normed, Variation::interleaved,
-        Variation::norm_place, Variation::window, Variation::cap, Variation::alibi}) {
+        Variation::norm_place, Variation::window, Variation::cap, Variation::alibi, Variation::sinks}) {
     SCOPED_TRACE(static_cast<int>(kind));
     for (int trial = 0; trial < trials(GetParam(), 18); ++trial) {
       auto shape = random_head(random);
@@ -85,7 +87,8 @@ TEST_P(AttentionVariantsTest, bits_do_not_depend_on_chunks_batch_or_threads) {
                        .scaled = trial % 3 == 0,
                        .window = trial % 4 == 3 ? 0 : random_window(random, shape, n),
                        .soft_cap = trial % 4 == 1 ? 5.0F : 0.0F,
-                       .alibi = trial % 5 == 0});
+                       .alibi = trial % 5 == 0,
+                       .sinks = trial % 3 == 1});
     expect_chunks_change_nothing(random, *one, *many, world);
   }
 }

@@ -25,7 +25,8 @@ struct Layer {
   std::int64_t hidden, inter;
   RouterParams how;  // without the bias
   Activation activation = Activation::silu;
-  std::vector<float> bias;     // [experts], or empty
+  std::vector<Matrix> gate_bias, up_bias, down_bias;  // [experts] of columns, or empty
+  std::vector<float> bias;                            // of the router: [experts], or empty
   Matrix shared, shared_gate;  // [rows, hidden] and [rows, 1], or empty
 
   Layer(Random& random, DType type, int count, std::int64_t hidden_size, std::int64_t inter_size, const RouterParams& r,
@@ -41,10 +42,25 @@ struct Layer {
     }
   }
 
+  // Adds biases of the three matrices, or of gate and up only, as on ranks that do not add the down bias. In the files,
+  // biases of gate and up alternate.
+  void add_biases(Random& random, bool with_down) {
+    for (int e = 0; e < count(); ++e) {
+      gate_bias.push_back(Matrix::random(random, DType::bf16, inter, 1, 1, 1));
+      up_bias.push_back(Matrix::random(random, DType::f32, inter, 1, 1, 1));
+      if (with_down) down_bias.push_back(Matrix::random(random, DType::f16, hidden, 1));
+    }
+  }
+
   int count() const { return static_cast<int>(gate.size()); }
   std::unique_ptr<Experts> make(Ops& ops) const {
     std::vector<ExpertSource> sources;
-    for (std::size_t e = 0; e < gate.size(); ++e) sources.push_back({gate[e].host(), up[e].host(), down[e].host()});
+    for (std::size_t e = 0; e < gate.size(); ++e) {
+      sources.push_back({gate[e].host(), up[e].host(), down[e].host()});
+      auto& biases = sources.back().bias;
+      if (!gate_bias.empty()) biases.gate = gate_bias[e].host(), biases.up = up_bias[e].host();
+      if (!down_bias.empty()) biases.down = down_bias[e].host();
+    }
     return ops.make_experts(sources, weight);
   }
   ExpertsShape shape() const { return {count(), how.top_k, hidden, inter, weight}; }
@@ -83,23 +99,24 @@ struct Layer {
     for (const auto& [e, factor] : route(router, row)) {
       const auto i = static_cast<std::size_t>(e);
       for (std::int64_t j = 0; j < inter; ++j) {
-        double g = 0, u = 0, g_size = 0, u_size = 0;
+        double g = gate_bias.empty() ? 0 : gate_bias[i].at(j, 0), u = up_bias.empty() ? 0 : up_bias[i].at(j, 0);
+        double g_size = std::abs(g), u_size = std::abs(u);
         for (std::int64_t c = 0; c < hidden; ++c) {
           const double x = in.at(row, c), a = weight_at(gate[i], j, c) * x, b = weight_at(up[i], j, c) * x;
           g += a, u += b, g_size += std::abs(a), u_size += std::abs(b);
         }
         const double g_bound = g_size * of_sum(hidden) + std::abs(g) * of_gemm;
         const double u_bound = u_size * of_sum(hidden) + std::abs(u) * of_gemm;
-        const double inner = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
-        const double active = activation == Activation::silu ? g / (1 + std::exp(-g)) : g / 2 * (1 + std::tanh(inner));
+        // The activation is a function of g, whose slope is at most 1.13, times u or, clamped, 1 + u.
+        const double factor_of_u = activation.kind == Activation::clamped_swiglu ? 1 + std::abs(u) : std::abs(u);
+        const double active = gated_value(activation, g, activation.kind == Activation::clamped_swiglu ? 0 : 1);
         const auto at = static_cast<std::size_t>(j);
-        h[at] = active * u;
-        // The slope of both activations is at most 1.13.
-        h_bound[at] = 1.13 * g_bound * (std::abs(u) + u_bound) + std::abs(active) * u_bound +
+        h[at] = gated_value(activation, g, u);
+        h_bound[at] = 1.13 * g_bound * (factor_of_u + u_bound) + std::abs(active) * (u_bound + 1e-7) +
                       std::abs(h[at]) * (of_activation + 1e-6) + (type.activation == DType::f16 ? 0x1p-24 : 0);
       }
       for (std::int64_t c = 0; c < hidden; ++c) {
-        double y = 0, bound = 0, size = 0;
+        double y = down_bias.empty() ? 0 : down_bias[i].at(c, 0), bound = 0, size = std::abs(y);
         for (std::int64_t j = 0; j < inter; ++j) {
           const auto at = static_cast<std::size_t>(j);
           const double d = weight_at(down[i], c, j);
@@ -182,13 +199,12 @@ struct Problem {
   static Layer plain_layer(Random& random, DType weight, int trial) {
     const int count = uniform(random, 1, trial % 3 == 0 ? 20 : 8);
     const RouterParams how{.top_k = uniform(random, 1, std::min(count, 8)), .renormalize = trial % 2 == 0};
-    return {random,
-            weight,
-            count,
-            uniform(random, 1, 200),
-            uniform(random, 1, 150),
-            how,
-            trial % 4 < 2 ? Activation::silu : Activation::gelu_tanh};
+    const std::array activations = {Activation(Activation::silu), Activation(Activation::gelu_tanh),
+                                    Activation(Activation::clamped_swiglu, 1.5F, 1.702F)};
+    Layer layer(random, weight, count, uniform(random, 1, 200), uniform(random, 1, 150), how,
+                activations[static_cast<std::size_t>(trial % 3)]);
+    if (trial % 3 != 1) layer.add_biases(random, trial % 4 < 2);
+    return layer;
   }
   static Layer scored_layer(Random& random, DType weight, int trial) {
     RouterParams how{.top_k = uniform(random, 1, 4),
@@ -323,6 +339,11 @@ TEST_P(ExpertsTest, mismatched_shapes_are_rejected) {
     expect_error(ErrorCode::internal, {}, [&] { compute({.top_k = 2}, hidden, routed, shared); });
   }
 
+  layer.add_biases(random, true);
+  layer.make(*ops);
+  layer.down_bias[2] = Matrix(DType::f32, 17, 1);
+  EXPECT_THROW(layer.make(*ops), Error);
+  layer.down_bias.clear();
   layer.down[1] = Matrix(DType::f32, 24, 16);
   EXPECT_THROW(layer.make(*ops), Error);
   EXPECT_THROW(ops->make_experts({}, DType::f32), Error);

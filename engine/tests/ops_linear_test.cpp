@@ -100,7 +100,8 @@ TEST_P(LinearTest, a_gated_linear_has_the_bits_of_a_linear_and_its_activation) {
       const DeviceMatrix gate_up(*ops, precision.gemm_out, rows, 2 * inter, 2);
       const DeviceMatrix expected(*ops, precision.activation, rows, inter, 5);
       const DeviceMatrix found(*ops, precision.activation, rows, inter, 5);
-      for (const auto activation : {Activation::silu, Activation::gelu_tanh}) {
+      for (const Activation activation : {Activation(Activation::silu), Activation(Activation::gelu_tanh),
+                                          Activation(Activation::clamped_swiglu, 1, 2)}) {
         ops->linear(gate_up.tensor(), in.tensor(), *linear);
         ops->gated_activation(expected.tensor(), gate_up.tensor(), activation);
         ops->gated_linear(found.tensor(), gate_up.tensor(), in.tensor(), *linear, activation);

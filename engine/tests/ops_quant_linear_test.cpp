@@ -290,41 +290,46 @@ TEST_P(QuantLinearTest, experts_equal_their_gemms) {
   for (const auto& kind : kKinds) {
     for (const auto type : {DType::bf16, DType::f32}) {
       const bool integers = has_integer_activations(kind);  // of whole rows
+      const bool biased = kind.zeros || kind.code == Code::f4_e2m1;
+      const Activation activation = biased ? Activation(Activation::clamped_swiglu, 2, 1.7F) : Activation::silu;
       std::vector<Weight> weights;
       std::vector<QuantExpertSource> sources;
       weights.reserve(2 * kCount);
       for (int e = 0; e < kCount; ++e) {
         // Expert 1: gate and up have one order, down has another.
         weights.emplace_back(random, kind, std::vector{kInter, kInter}, integers ? 1 : 3, integers ? kHidden : 32,
-                             false, e == 1);
-        weights.emplace_back(random, kind, std::vector{kHidden}, 2, kInter / 2, false, e == 1);
+                             biased, e == 1);
+        weights.emplace_back(random, kind, std::vector{kHidden}, 2, kInter / 2, biased, e == 1);
         const auto& gate_up = weights[weights.size() - 2];
-        sources.push_back({gate_up.sources[0], gate_up.sources[1], weights.back().sources[0]});
+        const auto& down = weights.back();
+        sources.push_back({gate_up.sources[0], gate_up.sources[1], down.sources[0]});
+        if (biased) sources.back().bias = {gate_up.bias_hosts[0], gate_up.bias_hosts[1], down.bias_hosts[0]};
       }
       const auto experts = ops->make_quantised_experts(sources, type),
                  experts_one = one->make_quantised_experts(sources, type);
       ASSERT_EQ(experts->hidden(), kHidden);
       ASSERT_EQ(experts->inter(), kInter);
-      const auto activation = ops->precision(type).activation;
-      const auto in = Matrix::random(random, activation, kRows, kHidden);
+      const auto data = ops->precision(type).activation;
+      const auto in = Matrix::random(random, data, kRows, kHidden);
       Matrix router(DType::f32, kRows, kCount);
       for (int r = 0; r < kRows; ++r) router.set(r, r % kCount, 9);
       const auto compute = [&](Ops& on, const Experts& layer, int begin, int end) {
         const auto scratch = on.allocate(on.experts_scratch_bytes({kCount, 1, kHidden, kInter, type}, end - begin));
         const DeviceMatrix rows(on, in), logits(on, router), out(on, DType::f32, end - begin, kHidden);
         on.experts(out.tensor(), rows.slice(begin, end), logits.slice(begin, end), layer,
-                   {.top_k = 1, .renormalize = true}, Activation::silu, scratch->data());
+                   {.top_k = 1, .renormalize = true}, activation, scratch->data());
         return out.host();
       };
       const auto out = compute(*ops, *experts, 0, kRows);
       const DeviceMatrix rows(*ops, in), both(*ops, DType::f32, kRows, 2 * kInter),
-          gated(*ops, activation, kRows, kInter), expected(*ops, DType::f32, kRows, kHidden);
+          gated(*ops, data, kRows, kInter), expected(*ops, DType::f32, kRows, kHidden);
       for (int e = 0; e < kCount; ++e) {
         const auto dense = [&](int i) {
-          return ops->make_quantised_linear(weights[static_cast<std::size_t>(2 * e + i)].sources, {}, type);
+          const auto& weight = weights[static_cast<std::size_t>(2 * e + i)];
+          return ops->make_quantised_linear(weight.sources, weight.bias_hosts, type);
         };
         ops->linear(both.tensor(), rows.tensor(), *dense(0));
-        ops->gated_activation(gated.tensor(), both.tensor(), Activation::silu);
+        ops->gated_activation(gated.tensor(), both.tensor(), activation);
         ops->linear(expected.tensor(), gated.tensor(), *dense(1));
         const auto want = expected.host();
         for (int r = e; r < kRows; r += kCount) {

@@ -158,7 +158,9 @@ TEST_P(RowsTest, gated_activations_are_correct_far_from_zero) {
   Random random(8);
   const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
   for (int trial = 0; trial < trials(GetParam(), 80); ++trial) {
-    const bool silu = trial / 2 % 2 == 0;
+    const std::array kinds = {Activation(Activation::silu), Activation(Activation::gelu_tanh),
+                              Activation(Activation::clamped_swiglu, 1.5F, 1.702F)};
+    const auto activation = kinds[static_cast<std::size_t>(trial / 2 % 3)];
     const Columns columns(random, trial, trial % 5 == 0 ? 3000 : 300);
     const int rows = uniform(random, 1, 30), inter = columns.count;
     const auto type = ops->precision(any_type(trial));
@@ -166,23 +168,24 @@ TEST_P(RowsTest, gated_activations_are_correct_far_from_zero) {
                                    columns.gap(random));
     const auto activate = [&](Ops& on, int begin, int end, int gap) {
       const DeviceMatrix result(on, type.activation, rows, inter, gap), gate_up(on, in);
-      on.gated_activation(result.slice(begin, end), gate_up.slice(begin, end),
-                          silu ? Activation::silu : Activation::gelu_tanh);
+      on.gated_activation(result.slice(begin, end), gate_up.slice(begin, end), activation);
       return result.host();
     };
     const auto out = activate(*ops, 0, rows, columns.gap(random));
     for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < inter; ++c) {
         const double gate = in.at(r, c), up = in.at(r, inter + c);
-        const double inner = std::sqrt(2 / std::acos(-1.0)) * (gate + 0.044715 * gate * gate * gate);
-        const double expected = (silu ? gate / (1 + std::exp(-gate)) : gate / 2 * (1 + std::tanh(inner))) * up;
-        // silu: devices compute 2^y, y = -gate log2(e) in float; half a unit of y has this effect on the result. gelu:
-        // below zero 1 + tanh cancels, so the error is about one rounding of the gate.
-        const double bound = silu ? std::abs(expected) * (1e-6 + std::abs(gate) * 0x1p-23) : std::abs(gate * up) * 1e-6;
+        const double expected = gated_value(activation, gate, up);
+        // Devices compute 2^y, y = -alpha gate log2(e) in float; half a unit of y has this effect on the result. gelu:
+        // below zero 1 + tanh cancels, so the error is about one rounding of the gate. The sum up + 1 may cancel too.
+        const double power = std::abs(expected) * (1e-6 + 2 * std::abs(gate) * 0x1p-23);
+        const double bound = activation.kind == Activation::gelu_tanh ? std::abs(gate * up) * 1e-6
+                             : activation.kind == Activation::silu    ? power
+                                                                      : power + std::abs(gate) * 0x1p-24;
         ASSERT_NEAR(out.at(r, c), expected,
                     bound + std::abs(expected) * 1.01 * rounding(type.activation) +
                         (type.activation == DType::f16 ? 0x1p-24 : 1e-30))
-            << gate << (silu ? ", silu" : ", gelu");
+            << gate << ", " << up << ", activation " << activation.kind;
       }
     }
     const int r = rows / 2;

@@ -116,6 +116,21 @@ inline double rounded(DType type, double x) {
   return value;
 }
 
+// The output of a gated layer in double.
+inline double gated_value(const Activation& how, double gate, double up) {
+  const double inner = std::sqrt(2 / std::acos(-1.0)) * (gate + 0.044715 * gate * gate * gate);
+  switch (how.kind) {
+    case Activation::silu:
+      return gate / (1 + std::exp(-gate)) * up;
+    case Activation::gelu_tanh:
+      return gate / 2 * (1 + std::tanh(inner)) * up;
+    case Activation::clamped_swiglu:
+      gate = std::min<double>(gate, how.limit);
+      return gate / (1 + std::exp(-how.alpha * gate)) * (std::clamp<double>(up, -how.limit, how.limit) + 1);
+  }
+  return 0;
+}
+
 inline constexpr std::array kWeightTypes = {DType::bf16, DType::f16, DType::f32};
 
 // A matrix on a device.

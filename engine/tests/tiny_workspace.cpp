@@ -154,6 +154,7 @@ class TinyWeights {
     add_norms(at);
     weight(at + "attention.w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
     weight(at + "attention.wo.0.weight", model_.hidden, q_, 0.3F);
+    if (model_.sinks) once(at + "attention.sinks.weight", model_.heads, 1, 0, 1);
     const std::string mlp = at + (sparse ? "feed_forward.shared." : "feed_forward.");
     const int inter = sparse ? model_.shared_inter : model_.inter;  // 0: no dense feed-forward
     if (sparse) add_experts(at);
@@ -207,6 +208,26 @@ class TinyWeights {
         down["cols"] = {rank * share, (rank + 1) * share};
         stack(name + "w2" + end, rank, {down});
       }
+    }
+    if (model_.expert_biases) add_expert_biases(at);
+  }
+
+  // As in GPT-OSS: biases of gate and up alternate, [experts, 2 * inter].
+  void add_expert_biases(const std::string& at) {
+    const int size = model_.expert_inter, share = size / model_.ranks;
+    const std::string gate_up = at + "experts.gate_up_bias", downs = at + "experts.down_bias";
+    tensor(gate_up, std::int64_t{model_.experts} * 2 * size, 1, 0, 0.3F, {model_.experts, 2 * size});
+    tensor(downs, std::int64_t{model_.experts} * model_.hidden, 1, 0, 0.3F, {model_.experts, model_.hidden});
+    for (int e = 0; e < model_.experts; ++e) {
+      const std::string name = cat(at, "feed_forward.experts.", e, ".");
+      for (int rank = 0; rank < model_.ranks; ++rank) {
+        for (int odd = 0; odd < 2; ++odd) {
+          auto part = range(gate_up, "rows", 2 * (e * size + rank * share) + odd, 2 * share - 1);
+          part["row_step"] = 2;
+          stack(cat(name, odd == 0 ? "w1." : "w3.", rank, ".bias"), rank, {part});
+        }
+      }
+      stack(name + "w2.0.bias", 0, {range(downs, "rows", e * model_.hidden, model_.hidden)});
     }
   }
 
@@ -294,6 +315,7 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nparallel_block = " << model.parallel_block << "\nnum_experts = " << model.experts
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
+                      << "\nexpert_bias = " << model.expert_biases << "\nattention_sinks = " << model.sinks
                       << "\nrouter_bias = " << model.router_bias
                       << "\nshared_expert_inter_size = " << model.shared_inter
                       << "\nshared_expert_gate = " << model.shared_gate << "\n"

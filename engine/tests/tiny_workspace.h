@@ -36,7 +36,7 @@ struct TinyModel {
   std::vector<int> windows = {0};
   std::vector<std::string> rotations = {"global"};
   int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
-  bool router_bias = false, shared_gate = false;
+  bool router_bias = false, shared_gate = false, expert_biases = false, sinks = false;
   std::string more;                                           // lines of config.ini
   std::string weight_type = "fp32";                           // unless quantised
   std::optional<TinyQuant> quantised;

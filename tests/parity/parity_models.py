@@ -106,7 +106,7 @@ def write_model(
                 # model would repeat every token.
                 center = (8 if ".post_" in name else 0) if gemma else 1
                 weight.copy_(center + 0.2 * noise)
-            elif name.endswith(".bias"):
+            elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             else:
                 weight.copy_(scale * noise)

@@ -97,7 +97,7 @@ def test_every_format_answers_as_the_weights_that_it_stands_for(form: str, tmp_p
     [
         *((name, "w4a16 zeros") for name in ("qwen2", "qwen3", "phi3", "gemma2", "gemma3", "mixtral")),
         *((name, form) for name in ("phi3", "qwen3-moe-dense-layers") for form in ("awq", "gptq", "fp8 of DeepSeek")),
-        *((name, GPT_OSS) for name in ("mixtral", "qwen3-moe-dense-layers")),
+        *((name, GPT_OSS) for name in ("mixtral", "qwen3-moe-dense-layers", "gpt-oss")),
         *(("qwen2-moe", form) for form in ("w4a16 zeros", "gptq")),
         *(("glm4-moe", form) for form in ("awq", "fp8 of DeepSeek")),
         # Interleaved rotation: with AWQ, rows cannot be permuted during loading.

@@ -128,7 +128,7 @@ def test_unknown_keys_are_named_and_those_that_may_change_results_are_rejected(f
     assert spec.notes == (*before.notes, "config.json has unknown keys, which are ignored: favourite_colour")
     may_compute = "attn_sink_size mystery_norm expert_bias rope_boost Sliding logit_cap chunk_length rotary_boost"
     may_compute += " moe_boost scoring_boost topk_boost interleaved_parts local_window n_groups use_parallel_residual"
-    may_compute += " swiglu_limit ntk_alpha"
+    may_compute += " swiglu_boost ntk_alpha"
     for key in may_compute.split():
         with pytest.raises(UnsupportedError, match=re.escape(f"the key {key} (4) is unknown for {family.title}")):
             describe({**config, key: 4}, "m")

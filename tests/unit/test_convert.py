@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -329,6 +330,17 @@ def test_end_ids_are_those_of_both_configs_and_of_the_tokenizer(model: Path, tmp
     name_end(model, token)
     assert end_ids(convert(model, tmp_path / "copied") / workspace.WEIGHTS) == "2,7,5,9"
     assert end_ids(link_workspace(model, tmp_path / "linked") / workspace.WEIGHTS) == "2,7,5,9"
+
+
+def test_end_tokens_of_a_family_are_end_ids_if_the_tokenizer_has_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = (load_tokenizer(model).convert_ids_to_tokens(9), "<|call|>")
+    monkeypatch.setattr(
+        "charonia.weights.convert.describe", lambda *given: replace(describe(*given), end_tokens=tokens)
+    )
+    edit_config(model, eos_token_id=2)
+    assert end_ids(convert(model, tmp_path / "w") / workspace.WEIGHTS) == "2,9"
 
 
 def test_a_full_disk_is_named_before_anything_is_written(

@@ -92,6 +92,7 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
                 # If the window is disabled, layers that are listed with a window have none.
                 ({"model_type": "qwen2", "sliding_window": 32, "layer_types": MIXED}, [0, 0]),
                 ({"model_type": "gemma2", "num_hidden_layers": 3}, [4096, 0, 4096]),
+                ({"model_type": "gpt_oss", "num_hidden_layers": 3}, [128, 0, 128]),
                 ({**TEXT, "num_hidden_layers": 7, "sliding_window": 16}, [16, 16, 16, 16, 16, 0, 16]),
                 ({**TEXT, "num_hidden_layers": 4, "sliding_window_pattern": 2}, [4096, 0, 4096, 0]),
                 ({"sliding_window": None}, [0, 0]),
@@ -372,6 +373,7 @@ HUGE = 10**400
             for wrong in ({}, "wide")
         ),
         (of("minimax_m2", head_dim=0, rotary_dim=8), "head_dim is 0"),
+        (of("gpt_oss", num_experts_per_tok=4, experts_per_token=2), "experts_per_token is 2, but num_experts_per_tok"),
         (of("hunyuan_v1_dense", **scaled("dynamic", alpha=1e308)), "has the alpha 1e+308"),
         (of("hunyuan_v1_moe", **scaled("dynamic", alpha=1e308)), "has the alpha 1e+308"),
         (of("hunyuan_v1_dense", head_dim=2, **scaled("dynamic", alpha=1000.0)), "a head has 2 elements"),

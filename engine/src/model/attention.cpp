@@ -36,6 +36,11 @@ class Attention final : public Block {
     const auto qkv = prefix_ + "w_qkv" + number, out = prefix_ + "wo";
     cache_layer_ = loader.cache_layer;
     if (config_.qk_norm) load_norms(loader);
+    if (config_.attention_sinks) {
+      const auto sinks = files.get_vector(prefix_ + "sinks.weight", config_.head_num);
+      sinks_ = loader.vector(std::span(sinks).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
+                                                      static_cast<std::size_t>(shard_.heads)));
+    }
     std::vector<ops::HostMatrix> qkv_bias, out_bias;
     if (config_.attn_bias) qkv_bias = files.get(qkv + ".bias", shard_.qkv_size, 1);
     // The ranks' outputs are summed, so only rank 0 adds the bias.
@@ -81,8 +86,11 @@ class Attention final : public Block {
                .q_scale = data(tables.q_scales)};
     const float scale = config_.attention_scale > 0 ? config_.attention_scale
                                                     : 1.0F / std::sqrt(static_cast<float>(config_.size_per_head));
-    params_ = {
-        .scale = scale, .window = layer_.window, .soft_cap = config_.attention_soft_cap, .alibi = data(tables.slopes)};
+    params_ = {.scale = scale,
+               .window = layer_.window,
+               .soft_cap = config_.attention_soft_cap,
+               .alibi = data(tables.slopes),
+               .sinks = data(sinks_)};
   }
 
   // If q and k have norms over all heads, issues the sums of their squares.
@@ -108,6 +116,7 @@ class Attention final : public Block {
   Activations::Part qkv_, squares_, attended_;
   std::unique_ptr<ops::Linear> qkv_weight_, out_weight_;
   Vector q_norm_, k_norm_;  // [size_per_head], or [all heads of the rank]; null if absent
+  Vector sinks_;            // [heads of the rank]; null if absent
   ops::RotaryParams rotary_;
   ops::AttentionParams params_;
 };

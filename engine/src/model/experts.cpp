@@ -14,7 +14,7 @@ namespace {
 class Experts final : public Block {
  public:
   Experts(const ModelConfig& config, const Shard& shard, std::string prefix)
-      : config_(config), shard_(shard), prefix_(std::move(prefix)), activation_(activation_of(config.activation)) {
+      : config_(config), shard_(shard), prefix_(std::move(prefix)), activation_(activation_of(config)) {
     if (shard.shared_inter > 0) shared_ = make_mlp(config, shard, prefix_ + "shared.", shard.shared_inter);
   }
 
@@ -38,7 +38,7 @@ class Experts final : public Block {
       };
       wanted.push_back({weight("w1", inter, hidden), weight("w3", inter, hidden), weight("w2", hidden, inter)});
     }
-    experts_ = loader.experts(wanted, config_.experts_per_token);
+    experts_ = loader.experts(wanted, biases(loader), config_.experts_per_token);
   }
 
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
@@ -59,6 +59,22 @@ class Experts final : public Block {
   }
 
  private:
+  // Of each expert; without data if the model has none.
+  std::vector<ops::ExpertBiases> biases(const WeightLoader& loader) const {
+    std::vector<ops::ExpertBiases> out(static_cast<std::size_t>(config_.num_experts));
+    for (int e = 0; config_.expert_bias && e < config_.num_experts; ++e) {
+      const auto bias = [&](const char* name, std::int64_t rows) {
+        return loader.bias(cat(prefix_, "experts.", e, ".", name, ".", shard_.rank, ".bias"), rows);
+      };
+      auto& of_expert = out[static_cast<std::size_t>(e)];
+      of_expert.gate = bias("w1", shard_.expert_inter);
+      of_expert.up = bias("w3", shard_.expert_inter);
+      // The ranks' outputs are summed, so only rank 0 adds the bias.
+      if (shard_.rank == 0) of_expert.down = bias("w2", config_.hidden_units);
+    }
+    return out;
+  }
+
   void load_router(WeightLoader& loader) {
     const auto& files = loader.files;
     const std::int64_t hidden = config_.hidden_units, experts = config_.num_experts;
@@ -73,8 +89,14 @@ class Experts final : public Block {
     if (config_.shared_expert_gate) {
       parts = stacked(std::move(parts), files.get(prefix_ + "shared_gate.weight", 1, hidden));
     }
-    router_weight_ = loader.dense_linear(parts);
-    if (config_.router_bias) router_bias_ = loader.vector(files.get_vector(prefix_ + "gate.bias", experts));
+    std::vector<ops::HostMatrix> bias;
+    if (config_.router_logit_bias) {
+      bias.resize(parts.size());
+      bias[0] = loader.bias(prefix_ + "gate.bias", experts);
+    } else if (config_.router_bias) {
+      router_bias_ = loader.vector(files.get_vector(prefix_ + "gate.bias", experts));
+    }
+    router_weight_ = loader.dense_linear(parts, bias);
     choice_ = {.top_k = config_.experts_per_token,
                .renormalize = config_.renormalize_experts,
                .score = config_.router_score == "sigmoid" ? ops::RouterScore::sigmoid : ops::RouterScore::softmax,
@@ -92,7 +114,7 @@ class Experts final : public Block {
   Activations::Part router_, scratch_, shared_out_;
   // Logits of the experts (in two halves if it stays fp32), then the shared expert's gate.
   std::unique_ptr<ops::Linear> router_weight_;
-  Vector router_bias_;  // [experts]; null if absent
+  Vector router_bias_;  // [experts]; null if absent, or if the logits have it
   ops::RouterParams choice_;
   std::unique_ptr<ops::Experts> experts_;
   std::unique_ptr<Block> shared_;  // null: no shared expert

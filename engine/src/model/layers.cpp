@@ -54,6 +54,7 @@ void check_experts(const ModelConfig& config) {
   if (count == 0) {
     const std::pair<const char*, bool> without[] = {
         {"router_bias = 1", config.router_bias},
+        {"expert_bias = 1", config.expert_bias},
         {"router_groups is not 0", groups != 0},
         {"shared_expert_inter_size is not 0", config.shared_expert_inter_size != 0}};
     for (const auto& [what, holds] : without) refuse_if(holds, kInvalid, what, ", and num_experts is 0");
@@ -71,6 +72,7 @@ void check_experts(const ModelConfig& config) {
   refuse_if(config.router_norm_min * static_cast<float>(count) >= 1, kInvalid,
             "router_norm_min = ", config.router_norm_min, " must be less than 1 / num_experts, and num_experts is ",
             count);
+  refuse_if(config.router_logit_bias && !config.router_bias, kInvalid, "router_logit_bias = 1 needs router_bias = 1");
   refuse_if(config.shared_expert_gate && config.shared_expert_inter_size == 0, kInvalid,
             "shared_expert_gate = 1, and shared_expert_inter_size is 0");
 }
@@ -109,8 +111,11 @@ DType data_type(const ModelConfig& config) {
   return weight_dtype(type);
 }
 
-ops::Activation activation_of(std::string_view name) {
-  return name == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
+ops::Activation activation_of(const ModelConfig& config) {
+  if (config.activation == "clamped_swiglu") {
+    return {ops::Activation::clamped_swiglu, config.swiglu_limit, config.swiglu_alpha};
+  }
+  return config.activation == "gelu_tanh" ? ops::Activation::gelu_tanh : ops::Activation::silu;
 }
 
 std::int64_t router_columns(const ModelConfig& config) {

@@ -21,7 +21,7 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
 // none.
 DType data_type(const ModelConfig& config);
 
-ops::Activation activation_of(std::string_view name);
+ops::Activation activation_of(const ModelConfig& config);
 
 // Whether the layer's feed-forward is a mixture of experts.
 inline bool has_experts(const LayerAttributes& layer) { return layer.ffn == "experts"; }

@@ -321,7 +321,7 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : dir_(std::mov
         added.rows = range_of(part, "rows");
         added.cols = range_of(part, "cols");
         const auto own = part.find("dtype");
-        added.row_step = number_in(part, "row_step", 1, tensor.quantization ? kMaxElements : 1, 1);
+        added.row_step = number_in(part, "row_step", 1, kMaxElements, 1);
         if (!tensor.quantization) {
           if (own != part.end()) added.dtype = dtype_of(*own);
           continue;

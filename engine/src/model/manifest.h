@@ -39,7 +39,7 @@ class Manifest {
     std::string name;      // in that file
     DType dtype = DType::f32;
     Range rows, cols;
-    std::int64_t row_step = 1;  // n: the first of `rows` and every n-th row after it; always 1 for dense tensors
+    std::int64_t row_step = 1;  // n: the first of `rows` and every n-th row after it
     std::optional<SideTensor> scales, zeros, order, input_scale;  // only for a quantised tensor
   };
   // A tensor of the model: its parts, stacked along dimension 0.

@@ -12,7 +12,11 @@ namespace {
 class Mlp final : public Block {
  public:
   Mlp(const ModelConfig& config, const Shard& shard, std::string prefix, std::int64_t inter)
-      : config_(config), shard_(shard), prefix_(std::move(prefix)), inter_(inter), activation_(activation_of(config.activation)) {}
+      : config_(config),
+        shard_(shard),
+        prefix_(std::move(prefix)),
+        inter_(inter),
+        activation_(activation_of(config)) {}
 
   void plan(Activations& activations) override {
     const auto& types = activations.precision;

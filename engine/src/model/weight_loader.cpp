@@ -139,8 +139,13 @@ std::unique_ptr<ops::Linear> WeightLoader::linear(std::span<const Wanted> weight
   return count(ops_.make_quantised_linear(sources, bias, weight));
 }
 
-std::unique_ptr<ops::Linear> WeightLoader::dense_linear(std::span<const ops::HostMatrix> parts) {
-  return count(ops_.make_linear(parts, {}, weight));
+std::unique_ptr<ops::Linear> WeightLoader::dense_linear(std::span<const ops::HostMatrix> parts,
+                                                        std::span<const ops::HostMatrix> bias) {
+  return count(ops_.make_linear(parts, bias, weight));
+}
+
+ops::HostMatrix WeightLoader::bias(const std::string& name, std::int64_t rows) const {
+  return single(files.get(name, rows, 1), name);
 }
 
 std::unique_ptr<ops::Embedding> WeightLoader::embedding(const Wanted& table) {
@@ -163,7 +168,8 @@ Vector WeightLoader::vector(std::span<const float> values) const {
   return buffer;
 }
 
-std::unique_ptr<ops::Experts> WeightLoader::experts(std::span<const std::array<Wanted, 3>> experts, int top_k) {
+std::unique_ptr<ops::Experts> WeightLoader::experts(std::span<const std::array<Wanted, 3>> experts,
+                                                    std::span<const ops::ExpertBiases> biases, int top_k) {
   const auto& first = experts.front().front().name;
   const bool quantised = files.quantised(first);
   for (const auto& expert : experts) {
@@ -171,21 +177,25 @@ std::unique_ptr<ops::Experts> WeightLoader::experts(std::span<const std::array<W
       if (files.quantised(one.name) != quantised) refuse_mixed(files, first, one.name);
     }
   }
-  auto out = quantised ? quantised_experts(experts) : dense_experts(experts);
+  auto out = quantised ? quantised_experts(experts, biases) : dense_experts(experts, biases);
   const auto of_all = static_cast<std::int64_t>(out->bytes());
   bytes += of_all;
   bytes_per_step += of_all / std::ssize(experts) * top_k;
   return out;
 }
 
-std::unique_ptr<ops::Experts> WeightLoader::dense_experts(std::span<const std::array<Wanted, 3>> experts) {
+std::unique_ptr<ops::Experts> WeightLoader::dense_experts(std::span<const std::array<Wanted, 3>> experts,
+                                                          std::span<const ops::ExpertBiases> biases) {
   std::vector<ops::ExpertSource> sources;
   const auto get = [&](const Wanted& one) { return single(files.get(one.name, one.rows, one.cols), one.name); };
-  for (const auto& [gate, up, down] : experts) sources.push_back({get(gate), get(up), get(down)});
+  for (const auto& [gate, up, down] : experts) {
+    sources.push_back({get(gate), get(up), get(down), biases[sources.size()]});
+  }
   return ops_.make_experts(sources, weight);
 }
 
-std::unique_ptr<ops::Experts> WeightLoader::quantised_experts(std::span<const std::array<Wanted, 3>> experts) {
+std::unique_ptr<ops::Experts> WeightLoader::quantised_experts(std::span<const std::array<Wanted, 3>> experts,
+                                                              std::span<const ops::ExpertBiases> biases) {
   QuantParts gate_up, down;
   const auto get = [&](const Wanted& one) {
     return single(files.get_quantised(one.name, one.rows, one.cols), one.name);
@@ -200,7 +210,7 @@ std::unique_ptr<ops::Experts> WeightLoader::quantised_experts(std::span<const st
   make_one_format(pointers(down), "the last matrices of a layer's experts");
   std::vector<ops::QuantExpertSource> sources;
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    sources.push_back({gate_up[2 * e].get(), gate_up[2 * e + 1].get(), down[e].get()});
+    sources.push_back({gate_up[2 * e].get(), gate_up[2 * e + 1].get(), down[e].get(), biases[e]});
   }
   return ops_.make_quantised_experts(sources, weight);
 }

@@ -56,9 +56,12 @@ class WeightLoader {
   };
   // Stacks the weights along the rows. Either all are quantised in one format, or none is quantised.
   std::unique_ptr<ops::Linear> linear(std::span<const Wanted> weights, const std::vector<ops::HostMatrix>& bias);
-  std::unique_ptr<ops::Linear> dense_linear(std::span<const ops::HostMatrix> parts);
-  // Gate, up and down of each expert. top_k: the number of experts that a token reads.
-  std::unique_ptr<ops::Experts> experts(std::span<const std::array<Wanted, 3>> experts, int top_k);
+  std::unique_ptr<ops::Linear> dense_linear(std::span<const ops::HostMatrix> parts,
+                                            std::span<const ops::HostMatrix> bias = {});
+  // Gate, up and down of each expert, and its biases. top_k: the number of experts that a token reads.
+  std::unique_ptr<ops::Experts> experts(std::span<const std::array<Wanted, 3>> experts,
+                                        std::span<const ops::ExpertBiases> biases, int top_k);
+  ops::HostMatrix bias(const std::string& name, std::int64_t rows) const;
   std::unique_ptr<ops::Embedding> embedding(const Wanted& table);
   std::vector<float> norm_values(const std::string& name, std::int64_t n) const;
   Vector norm(const std::string& name, std::int64_t n) const { return vector(norm_values(name, n)); }
@@ -72,8 +75,10 @@ class WeightLoader {
 
  private:
   std::unique_ptr<ops::Linear> count(std::unique_ptr<ops::Linear> made);
-  std::unique_ptr<ops::Experts> dense_experts(std::span<const std::array<Wanted, 3>> experts);
-  std::unique_ptr<ops::Experts> quantised_experts(std::span<const std::array<Wanted, 3>> experts);
+  std::unique_ptr<ops::Experts> dense_experts(std::span<const std::array<Wanted, 3>> experts,
+                                              std::span<const ops::ExpertBiases> biases);
+  std::unique_ptr<ops::Experts> quantised_experts(std::span<const std::array<Wanted, 3>> experts,
+                                                  std::span<const ops::ExpertBiases> biases);
 
   ops::Ops& ops_;
   bool unit_offset_;

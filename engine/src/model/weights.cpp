@@ -63,7 +63,7 @@ std::vector<WeightFiles::Part> WeightFiles::find_parts(const std::string& name, 
     if (tensor.quantization) {
       added.quantised = find_quantised(name, *tensor.quantization, part);
     } else {
-      added.values = find_matrix(name, part);
+      added.values = find_matrix(name, part, tensor.vector);
     }
     const auto rows = added.quantised ? added.quantised->rows() : added.values.rows;
     const auto cols = added.quantised ? added.quantised->cols() : added.values.cols;
@@ -117,14 +117,17 @@ QuantPart WeightFiles::find_quantised(const std::string& name, const Quantizatio
   }
 }
 
-ops::HostMatrix WeightFiles::find_matrix(const std::string& name, const Manifest::Part& part) const {
+ops::HostMatrix WeightFiles::find_matrix(const std::string& name, const Manifest::Part& part, bool vector) const {
   const auto tensor = find_tensor(name, part.file, part.name, part.dtype);
   const auto dimensions = tensor.shape.size();
   if (dimensions < 1 || dimensions > 3) {
     manifest_.refuse(cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape)));
   }
-  const std::int64_t rows = tensor.shape[0] * (dimensions == 3 ? tensor.shape[1] : 1);
-  const std::int64_t cols = dimensions == 1 ? 1 : tensor.shape.back();
+  // The rows of a vector are all elements, which may be in several vectors, one after the other.
+  std::int64_t rows = 1;
+  for (const auto size : tensor.shape) rows *= size;
+  const std::int64_t cols = dimensions == 1 || vector ? 1 : tensor.shape.back();
+  rows /= std::max<std::int64_t>(1, cols);
   const auto [first_row, last_row] = part.rows.value_or(std::pair{std::int64_t{0}, rows});
   const auto [first_col, last_col] = part.cols.value_or(std::pair{std::int64_t{0}, cols});
   const auto within = [](std::int64_t begin, std::int64_t end, std::int64_t size) {
@@ -135,7 +138,9 @@ ops::HostMatrix WeightFiles::find_matrix(const std::string& name, const Manifest
                          last_col, ") of ", part.name, ", which has shape ", shape_text(tensor.shape)));
   }
   const auto first = static_cast<std::size_t>(first_row * cols + first_col) * size_of(tensor.dtype);
-  return {tensor.data.data() + first, tensor.dtype, last_row - first_row, last_col - first_col, cols};
+  const auto step = std::min(part.row_step, last_row - first_row);
+  return {tensor.data.data() + first, tensor.dtype, (last_row - first_row + step - 1) / step, last_col - first_col,
+          cols * step};
 }
 
 void WeightFiles::check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const {

@@ -51,7 +51,7 @@ class WeightFiles {
   void open_files();
   std::vector<Part> find_parts(const std::string& name, const Manifest::Tensor& tensor) const;
   TensorView find_tensor(const std::string& name, std::size_t file, const std::string& in_file, DType dtype) const;
-  ops::HostMatrix find_matrix(const std::string& name, const Manifest::Part& part) const;
+  ops::HostMatrix find_matrix(const std::string& name, const Manifest::Part& part, bool vector) const;
   QuantPart find_quantised(const std::string& name, const Quantization& how, const Manifest::Part& part) const;
   void check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const;
   static std::unique_ptr<QuantPart> opened(const Part& part);  // opens the part and starts to read ahead

@@ -30,12 +30,14 @@ class Linear {
   std::size_t bytes_ = 0;
 };
 
-// The weights of one expert: gate and up [inter, hidden], down [hidden, inter].
+// The weights of one expert: gate and up [inter, hidden], down [hidden, inter]. Either all experts of a layer have a
+// bias of a matrix, or none has it.
 struct ExpertSource {
   HostMatrix gate, up, down;
+  ExpertBiases bias{};
 };
 
-// The experts of a layer in the device's layout. No biases.
+// The experts of a layer in the device's layout.
 class Experts {
  public:
   virtual ~Experts() = default;

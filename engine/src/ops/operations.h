@@ -39,14 +39,29 @@ struct RotaryParams {
 // The score of a key at position j for a query at position i >= j:
 //   x = scale * q k;  x = soft_cap * tanh(x / soft_cap) if there is a cap;  x += alibi[head] * (j - i) if there are
 //   slopes;  with a window, keys with i - j >= window are masked.
+// The softmax of a query's scores has one more score, the head's sink, if there are sinks. A sink has no value, so it
+// only takes weight from the keys.
 struct AttentionParams {
   float scale = 1;
   int window = 0;                // keys that a query attends to, including its own; 0: all
   float soft_cap = 0;            // 0: no cap
   const float* alibi = nullptr;  // [heads of this rank] on the device; null: no ALiBi
+  const float* sinks = nullptr;  // [heads of this rank] on the device; null: no sinks
 };
 
-enum class Activation { silu, gelu_tanh };
+// The activation of a gated layer with outputs g of the gate and u of up.
+//   silu            silu(g) * u
+//   gelu_tanh       gelu_tanh(g) * u, with gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+//   clamped_swiglu  g * sigmoid(alpha * g) * (u + 1), with g at most `limit`, and u in [-limit, limit]
+struct Activation {
+  enum Kind : std::uint8_t { silu, gelu_tanh, clamped_swiglu };
+
+  constexpr Activation(Kind is = silu, float of_limit = 0, float of_alpha = 0)
+      : kind(is), limit(of_limit), alpha(of_alpha) {}
+
+  Kind kind;
+  float limit, alpha;  // only of clamped_swiglu
+};
 
 enum class RouterScore { softmax, sigmoid };
 
@@ -116,8 +131,7 @@ class Operations {
   virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                          const AttentionParams& how) = 0;
 
-  // out [rows, inter] activation type = activation(gate_up[:, :inter]) * gate_up[:, inter:]; gate_up GEMM type.
-  // gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+  // out [rows, inter] activation type = the activation of gate_up[:, :inter] and gate_up[:, inter:]; gate_up GEMM type.
   virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;
 
   // linear(gate_up, in, weight), then gated_activation(out, gate_up, activation), with the same bits. A device that
@@ -129,9 +143,9 @@ class Operations {
   }
 
   // out [rows, hidden] GEMM type = `shared`, plus the sum over the selected experts e of each row, in ascending order
-  // of e, of w_e * down_e(activation(gate_e(in)) * up_e(in)). in [rows, hidden] activation type; router [rows, experts]
-  // f32 logits, or [rows, 2 * experts]: logit e is the sum of columns e and experts + e. scratch: device memory of
-  // Device::experts_scratch_bytes() bytes.
+  // of e, of w_e * down_e(activation of gate_e(in) and up_e(in)), with the experts' biases. in [rows, hidden]
+  // activation type; router [rows, experts] f32 logits, or [rows, 2 * experts]: logit e is the sum of columns e and
+  // experts + e. scratch: device memory of Device::experts_scratch_bytes() bytes.
   virtual void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
                        const RouterParams& how, Activation activation, void* scratch,
                        const SharedExpert& shared = {}) = 0;

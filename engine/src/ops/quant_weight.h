@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "ops/tensor.h"
 
 namespace charonia::ops {
 
@@ -85,6 +86,7 @@ struct QuantExpertSource {
   const QuantSource* gate = nullptr;
   const QuantSource* up = nullptr;
   const QuantSource* down = nullptr;
+  ExpertBiases bias{};
 };
 
 }  // namespace charonia::ops

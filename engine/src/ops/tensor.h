@@ -37,6 +37,11 @@ struct HostMatrix {
   }
 };
 
+// The biases of an expert, at any element stride: gate and up [inter, 1], down [hidden, 1]. Without data: none.
+struct ExpertBiases {
+  HostMatrix gate, up, down;
+};
+
 // Row-major [rows, cols] on the device, with `stride` elements between rows.
 struct Tensor {
   void* data = nullptr;

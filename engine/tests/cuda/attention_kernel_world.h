@@ -54,7 +54,7 @@ struct World {
   float scale;
   int window = 0;
   float soft_cap = 0;
-  std::vector<float> slopes;  // [heads], or empty
+  std::vector<float> slopes, sinks;  // [heads], or empty
   int quant_bits = 0;
   std::vector<Matrix> unquantised;  // original qkv, if qkv holds the values of a quantised cache
 
@@ -77,11 +77,14 @@ struct World {
     }
   }
 
-  // Bit 0 of `kinds` sets a window, bit 1 a soft cap, bit 2 slopes.
+  // Bit 0 of `kinds` sets a window, bit 1 a soft cap, bit 2 slopes, bit 3 sinks.
   void weigh(Random& random, int kinds, int max_window) {
     if ((kinds & 1) != 0) window = uniform(random, 1, max_window);
     if ((kinds & 2) != 0) soft_cap = 0.5F + static_cast<float>(uniform(random, 0, 100)) / 25;
     for (int h = 0; (kinds & 4) != 0 && h < shape.heads; ++h) slopes.push_back(std::exp2(-static_cast<float>(h + 1)));
+    for (int h = 0; (kinds & 8) != 0 && h < shape.heads; ++h) {
+      sinks.push_back(h % 5 == 4 ? 100.0F : 5 * std::cos(static_cast<float>(h)));  // 100: keys get no weight
+    }
   }
 
   // Quantises the cache: k and v become the values that are read from it, rounded to their type.
@@ -209,11 +212,12 @@ struct World {
                              .block_tables = tables_there.data(),
                              .workspace = workspace.data(),
                              .max_partials = bounds.partials};
-    const DeviceArray<float> slopes_there(stream, slopes);
+    const DeviceArray<float> slopes_there(stream, slopes), sinks_there(stream, sinks);
     const ops::AttentionParams how{.scale = scale,
                                    .window = window,
                                    .soft_cap = soft_cap,
-                                   .alibi = slopes.empty() ? nullptr : slopes_there.data()};
+                                   .alibi = slopes.empty() ? nullptr : slopes_there.data(),
+                                   .sinks = sinks.empty() ? nullptr : sinks_there.data()};
     const auto in_cache = layer(cache_there.data());
     if (options.repeat) attention(stream, device, other.tensor(), q_there.tensor(), in_cache, used, how, work);
     attention(stream, device, out_there.tensor(), q_there.tensor(), in_cache, used, how, work);
@@ -237,7 +241,9 @@ struct World {
       values.push_back(vector(p, k + shape.kv_heads));
     }
     const double slope = slopes.empty() ? 0 : slopes[static_cast<std::size_t>(head)];
-    return ops::AttentionReference{scale, soft_cap, slope}(vector(position, head), keys, values);
+    ops::AttentionReference reference{scale, soft_cap, slope};
+    if (!sinks.empty()) reference.sink = sinks[static_cast<std::size_t>(head)];
+    return reference(vector(position, head), keys, values);
   }
 
   // Compares some heads of some rows with the reference, including the first and the last row of each chunk.

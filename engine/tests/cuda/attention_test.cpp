@@ -41,7 +41,7 @@ TEST(CudaAttentionTest, tiles_in_shared_memory_have_no_bank_conflicts) {
 }
 #endif
 
-// Steps of prompts and decodes: plain, with a window, a cap or slopes, and of a quantised cache.
+// Steps of prompts and decodes: plain, with a window, a cap, slopes or sinks, and of a quantised cache.
 TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
   Random random(1);
   for (int trial = 0; trial < 68; ++trial) {
@@ -49,7 +49,7 @@ TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
     const int dim = kTiledDims[static_cast<std::size_t>(trial % 5)], kind = trial / 2 % 3;
     World world(random, shape_of(dim < 128 ? 2 : 1, one_of(random, kGroups), dim, one_of(random, kBlockLens)), type,
                 {uniform(random, 1, 40), uniform(random, 1, 150), uniform(random, 60, 300)});
-    if (kind == 1 || (kind == 2 && trial % 3 == 2)) world.weigh(random, 1 + trial % 7, trial % 4 == 0 ? 200 : 70);
+    if (kind == 1 || (kind == 2 && trial % 3 == 2)) world.weigh(random, 1 + trial % 15, trial % 4 == 0 ? 200 : 70);
     if (kind == 2) world.quantise(trial / 6 % 2 == 0 ? 8 : 4);
     auto options = world.options();
     options.padding = trial % 3;
@@ -71,7 +71,7 @@ TEST(CudaAttentionTest, any_head_size_and_element_type_is_correct_in_float) {
                 odd_blocks ? shape_of(1, one_of(random, kGroups), 32, 3)
                         : shape_of(2, one_of(random, kGroups), one_of(random, kDims), one_of(random, kBlockLens)),
                 type, {uniform(random, 1, 70), uniform(random, 30, 200)});
-    if (trial % 5 >= 2) world.weigh(random, 1 + trial % 7, 80);
+    if (trial % 5 >= 2) world.weigh(random, 1 + trial % 15, 80);
     if (quantised) world.quantise(trial % 16 < 8 ? 4 : 8);
     auto options = world.options();
     options.plain = true;
@@ -168,7 +168,7 @@ TEST(CudaAttentionTest, reproducible_bits_do_not_depend_on_chunks_batch_or_split
   Random random(4);
   struct Case {
     int dim, group, block_len, length, window = 0, quant_bits = 0;
-    bool weighed = false;  // a cap and slopes
+    bool weighed = false;  // a cap, slopes and sinks
   };
   const Case cases[] = {{64, 2, 21, 1150},
                         {32, 5, 64, 560},
@@ -185,7 +185,7 @@ TEST(CudaAttentionTest, reproducible_bits_do_not_depend_on_chunks_batch_or_split
     const int n = c.length, begin = n - 60;
     World world(random, shape_of(1, c.group, c.dim, c.block_len), DType::bf16, {n, 90, 30});
     world.window = c.window;
-    if (c.weighed) world.weigh(random, 6, 1);
+    if (c.weighed) world.weigh(random, 14, 1);
     if (c.quant_bits != 0) world.quantise(c.quant_bits);
     auto options = world.options();
     options.reproducible = true;

@@ -16,7 +16,9 @@ namespace {
 
 struct Layer {
   std::vector<MemoryQuantSource> gate, up, down;
+  std::vector<Matrix> gate_bias, up_bias, down_bias;  // [experts] of columns, or empty
   std::int64_t hidden, inter;
+  Activation activation = Activation::silu;
 
   Layer(Random& random, int count, std::int64_t hidden_size, std::int64_t inter_size, const QuantFormat& gates,
         const QuantFormat& downs)
@@ -34,8 +36,20 @@ struct Layer {
   }
   std::vector<QuantExpertSource> sources() const {
     std::vector<QuantExpertSource> out;
-    for (std::size_t e = 0; e < gate.size(); ++e) out.push_back({&gate[e], &up[e], &down[e]});
+    for (std::size_t e = 0; e < gate.size(); ++e) {
+      out.push_back({&gate[e], &up[e], &down[e]});
+      if (!gate_bias.empty()) out.back().bias = {gate_bias[e].host(), up_bias[e].host(), down_bias[e].host()};
+    }
     return out;
+  }
+  // In the files, biases of gate and up alternate.
+  void add_biases(Random& random) {
+    for (std::size_t e = 0; e < gate.size(); ++e) {
+      gate_bias.push_back(Matrix::random(random, DType::bf16, inter, 1, 1, 1));
+      up_bias.push_back(Matrix::random(random, DType::bf16, inter, 1, 1, 1));
+      down_bias.push_back(Matrix::random(random, DType::f32, hidden, 1));
+    }
+    activation = Activation(Activation::clamped_swiglu, 1.2F, 1.702F);
   }
 };
 
@@ -67,11 +81,14 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
   std::vector<double> h_bound;
   const double unit = rounding(type);
   for (std::int64_t j = 0; j < layer.inter; ++j) {
-    const auto g = product(layer.gate[e], j, x, {}), u = product(layer.up[e], j, x, {});
-    const double active = g.value / (1 + std::exp(-g.value)), value = active * u.value;
+    auto g = product(layer.gate[e], j, x, {}), u = product(layer.up[e], j, x, {});
+    if (!layer.gate_bias.empty()) g.value += layer.gate_bias[e].at(j, 0), u.value += layer.up_bias[e].at(j, 0);
+    const bool clamped = layer.activation.kind == Activation::clamped_swiglu;
+    const double active = gated_value(layer.activation, g.value, clamped ? 0 : 1),
+                 value = gated_value(layer.activation, g.value, u.value);
     h.push_back(static_cast<float>(rounded(type, value)));
     // The slope of silu is at most 1.13; h is rounded on both sides.
-    h_bound.push_back(1.13 * g.bound * (std::abs(u.value) + u.bound) + std::abs(active) * u.bound +
+    h_bound.push_back(1.13 * g.bound * (std::abs(u.value) + clamped + u.bound) + std::abs(active) * (u.bound + 1e-7) +
                       std::abs(value) * (2.02 * unit + 1e-6) + 0x1p-24);
   }
   const auto how = layer.down[e].format().activations;
@@ -94,6 +111,7 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
   std::vector<Sum> out;
   for (std::int64_t c = 0; c < layer.hidden; ++c) {
     auto y = product(layer.down[e], c, between, h_bound);
+    if (!layer.down_bias.empty()) y.value += layer.down_bias[e].at(c, 0);
     y.bound += std::abs(y.value) * (2.02 * unit + 4e-6) + 0x1p-24;  // of down, and of the sum of the row's experts
     out.push_back(y);
   }
@@ -137,6 +155,7 @@ TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) 
         layer.up[2].set_order(order);
         layer.down[2].set_order(shuffled(c.inter));
       }
+      if (c.gate.code == Code::f4_e2m1 || c.gate.zeros) layer.add_biases(random);
       const auto sources = layer.sources();
       const auto experts = device->make_quantised_experts(sources, type);
       ASSERT_EQ(experts->hidden(), c.hidden);
@@ -148,8 +167,8 @@ TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) 
       const DeviceMatrix rows(*device, in), logits(*device, router), out(*device, type, kRows, c.hidden);
       for (const int n : {3, kRows}) {
         const auto scratch = device->allocate(device->experts_scratch_bytes({kExperts, 1, c.hidden, c.inter, type}, n));
-        device->experts(out.slice(0, n), rows.slice(0, n), logits.slice(0, n), *experts, {.top_k = 1}, Activation::silu,
-                        scratch->data());
+        device->experts(out.slice(0, n), rows.slice(0, n), logits.slice(0, n), *experts, {.top_k = 1},
+                        layer.activation, scratch->data());
         const auto found = out.host();
         for (const int r : {0, n / 2, n - 1}) {
           std::vector<float> row;

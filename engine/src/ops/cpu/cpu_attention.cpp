@@ -277,6 +277,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
             .window = how.window,
             .soft_cap = how.soft_cap,
             .slopes = how.alibi == nullptr ? nullptr : how.alibi + std::int64_t{tile.kv_head} * group,
+            .sinks = how.sinks == nullptr ? nullptr : how.sinks + std::int64_t{tile.kv_head} * group,
             .out = static_cast<std::byte*>(out.data) +
                    static_cast<std::size_t>(first * out.stride + q_column) * size_of(out.dtype),
             .out_stride = out.stride,

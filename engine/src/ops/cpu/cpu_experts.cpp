@@ -41,12 +41,11 @@ void pick(int n, int k, Value value, Allowed allowed, std::int32_t* out) {
 
 CpuExperts::CpuExperts(std::span<const ExpertSource> experts, DType weight, ThreadPool& pool, HugeArena& arena)
     : type_(weight) {
-  for (const auto& [gate, up, down] : experts) {
+  for (const auto& [gate, up, down, bias] : experts) {
     add({gate.rows, gate.cols}, {up.rows, up.cols}, {down.rows, down.cols}, [&] {
-      gate_up_.push_back(
-          std::make_unique<PackedLinear>(std::array{gate, up}, std::span<const HostMatrix>{}, weight, pool, arena));
-      down_.push_back(
-          std::make_unique<PackedLinear>(std::array{down}, std::span<const HostMatrix>{}, weight, pool, arena));
+      gate_up_.push_back(std::make_unique<PackedLinear>(std::array{gate, up}, std::array{bias.gate, bias.up}, weight,
+                                                        pool, arena));
+      down_.push_back(std::make_unique<PackedLinear>(std::array{down}, std::array{bias.down}, weight, pool, arena));
     });
   }
   if (count_ == 0) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");
@@ -54,12 +53,12 @@ CpuExperts::CpuExperts(std::span<const ExpertSource> experts, DType weight, Thre
 
 CpuExperts::CpuExperts(std::span<const QuantExpertSource> experts, DType data, ThreadPool& pool, HugeArena& arena)
     : type_(data) {
-  for (const auto& [gate, up, down] : experts) {
+  for (const auto& [gate, up, down, bias] : experts) {
     const std::array gate_up{gate, up};
     const std::array down_alone{down};
     add({gate->rows(), gate->cols()}, {up->rows(), up->cols()}, {down->rows(), down->cols()}, [&] {
-      gate_up_.push_back(make_quantised(gate_up, {}, data, pool, arena));
-      down_.push_back(make_quantised(down_alone, {}, data, pool, arena));
+      gate_up_.push_back(make_quantised(gate_up, std::array{bias.gate, bias.up}, data, pool, arena));
+      down_.push_back(make_quantised(down_alone, std::array{bias.down}, data, pool, arena));
     });
   }
   if (count_ == 0) throw Error(ErrorCode::invalid_argument, "a layer of experts needs at least one expert");

@@ -22,7 +22,9 @@ void CpuLinear::set_bias(std::span<const std::int64_t> rows, std::span<const Hos
         throw Error(ErrorCode::invalid_argument, cat("a bias has ", bias[i].rows * bias[i].cols,
                                                      " elements, but its weight has ", rows[i], " output features"));
       }
-      convert(bias_.data() + first, bias[i].data, bias[i].dtype, rows[i]);
+      for (std::int64_t row = 0; row < bias[i].rows; ++row) {
+        convert(bias_.data() + first + row * bias[i].cols, bias[i].row(row), bias[i].dtype, bias[i].cols);
+      }
     }
     first += rows[i];
   }

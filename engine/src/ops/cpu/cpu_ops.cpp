@@ -242,15 +242,25 @@ void CpuOps::multiply(const Tensor& out, const GemmRows& in, const CpuLinear& w,
 void CpuOps::gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) {
   require(gate_up.dtype == DType::f32 && gate_up.cols == 2 * out.cols && gate_up.rows == out.rows, "gated_activation",
           "gate_up must be f32 [rows, 2 * inter]");
-  const bool silu = activation == Activation::silu;
+  const auto run = [&](auto* to, const float* gate, auto silu, auto gelu_tanh, auto clamped_swiglu) {
+    const float* const up = gate + out.cols;
+    switch (activation.kind) {
+      case Activation::silu:
+        return silu(to, gate, up, out.cols);
+      case Activation::gelu_tanh:
+        return gelu_tanh(to, gate, up, out.cols);
+      case Activation::clamped_swiglu:
+        return clamped_swiglu(to, gate, up, activation.limit, activation.alpha, out.cols);
+    }
+  };
   for_rows(out.rows, 2 * out.cols, [&](std::int64_t row) {
     const float* const gate = row_of<float>(gate_up, row);
     if (out.dtype == DType::bf16) {
-      const auto kernel = silu ? kernels_.silu_mul_bf16 : kernels_.gelu_tanh_mul_bf16;
-      kernel(row_of<Bf16>(out, row), gate, gate + out.cols, out.cols);
+      run(row_of<Bf16>(out, row), gate, kernels_.silu_mul_bf16, kernels_.gelu_tanh_mul_bf16,
+          kernels_.clamped_swiglu_bf16);
     } else {
-      const auto kernel = silu ? kernels_.silu_mul_f32 : kernels_.gelu_tanh_mul_f32;
-      kernel(row_of<float>(out, row), gate, gate + out.cols, out.cols);
+      run(row_of<float>(out, row), gate, kernels_.silu_mul_f32, kernels_.gelu_tanh_mul_f32,
+          kernels_.clamped_swiglu_f32);
     }
   });
 }

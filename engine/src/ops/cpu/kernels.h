@@ -204,6 +204,7 @@ struct AttentionArgs {
   int window = 0;                 // keys that a query attends to; 0: all
   float soft_cap = 0;             // 0: no cap
   const float* slopes = nullptr;  // [group]; null: no ALiBi
+  const float* sinks = nullptr;   // [group]; null: none. Added to the sum of a vector's weights when out is written
   void* out = nullptr;            // of row 0, first head of the group
   std::int64_t out_stride = 0;
   DType out_dtype = DType::f32;
@@ -307,6 +308,8 @@ struct Kernels {
   void (*silu_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
   void (*gelu_tanh_mul_bf16)(Bf16* out, const float* gate, const float* up, std::int64_t n);
   void (*gelu_tanh_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
+  void (*clamped_swiglu_bf16)(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
+  void (*clamped_swiglu_f32)(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
 
   void (*soft_cap)(float* x, float cap, std::int64_t n);                         // x = cap * tanh(x / cap)
   void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor

@@ -18,6 +18,14 @@ void require(bool holds, const std::string& what) {
 }
 
 std::string shape_of(const ops::HostMatrix& m) { return cat("[", m.rows, ", ", m.cols, "]"); }
+// The row of gate and up that computes column `column` of down.
+std::int64_t of_down_order(const ops::ExpertSource&, std::int64_t column) { return column; }
+std::int64_t of_down_order(const ops::QuantExpertSource& expert, std::int64_t column) {
+  const auto order = expert.down->order();
+  const auto at = static_cast<std::size_t>(column);
+  return at < order.size() ? order[at] : column;
+}
+
 std::string shape_of(const ops::Tensor& t) { return cat(to_string(t.dtype), " [", t.rows, ", ", t.cols, "]"); }
 
 }  // namespace
@@ -84,7 +92,7 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
         [&](std::int64_t row) {
           auto of = row / (2 * kExpertVector) * kExpertVector + row % kExpertVector;
           if (of >= inter_) return QuantRow{};
-          if (!down_order.empty()) of = down_order[static_cast<std::size_t>(of)];
+          of = of_down_order(experts[e], of);
           return (row % (2 * kExpertVector) < kExpertVector ? gate : up).at(of);
         },
         upload);
@@ -104,6 +112,7 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
                      });
     bytes_ += order_.bytes();
   }
+  make_biases(experts, upload);
   upload.finish();
 }
 
@@ -128,7 +137,7 @@ CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weigh
   hidden_ = experts[0].gate.cols;
   inter_ = experts[0].gate.rows;
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    const auto& [gate, up, down] = experts[e];
+    const auto& [gate, up, down, bias] = experts[e];
     if (gate.rows != inter_ || gate.cols != hidden_ || up.rows != inter_ || up.cols != hidden_ ||
         down.rows != hidden_ || down.cols != inter_) {
       throw Error(ErrorCode::invalid_argument,
@@ -155,7 +164,49 @@ CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weigh
                        return {row < hidden_ ? source.down.row(row) : nullptr, source.down.dtype};
                      });
   }
+  make_biases(experts, upload);
   upload.finish();
+}
+
+template <class Source>
+void CudaExperts::make_biases(std::span<const Source> experts, MatrixUpload& upload) {
+  const auto has = [](const ops::HostMatrix& bias) { return bias.data != nullptr; };
+  const auto& first = experts[0].bias;
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    const auto& bias = experts[e].bias;
+    const auto wrong = [&](const ops::HostMatrix& one, bool wanted, std::int64_t rows) {
+      return has(one) != wanted || (wanted && (one.rows != rows || one.cols != 1));
+    };
+    if (wrong(bias.gate, has(first.gate), inter_) || wrong(bias.up, has(first.up), inter_) ||
+        wrong(bias.down, has(first.down), hidden_)) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat("expert ", e, " has biases of gate ", shape_of(bias.gate), ", up ", shape_of(bias.up),
+                      " and down ", shape_of(bias.down),
+                      ": expected one element per row, as in the layer's first expert"));
+    }
+  }
+  // A row of a bias is one element, so rows are copied like a matrix of one column.
+  const auto copy = [&](DeviceMemory& to, std::int64_t rows, auto row_of) {
+    to = DeviceMemory(experts.size() * static_cast<std::size_t>(rows) * sizeof(float), "the experts' biases");
+    upload.copy_rows(to.as<std::byte>(), DType::f32, 1, std::ssize(experts) * rows, 1, [&](std::int64_t row) {
+      return row_of(experts[static_cast<std::size_t>(row / rows)], row % rows);
+    });
+    bytes_ += to.bytes();
+  };
+  const auto element = [](const ops::HostMatrix& bias, std::int64_t row) -> MatrixUpload::SourceRow {
+    return {row < bias.rows ? bias.row(row) : nullptr, bias.dtype};
+  };
+  if (has(first.gate) || has(first.up)) {
+    copy(gate_up_bias_, 2 * round_up(inter_, kExpertVector), [&](const Source& expert, std::int64_t row) {
+      const auto of = row / (2 * kExpertVector) * kExpertVector + row % kExpertVector;
+      const bool is_gate = row % (2 * kExpertVector) < kExpertVector;
+      return element(is_gate ? expert.bias.gate : expert.bias.up, of_down_order(expert, of));
+    });
+  }
+  if (has(first.down)) {
+    copy(down_bias_, round_up(hidden_, kExpertVector),
+         [&](const Source& expert, std::int64_t row) { return element(expert.bias.down, row); });
+  }
 }
 
 std::unique_ptr<ops::Experts> CudaOps::make_experts(std::span<const ops::ExpertSource> experts, DType weight) {
@@ -261,6 +312,7 @@ class ExpertsRun {
               .in_stride = readable ? in.stride : space_.hidden,
               .rows_of = by_place ? nullptr : route_.rows_of,
               .weight = weights_.gate_up(),
+              .bias = weights_.gate_up_bias(),
               .out = memory_ + space_.gated,
               .n = 2 * space_.inter,
               .k = space_.hidden,
@@ -285,6 +337,7 @@ class ExpertsRun {
     multiply({.in = gated,
               .in_stride = space_.inter,
               .weight = weights_.down(),
+              .bias = weights_.down_bias(),
               .out = memory_ + space_.down,
               .n = space_.hidden,
               .k = space_.inter,

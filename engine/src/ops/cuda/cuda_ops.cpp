@@ -293,11 +293,11 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,
                            ops::Activation activation) {
   if (!tracing_ && in.rows > 0 && out.dtype == gate_up.dtype && gate_up.cols == 2 * out.cols &&
-      gate_up.rows == out.rows) {
+      gate_up.rows == out.rows && activation.kind != ops::Activation::clamped_swiglu) {
     auto gemm = gemm_of(gate_up, in, weight);
     gemm.out = out.data;
     gemm.out_stride = out.stride;
-    gemm.gate = activation == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
+    gemm.gate = activation.kind == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
     if (gemms_.run_gated(stream_, gemm)) {
       announced_linear_ = nullptr;
       return;

@@ -108,8 +108,9 @@ void CudaGemmWeight::make_bias(std::span<const ops::HostMatrix> bias, std::span<
   auto* to = bias_.as<float>();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (bias[i].data != nullptr) {
-      // The bias is a contiguous column with one element per row of the part.
-      upload.copy(reinterpret_cast<std::byte*>(to), DType::f32, rows[i], {bias[i].data, bias[i].dtype, 1, rows[i]});
+      const auto& from = bias[i];
+      upload.copy_rows(reinterpret_cast<std::byte*>(to), DType::f32, from.cols, from.rows, from.cols,
+                       [&](std::int64_t row) { return MatrixUpload::SourceRow{from.row(row), from.dtype}; });
     }
     to += rows[i];
   }

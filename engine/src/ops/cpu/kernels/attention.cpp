@@ -436,7 +436,8 @@ inline void write_tile(const AttentionArgs& args, const Workspace& workspace, fl
     const int flat = args.begin + i;
     const std::int64_t at = (flat / args.group) * args.out_stride + (flat % args.group) * args.head_dim;
     float* const acc = state + i * workspace.state_stride;
-    const Running& running = running_of(acc, workspace.d_stride);
+    Running running = running_of(acc, workspace.d_stride);
+    if (args.sinks != nullptr) running.sum += exp_of(args.sinks[flat % args.group] - running.maximum);
     if (args.out_dtype == DType::bf16) {
       write(static_cast<Bf16*>(args.out) + at, acc, running, args.head_dim);
     } else {

@@ -130,6 +130,19 @@ void gelu_tanh_mul(Out* out, const float* gate, const float* up, std::int64_t n)
   gated(out, gate, up, n, [](Vec x) { return gelu_tanh(x); });
 }
 
+// Operations::Activation::clamped_swiglu. NaN stays NaN.
+template <class Out>
+void clamped_swiglu(Out* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n) {
+  const Vec most = set1(limit), least = set1(-limit), minus_alpha = set1(-alpha), one = set1(1.0F);
+  const auto value = [&](Vec g, Vec u) {
+    const Vec x = min(most, g), factor = add(max(least, min(most, u)), one);
+    return mul(div(x, add(one, exp(mul(x, minus_alpha)))), factor);
+  };
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, value(load(gate + i), load(up + i))); },
+      [&](std::int64_t i, int m) { store_n(out + i, value(load_n(gate + i, m), load_n(up + i, m)), m); });
+}
+
 }  // namespace
 
 void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const NormParams& how, std::int64_t n) {
@@ -155,6 +168,12 @@ void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int6
 }
 void gelu_tanh_mul_f32(float* out, const float* gate, const float* up, std::int64_t n) {
   gelu_tanh_mul(out, gate, up, n);
+}
+void clamped_swiglu_bf16(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n) {
+  clamped_swiglu(out, gate, up, limit, alpha, n);
+}
+void clamped_swiglu_f32(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n) {
+  clamped_swiglu(out, gate, up, limit, alpha, n);
 }
 
 void soft_cap(float* x, float cap, std::int64_t n) {

@@ -44,6 +44,8 @@ void silu_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n
 void silu_mul_f32(float* out, const float* gate, const float* up, std::int64_t n);
 void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int64_t n);
 void gelu_tanh_mul_f32(float* out, const float* gate, const float* up, std::int64_t n);
+void clamped_swiglu_bf16(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
+void clamped_swiglu_f32(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
 void soft_cap(float* x, float cap, std::int64_t n);
 void scale(float* x, float factor, std::int64_t n);
 void add_scaled(float* out, const float* x, float factor, std::int64_t n);
@@ -130,6 +132,8 @@ const Kernels& kernels() {
       .silu_mul_f32 = silu_mul_f32,
       .gelu_tanh_mul_bf16 = gelu_tanh_mul_bf16,
       .gelu_tanh_mul_f32 = gelu_tanh_mul_f32,
+      .clamped_swiglu_bf16 = clamped_swiglu_bf16,
+      .clamped_swiglu_f32 = clamped_swiglu_f32,
       .soft_cap = soft_cap,
       .scale = scale,
       .add_scaled = add_scaled,

@@ -1,4 +1,4 @@
-// The activations of gated layers, in float.
+// The activations of gated layers (ops::Activation), in float.
 #pragma once
 
 #include "ops/cuda/device/portable.h"
@@ -8,7 +8,7 @@ namespace charonia::cuda {
 
 // Both are x / (1 + 2^-y): silu with y = log2(e) x; gelu_tanh, because (1 + tanh(z)) / 2 = 1 / (1 + e^(-2 z)), with y =
 // 2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3).
-template <ops::Activation kind>
+template <ops::Activation::Kind kind>
 CHARONIA_DEVICE float activation(float x) {
   constexpr float kLog2E = 1.4426950408889634F;
   float y = kLog2E * x;
@@ -17,6 +17,25 @@ CHARONIA_DEVICE float activation(float x) {
     y = x * fmaf(x * x, kCubic, kLinear);
   }
   return fast_divide(x, 1.0F + fast_exp2(-y));
+}
+
+// The output for the outputs of the gate and of up. NaN stays NaN.
+template <ops::Activation::Kind kind>
+CHARONIA_DEVICE float gated(const ops::Activation& how, float gate, float up) {
+  if constexpr (kind == ops::Activation::clamped_swiglu) {
+    constexpr float kLog2E = 1.4426950408889634F;
+    if (gate > how.limit) gate = how.limit;
+    if (up > how.limit) up = how.limit;
+    if (up < -how.limit) up = -how.limit;
+    return fast_divide(gate, 1.0F + fast_exp2(-kLog2E * how.alpha * gate)) * (up + 1.0F);
+  } else {
+    return activation<kind>(gate) * up;
+  }
+}
+CHARONIA_DEVICE float gated(const ops::Activation& how, float gate, float up) {
+  if (how.kind == ops::Activation::silu) return gated<ops::Activation::silu>(how, gate, up);
+  if (how.kind == ops::Activation::gelu_tanh) return gated<ops::Activation::gelu_tanh>(how, gate, up);
+  return gated<ops::Activation::clamped_swiglu>(how, gate, up);
 }
 
 }  // namespace charonia::cuda

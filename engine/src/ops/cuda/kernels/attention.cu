@@ -11,7 +11,6 @@ namespace {
 constexpr std::size_t kAlignment = 256;
 constexpr int kNoChunks = 1 << 30;
 static_assert((kAttentionChunk & (kAttentionChunk - 1)) == 0);
-constexpr float kLog2E = 1.44269504F;
 
 // The workspace: counters, partial results and, if rows have several chunks, the sums of each thread block.
 struct Workspace {
@@ -84,12 +83,13 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.span = shape.reproducible ? kAttentionSpan : kNoChunks;
   auto& score_mod = params.score_mod;
   score_mod.changes = how.soft_cap != 0 || how.alibi != nullptr;
-  score_mod.any = score_mod.changes || how.window > 0;
+  score_mod.any = score_mod.changes || how.window > 0 || how.sinks != nullptr;
   if (how.window > 0) score_mod.window = how.window;
   score_mod.scale = how.scale;
   score_mod.cap = how.soft_cap;
   if (how.soft_cap != 0) score_mod.to_exponent = 2 * kLog2E / how.soft_cap;
   score_mod.slopes = how.alibi;
+  score_mod.sinks = how.sinks;
   params.scale = score_mod.changes ? kLog2E : how.scale * kLog2E;
   params.counters = reinterpret_cast<std::int32_t*>(base);
   params.partials = reinterpret_cast<float*>(base + workspace.partials);

@@ -459,7 +459,7 @@ void decode_kernel(const AttentionParams p) {
         return QuantColumns<kDim, kBits>(warp * kColumnTiles + j).column(2 * t + i);
       };
       if (ended.item.splits == 1) {
-        const float norm = 1.0F / rows.sum[half];
+        const float norm = norm_of<has_score_mod>(p, rows.sum[half], rows.maximum[half], head);
         T* const to = static_cast<T*>(p.out) + ended.item.first_row * p.out_stride + head * kDim;
         CHARONIA_UNROLL
         for (int j = 0; j < kColumnTiles; ++j) {

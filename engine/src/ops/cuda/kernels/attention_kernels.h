@@ -9,7 +9,7 @@
 
 namespace charonia::cuda {
 
-// Operations on products of q and k besides scaling. Kernels have one version with them and one without.
+// Operations on products of q and k besides scaling, and sinks. Kernels have one version with them and one without.
 struct ScoreMod {
   bool any = false;
   int window = 1 << 30;  // positions that a row attends to, including its own
@@ -18,6 +18,7 @@ struct ScoreMod {
   float cap = 0;                  // 0: no cap
   float to_exponent = 0;          // 2 log2(e) / cap
   const float* slopes = nullptr;  // [heads]; null: no slopes
+  const float* sinks = nullptr;   // [heads]; null: no sinks
 };
 
 // Space in AttentionParams::sums for each of kBlocksPerSm thread blocks per SM, in floats: a sum, a maximum and
@@ -26,6 +27,7 @@ constexpr std::int64_t attention_sums_stride(int head_dim) {
   return 2 * std::int64_t{prefill_tile_rows(head_dim)} * (head_dim + 8);
 }
 
+inline constexpr float kLog2E = 1.44269504F;
 inline constexpr int kCombineLevels = 2;  // splits to sets, sets to rows
 
 struct AttentionParams {

@@ -153,6 +153,9 @@ void plain_kernel(const PlainParams params) {
       }
       __syncwarp();
     }
+    if (p.score_mod.sinks != nullptr) {
+      sum += exp2f(fmaf(load_readonly(p.score_mod.sinks + head), kLog2E, -maximum));
+    }
     for (int d = lane; d < dim; d += kWarp) {
       store(p.out, params.out_type, row * p.out_stride + head * dim + d, out[d] / sum);
     }

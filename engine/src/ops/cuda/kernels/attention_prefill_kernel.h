@@ -265,7 +265,8 @@ void prefill_kernel(const AttentionParams p) {
       for (int r = 0; r < kRowTiles; ++r) {
         CHARONIA_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const float norm = 1.0F / rows[r].sum[half];
+          const int head = has_score_mod ? first_head + query_row(warp_row + r * 16 + half * 8 + g).head : 0;
+          const float norm = norm_of<has_score_mod>(p, rows[r].sum[half], rows[r].maximum[half], head);
           CHARONIA_UNROLL
           for (int j = 0; j < kColumnTiles; ++j) {
             *reinterpret_cast<std::uint32_t*>(q_tile + (r * 16 + half * 8) * kDim * 2 + unit_offset_by<kUnits>(at, j)) =

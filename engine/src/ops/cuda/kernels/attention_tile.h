@@ -164,6 +164,19 @@ CHARONIA_DEVICE Merge merge(float first_maximum, float second_maximum, float sca
   return {maximum, rescale(first_maximum, maximum, scale), rescale(second_maximum, maximum, scale)};
 }
 
+// The factor of a row's sum of p v: one divided by the sum of p and of the head's sink, if there is one. A sum that is
+// too large for a float gives 0.
+template <bool has_score_mod>
+CHARONIA_DEVICE float norm_of(const AttentionParams& p, float sum, float maximum, int head) {
+  if constexpr (has_score_mod) {
+    if (p.score_mod.sinks != nullptr) {
+      const float sink = load_readonly(p.score_mod.sinks + min(head, p.heads - 1));
+      sum += fast_exp2(fmaf(sink, kLog2E, -anchor(maximum) * p.scale));
+    }
+  }
+  return 1.0F / sum;
+}
+
 CHARONIA_DEVICE float quad_max(float x) {
   x = fmaxf(x, shuffle_xor(x, 1));
   return fmaxf(x, shuffle_xor(x, 2));
@@ -368,7 +381,7 @@ CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& u
         return partial_at<kDim>(p, item.partial + static_cast<std::int64_t>(split_of(i)) * item.num_rows + row, head);
       };
       const auto sum = combine<kDim>(count, p.scale, split_at);
-      const float norm = 1.0F / sum.sum;
+      const float norm = norm_of<true>(p, sum.sum, sum.maximum, head);
       CHARONIA_UNROLL
       for (int k = 0; k < Combined<kDim>::kFours; ++k) {
         const int column = Combined<kDim>::column(k);

@@ -39,14 +39,14 @@ void route_rows(Stream& stream, const RouteParams& params);
 void pad_rows(Stream& stream, const ops::Tensor& in, void* out, std::int64_t padded);
 
 // A GEMM for every place, with the weight of its expert. The gated GEMM: weight rows are in groups of sixteen, eight of
-// gate and the corresponding eight of up, which give eight outputs activation(gate) * up. Otherwise n rows give n
-// outputs.
+// gate and the corresponding eight of up, which give eight outputs, their activation. Otherwise n rows give n outputs.
 struct ExpertGemm {
   DType type = DType::bf16;  // of in, weight and out
   const void* in = nullptr;  // [rows or places, k], rows 16-byte aligned
   std::int64_t in_stride = 0;
   const std::int32_t* rows_of = nullptr;  // [places]: the row of `in` for each place; null: `in` has one row per place
   const void* weight = nullptr;           // [experts, n, k]
+  const float* bias = nullptr;            // [experts, n]; null: no biases
   void* out = nullptr;                    // [places, n or n / 2]
   std::int64_t n = 0, k = 0;              // multiples of kExpertVector
   bool gated = false;

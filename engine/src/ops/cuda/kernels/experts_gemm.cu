@@ -1,8 +1,8 @@
 // GEMMs of experts with the rows that selected them.
 //
-//   out [places, n] = in [places, k] * weight[expert of the place] [n, k]^T, sums in float;
-//   gated: weight rows are in groups of sixteen, 8 of gate and the corresponding 8 of up, which give 8 outputs
-//   activation(gate) * up, so that the intermediate values are never written to memory.
+//   out [places, n] = in [places, k] * weight[expert of the place] [n, k]^T + its bias [n], sums in float;
+//   gated: weight rows are in groups of sixteen, 8 of gate and the corresponding 8 of up, which give 8 outputs, their
+//   activation, so that the intermediate values are never written to memory.
 //
 // Places are sorted by expert and divided into tiles of one expert (experts_route.cu). Only the device knows how many
 // places each expert has. So a launch has a block for every possible tile, and blocks without rows end immediately.
@@ -36,13 +36,14 @@ struct ExpertGemmParams {
   const void* in = nullptr;
   const std::int32_t* rows_of = nullptr;
   const void* weight = nullptr;
+  const float* bias = nullptr;  // [experts, n]; null: none
   void* out = nullptr;
   const ExpertTile* tiles = nullptr;
   std::int64_t expert_size = 0;  // elements between the weights of two experts
   int in_stride = 0, out_stride = 0;
   int n = 0, k = 0;
   int parts = 1, part_length = 0;  // see split_k
-  bool silu = true;
+  ops::Activation activation;
 };
 
 template <class T>
@@ -52,10 +53,6 @@ CHARONIA_DEVICE const T* weight_of(const ExpertGemmParams& p, const ExpertTile& 
 // The row of `in` for a row of the tile.
 CHARONIA_DEVICE int in_row(const ExpertGemmParams& p, const ExpertTile& tile, int row) {
   return p.rows_of != nullptr ? p.rows_of[tile.first + row] : tile.first + row;
-}
-
-CHARONIA_DEVICE float gate(const ExpertGemmParams& p, float x) {
-  return p.silu ? activation<ops::Activation::silu>(x) : activation<ops::Activation::gelu_tanh>(x);
 }
 
 CHARONIA_DEVICE void store_unit(float* to, const float (&x)[kUnit]) {
@@ -75,13 +72,22 @@ template <class T, bool gated, int kColumns, class Sum>
 CHARONIA_DEVICE void store_outputs(const ExpertGemmParams& p, const ExpertTile& tile, int first_column, int thread,
                                    int threads, Sum sum) {
   constexpr int kStep = gated ? 2 * kUnit : kUnit;
+  const float* const bias =
+      p.bias == nullptr ? nullptr : p.bias + std::int64_t{tile.expert} * p.n + first_column;
   for (int i = thread; i < tile.rows * (kColumns / kStep); i += threads) {
     const int row = i / (kColumns / kStep), from = i % (kColumns / kStep) * kStep, column = first_column + from;
     if (column >= p.n) continue;
     float x[kUnit];
     CHARONIA_UNROLL
     for (int j = 0; j < kUnit; ++j) {
-      x[j] = gated ? gate(p, sum(row, from + j)) * sum(row, from + kUnit + j) : sum(row, from + j);
+      float own = sum(row, from + j);
+      if (bias != nullptr) own += bias[from + j];
+      if constexpr (gated) {
+        float up = sum(row, from + kUnit + j);
+        if (bias != nullptr) up += bias[from + kUnit + j];
+        own = cuda::gated(p.activation, own, up);
+      }
+      x[j] = own;
     }
     store_unit(static_cast<T*>(p.out) + static_cast<std::int64_t>(tile.first + row) * p.out_stride +
                    (gated ? column / 2 : column),
@@ -378,6 +384,7 @@ void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm
   p.in = gemm.in;
   p.rows_of = gemm.rows_of;
   p.weight = gemm.weight;
+  p.bias = gemm.bias;
   p.out = gemm.out;
   p.tiles = gemm.tiles;
   p.expert_size = gemm.n * gemm.k;
@@ -387,7 +394,7 @@ void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm
   p.k = static_cast<int>(gemm.k);
   p.parts = split.parts;
   p.part_length = static_cast<int>(split.length);
-  p.silu = gemm.activation == ops::Activation::silu;
+  p.activation = gemm.activation;
   const Shape shape{device, gemm.tile_rows, static_cast<unsigned>(gemm.num_tiles), p.n};
   if (gemm.gated) {
     launch_gated<true>(stream, p, shape, gemm.type);

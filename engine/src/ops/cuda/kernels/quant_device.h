@@ -90,23 +90,27 @@ CHARONIA_DEVICE float scaled_sum(const QuantParams& p, const QuantRows& tile, in
 template <class T, int kColumns, class Sum>
 CHARONIA_DEVICE void store_quant_outputs(const QuantParams& p, const QuantRows& tile, int first_column, int thread,
                                          int threads, Sum sum) {
+  // The bias of the tile's expert.
+  const float* const bias =
+      p.expert_bias == nullptr ? nullptr : p.expert_bias + std::int64_t{p.tiles[blockIdx.x].expert} * p.n;
   if (p.gated) {
     constexpr int kOutputs = kColumns / 2;
     for (int i = thread; i < tile.rows * kOutputs; i += threads) {
       const int row = i / kOutputs, output = i % kOutputs, from = output / 8 * 16 + output % 8;
       if (first_column + from + 8 >= p.n) continue;
-      const float gate = scaled_sum(p, tile, row, sum(row, from)), up = scaled_sum(p, tile, row, sum(row, from + 8));
-      const float active =
-          p.gate == Gate::silu ? activation<ops::Activation::silu>(gate) : activation<ops::Activation::gelu_tanh>(gate);
+      float gate = scaled_sum(p, tile, row, sum(row, from)), up = scaled_sum(p, tile, row, sum(row, from + 8));
+      if (bias != nullptr) gate += bias[first_column + from], up += bias[first_column + from + 8];
       static_cast<T*>(p.out)[(tile.first_row + row) * p.out_stride + first_column / 2 + output] =
-          from_float<T>(active * up);
+          from_float<T>(gated(p.activation, gate, up));
     }
     return;
   }
   for (int i = thread; i < tile.rows * kColumns; i += threads) {
     const int row = i / kColumns, column = i % kColumns;
     if (first_column + column >= p.n) continue;
-    store_out<T>(p, tile.first_row + row, first_column + column, scaled_sum(p, tile, row, sum(row, column)));
+    const float x = scaled_sum(p, tile, row, sum(row, column));
+    store_out<T>(p, tile.first_row + row, first_column + column,
+                 bias == nullptr ? x : x + bias[first_column + column]);
   }
 }
 

@@ -187,7 +187,8 @@ void multiply_quant_experts(Stream& stream, const DeviceInfo& device, const Expe
   p.parts_of_block = split.parts;
   p.row_tiles = gemm.num_tiles;
   p.gated = gemm.gated;
-  p.gate = gemm.activation == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
+  p.activation = gemm.activation;
+  p.expert_bias = gemm.bias;
   const auto tactic = !is_fast(quant.format, gemm.type, gemm.k)
                           ? GemmTactic{Kernel::plain, kPlainRows, kPlainColumns, 1}
                       : gemm.tile_rows == kStreamRows          ? stream_tactic(quant.format, kStreamRows, 16)

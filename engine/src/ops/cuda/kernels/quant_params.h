@@ -21,12 +21,15 @@ struct QuantParams : GemmParams {
   const std::int32_t* rows_of;  // null: in has one row per place
   std::int64_t expert_codes;    // distance between experts, in bytes
   std::int64_t expert_scales;   // the same for scales and zeros, in elements
+  const float* expert_bias;     // with tiles: [experts, n]; null: none
   std::uint32_t zero_pair;
   int groups, group, group_shift;  // column c is in group c >> group_shift; the plain kernel divides
   DType scale_type;
   int sms;
   std::size_t sm_shared_bytes;  // of an SM, for one block
-  bool gated;                   // with tiles: 16 weight rows give 8 outputs, activation(first eight) * second eight
+  // With tiles: 16 weight rows give 8 outputs, the activation of the first eight and the second eight.
+  bool gated;
+  ops::Activation activation;
 };
 
 // Steps of 64 columns that a warp of the stream kernel has in flight or processes: 4 to 6 KB of codes; with scales for

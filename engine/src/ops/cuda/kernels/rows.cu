@@ -402,9 +402,10 @@ struct GateParams {
   std::int64_t gate_up_stride = 0;
   int inter = 0;
   bool aligned = false;
+  ops::Activation activation;
 };
 
-template <class T, ops::Activation kind>
+template <class T, ops::Activation::Kind kind>
 CHARONIA_KERNEL(kThreads, 1)
 void gate_kernel(const GateParams p) {
   dependency_trigger();
@@ -417,7 +418,7 @@ void gate_kernel(const GateParams p) {
   to_floats(gates, gate);
   to_floats(ups, up);
   CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) gate[i] = activation<kind>(gate[i]) * up[i];
+  for (int i = 0; i < kVector; ++i) gate[i] = gated<kind>(p.activation, gate[i], up[i]);
   store_floats(static_cast<T*>(p.out) + row * p.out_stride, at, p.inter, p.aligned, gate);
 }
 
@@ -426,7 +427,7 @@ struct GateCodesParams : GateParams {
   RowCodes codes;
 };
 
-template <class T, ops::Activation kind>
+template <class T, ops::Activation::Kind kind>
 CHARONIA_KERNEL(kMaxNormThreads, 1)
 void gate_codes_kernel(const GateCodesParams p) {
   CHARONIA_SHARED(float, scratch, [32]);
@@ -442,7 +443,7 @@ void gate_codes_kernel(const GateCodesParams p) {
     to_floats(gates, out);
     to_floats(ups, up);
     CHARONIA_UNROLL
-    for (int i = 0; i < kVector; ++i) out[i] = activation<kind>(out[i]) * up[i];
+    for (int i = 0; i < kVector; ++i) out[i] = gated<kind>(p.activation, out[i], up[i]);
     greatest = round_vector<T>(out, greatest);
   };
   // A thread keeps its first two vectors, which cover a row of 16384; the others are computed again.
@@ -632,35 +633,38 @@ void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const T
   });
 }
 
-void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation kind) {
+void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation how) {
   const GateParams p{.out = out.data,
                      .out_stride = out.stride,
                      .gate_up = gate_up.data,
                      .gate_up_stride = gate_up.stride,
                      .inter = static_cast<int>(out.cols),
-                     .aligned = out.cols % kVector == 0 && aligned(out) && aligned(gate_up)};
+                     .aligned = out.cols % kVector == 0 && aligned(out) && aligned(gate_up),
+                     .activation = how};
   require_type(out, gate_up.dtype, "gated_activation: out");
   with_type(out.dtype, [&]<class T>(T) {
-    const auto kernel = kind == ops::Activation::silu ? gate_kernel<T, ops::Activation::silu>
-                                                      : gate_kernel<T, ops::Activation::gelu_tanh>;
+    const auto kernel = how.kind == ops::Activation::silu        ? gate_kernel<T, ops::Activation::silu>
+                        : how.kind == ops::Activation::gelu_tanh ? gate_kernel<T, ops::Activation::gelu_tanh>
+                                                                 : gate_kernel<T, ops::Activation::clamped_swiglu>;
     launch(stream, "gated_activation", over_vectors(out.rows, divide_up(out.cols, kVector)), kernel, p);
   });
 }
 
 bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& gate_up,
-                            ops::Activation kind) {
+                            ops::Activation how) {
   const GateCodesParams p{{.gate_up = gate_up.data,
                            .gate_up_stride = gate_up.stride,
                            .inter = static_cast<int>(out.cols),
-                           .aligned = out.cols % kVector == 0 && aligned(gate_up)},
+                           .aligned = out.cols % kVector == 0 && aligned(gate_up),
+                           .activation = how},
                           codes};
-  if (!p.aligned || size_of(out.dtype) != 2) return false;
+  if (!p.aligned || size_of(out.dtype) != 2 || how.kind == ops::Activation::clamped_swiglu) return false;
   require_type(out, gate_up.dtype, "gated_activation: out");
   with_half(out.dtype, [&]<class T>(T) {
     launch(stream, "gated_activation",
            {.grid_x = static_cast<unsigned>(out.rows), .threads = static_cast<unsigned>(norm_threads(out.cols))},
-           kind == ops::Activation::silu ? gate_codes_kernel<T, ops::Activation::silu>
-                                         : gate_codes_kernel<T, ops::Activation::gelu_tanh>,
+           how.kind == ops::Activation::silu ? gate_codes_kernel<T, ops::Activation::silu>
+                                              : gate_codes_kernel<T, ops::Activation::gelu_tanh>,
            p);
   });
   return true;

@@ -41,7 +41,7 @@ bool rms_norm_codes(Stream& stream, const RowCodes& codes, const Tensor& out, co
 void qk_squares(Stream& stream, float* sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size);
 
 // out [rows, inter] = activation(gate_up[:, :inter]) * gate_up[:, inter:], both of one type, f32|bf16|f16.
-void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation kind);
+void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, ops::Activation how);
 // Like rms_norm_codes(), for rows of any length.
 bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& gate_up,
                             ops::Activation kind);
