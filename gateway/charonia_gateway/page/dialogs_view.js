@@ -3,6 +3,7 @@
 import { html, nothing } from "./libraries/lit-html/lit-html.js";
 import { chatParameters } from "./api.js";
 import { language, text } from "./languages.js";
+import { revealed } from "./markdown.js";
 import * as mcp from "./mcp.js";
 import { iconButton } from "./message_view.js";
 import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
@@ -174,7 +175,7 @@ function serverItem(server) {
   const remove = () => actions.setServers(preferences.servers.filter((one) => one !== server));
   return html`<li>
     <div class="row"><code>${server.url}</code>${iconButton("close", text("removeServer", server.url), remove)}</div>
-    <p class="hint ${error ? "problem" : ""}" role="status">${words}</p>
+    <p class="hint ${error ? "problem" : ""}" role="status">${revealed(words)}</p>
   </li>`;
 }
 

@@ -26,18 +26,18 @@ async function resultOf(response, id) {
     const events = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream()).getReader();
     for (let read = await events.read(); !read.done && !answer; read = await events.read()) {
       const message = JSON.parse(read.value.data);
-      if (message.id === id) answer = message;
+      if (message.id === id && !message.method) answer = message; // the server's own requests have ids, too
     }
     events.cancel();
   } else answer = await response.json();
   if (!answer) throw new Error("the server sent no result");
-  if (answer.error) throw new Error(answer.error.message);
+  if (answer.error) throw new Error(answer.error.message ?? JSON.stringify(answer.error));
   return answer.result;
 }
 
 async function begin(server, signal) {
   const response = await post(server, {}, { id: 0, method: "initialize", params: CLIENT }, signal);
-  const { protocolVersion } = await resultOf(response, 0);
+  const { protocolVersion = VERSION } = await resultOf(response, 0);
   const headers = { "MCP-Protocol-Version": protocolVersion };
   const session = response.headers.get("Mcp-Session-Id");
   if (session) headers["Mcp-Session-Id"] = session;
