@@ -133,7 +133,7 @@ CONTEXT_DEPENDENT = (
 
 
 @pytest.mark.parametrize("name", CONTEXT_DEPENDENT)
-def test_results_do_not_depend_on_prefix_hits_and_chunks(name: str, tmp_path: Path) -> None:
+def test_results_do_not_depend_on_prefix_hits_chunks_and_preemption(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]
     ReferenceModel(variant, tmp_path, 3)
     # Prompts of different lengths with the same prefix, shorter and longer than the trained length and the window.
@@ -151,6 +151,11 @@ def test_results_do_not_depend_on_prefix_hits_and_chunks(name: str, tmp_path: Pa
         one_by_one = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
         again = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
         together = engine.generate(prompts, GREEDY)
+    # They share a prefix, and need more than 32 blocks together, so some of them are preempted.
+    with Engine.from_pretrained(tmp_path, **{**variant.settings, **settings, "cache_max_entry_count": 32}) as engine:
+        preempted = engine.generate(prompts, GREEDY)
+        assert engine.stats().num_preemptions > 0
+    assert plain(preempted) == whole
     assert plain(one_by_one) == whole
     assert plain(again) == whole
     assert plain(together) == whole
