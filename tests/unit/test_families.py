@@ -292,6 +292,7 @@ YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}
         (VIDEO, "'video_llava' (its text part is 'llama') is not supported; supported: Yi, baichuan, "),
         (scaled("xpos", factor=4.0), "'xpos' is not supported; supported: default, linear"),
         (of("phi3", **scaled("yarn", factor=4.0)), "'yarn' is not supported for Phi-3"),
+        (of("gpt_oss", hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported: silu"),
         ({"rope_parameters": {"chunked_attention": {"rope_type": "default"}}}, "'chunked_attention'"),
         (of("gemma3_text", rope_parameters=YARN_BESIDE_WINDOWS), "'yarn' in layers with a window"),
         (of("gemma3_text", attn_logit_softcapping=50.0), "attn_logit_softcapping 50.0"),
