@@ -673,6 +673,19 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
         prompt.build_prompt(tokenizer, "x", None, None, continues=True)
 
 
+def test_template_shows_the_time_of_the_request(tmp_path: Path) -> None:
+    template = "{{ strftime_now('%d %b %Y, %H:%M') }} " + _EACH
+    preparation = Preparation(load_tokenizer(write_tokenizer(tmp_path / "other", template)), {}, None, GUIDE_MAX_BYTES)
+
+    def shown(time: str | None) -> str:
+        return preparation.prepare(Fields(messages="hi", prompt_time=time)).chat.text
+
+    assert shown("2020-02-29T23:59:59") == "29 Feb 2020, 23:59 <|user|>hi"
+    assert shown(None).endswith("<|user|>hi") and "2020" not in shown(None)
+    with pytest.raises(PromptError, match=r"^prompt_time: \"midnight\" is not a time; send a local time such as 20"):
+        shown("midnight")
+
+
 def test_fingerprint_changes_exactly_with_what_changes_tokens(tmp_path: Path) -> None:
     weights, tokenizer, config = tmp_path / "weights", tmp_path / "tokenizer", tmp_path / "config.pbtxt"
     for folder in (weights, tokenizer):

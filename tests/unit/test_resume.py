@@ -21,7 +21,7 @@ from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
 from gateway_in_process import MODEL, ask
-from triton_double import Behaviour, Double, error, input_number, part, progress, says
+from triton_double import Behaviour, Double, error, input_number, input_text, part, progress, says
 from tritonclient.grpc import service_pb2 as pb
 from waiting import until
 
@@ -168,7 +168,8 @@ class Two:
             await double.__aexit__()
 
     async def text(self, **fields: Any) -> str:
-        parts = Engine(self.pool).answer(GenerateRequest(text="Count", **fields), "id")
+        given = {} if "messages" in fields else {"text": "Count"}
+        parts = Engine(self.pool).answer(GenerateRequest(**given, **fields), "id")
         return "".join([part.text async for part in parts])
 
 
@@ -180,6 +181,14 @@ async def test_another_server_continues(stream: bool, caplog: pytest.LogCaptureF
         assert seen == [None, ([10, 11], [2])]
         assert (two.resumes, two.record.num_resumes) == (1, 1)
     assert f"continues at server {two.doubles[1].target} after 2 tokens: it ends" in caplog.text
+
+
+async def test_both_servers_show_the_time_of_the_request() -> None:
+    async with Two(counting(2, []), counting(9, [])) as two:
+        two.record.prompt_time = "2020-12-31T23:59:59"
+        await two.text(messages=[{"role": "user", "content": "Count"}])
+        sent = [input_text(request, "prompt_time") for double in two.doubles for request in double.requests]
+        assert sent == ["2020-12-31T23:59:59"] * 2
 
 
 async def test_other_server_begins_again_after_progress_of_the_prompt() -> None:
