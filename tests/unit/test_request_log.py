@@ -142,7 +142,7 @@ def test_different_tokens_break_the_promise_only_with_equal_fingerprints() -> No
     assert [one["line"] for one in found["not_equal"]] == [2, 3, 4]
 
 
-async def test_a_replay_waits_as_long_as_a_full_gateway_says() -> None:
+async def test_replay_waits_for_the_time_of_retry_after() -> None:
     same = {"system_fingerprint": "f", "choices": choices(([1], "stop"))}
     responses = [httpx.Response(429, headers={"retry-after": "0"}), httpx.Response(200, json=same)]
     entry = {"path": "/v1/completions", "body": "{}", "choices": same["choices"]}

@@ -253,7 +253,7 @@ async def test_a_request_that_breaks_every_server_ends_with_the_first_error() ->
 
 
 @pytest.mark.parametrize("different", [{"arithmetic": b"gpu"}, {"deterministic": False}])
-async def test_a_server_whose_tokens_may_differ_does_not_continue(
+async def test_server_with_another_fingerprint_does_not_continue(
     different: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []
@@ -304,7 +304,7 @@ async def test_the_only_server_continues_after_its_restart(stream: bool) -> None
         assert seen == [None, ([10, 11], [2])]
 
 
-async def test_a_server_that_has_other_weights_since_its_last_check_does_not_continue() -> None:
+async def test_server_with_new_weights_does_not_continue() -> None:
     seen: list[Any] = []
     async with Two(counting(2, seen), counting(9, seen), resume_timeout_s=0, check_interval_s=HANG_S) as two:
         reloaded = two.doubles[1]
@@ -384,7 +384,7 @@ async def test_timings_of_a_stream_count_resumes(path: str, field: str) -> None:
         assert resumes[0] is None
 
 
-async def test_a_request_whose_server_fails_before_its_first_token_waits_for_another_one() -> None:
+async def test_request_waits_for_another_server_before_its_first_token() -> None:
     seen: list[Any] = []
     async with Two(counting(0, seen), counting(9, seen)) as two:
         other = two.pool.endpoints[1]
