@@ -46,7 +46,7 @@ std::vector<Request> requests(int vocab, int max_tokens) {
   return out;
 }
 
-TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
+TEST_P(EngineRanksTest, TokensEqualOneRankAndLogProbabilitiesAreNear) {
   TinyModel grouped, biased, tied, wide;
   biased.biases = true;
   tied.tied = true;
@@ -124,7 +124,7 @@ TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
   }
 }
 
-TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgainChangeNothing) {
+TEST_P(EngineRanksTest, FreedBlocksAndRepeatedPrefixesChangeNothing) {
   const auto folder = write({}, GetParam());
   Engine engine(folder, {{"cache_max_entry_count", "40"}});
   std::vector<Collector> first(8), again(8);
@@ -140,7 +140,7 @@ TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgain
   engine.check_integrity();
 }
 
-TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
+TEST_P(EngineRanksTest, MemoryIsTheSumOfAllRanks) {
   TinyModel model;
   model.kv_heads = 4;
   const Settings settings = {{"cache_max_entry_count", "20"}};
