@@ -106,8 +106,8 @@ async def replayed(client: Any, number: int, entry: dict[str, Any]) -> Outcome:
     if body is None:
         outcome.detail = "it belongs to a session or continues a stored response"
         return outcome
-    same = {name: entry[name] for name in ("seeds", "prompt_time") if name in entry}
-    sent = {"path": entry["path"], "body": body, **same}
+    sent = {"path": entry["path"], "body": body, "seeds": entry.get("seeds", {})}
+    sent["prompt_time"] = entry.get("prompt_time")
     try:
         response = await _posted(client, sent)
         if response.status_code != 200:
