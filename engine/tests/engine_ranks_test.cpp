@@ -46,7 +46,7 @@ std::vector<Request> requests(int vocab, int max_tokens) {
   return out;
 }
 
-TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
+TEST_P(EngineRanksTest, TokensEqualOneRankAndLogProbabilitiesAreNear) {
   TinyModel grouped, biased, tied, wide;
   biased.biases = true;
   tied.tied = true;
@@ -125,7 +125,7 @@ TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
   }
 }
 
-TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgainChangeNothing) {
+TEST_P(EngineRanksTest, FreedBlocksAndRepeatedPrefixesChangeNothing) {
   for (const auto& windows : {std::vector{0}, std::vector{8, 0}}) {
     TinyModel model;
     model.windows = windows;
@@ -145,7 +145,7 @@ TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgain
   }
 }
 
-TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
+TEST_P(EngineRanksTest, MemoryIsTheSumOfAllRanks) {
   TinyModel model;
   model.kv_heads = 4;
   const Settings settings = {{"cache_max_entry_count", "20"}};

@@ -165,9 +165,7 @@ def holds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
-    name: str, dense: Path, tmp_path: Path
-) -> None:
+def test_every_format_is_copied_in_the_form_of_its_own_tools(name: str, dense: Path, tmp_path: Path) -> None:
     folder = tmp_path / "q"
     meant = quantise(dense, folder, name)
     holds(dense, folder, meant, tmp_path, 1)
@@ -460,7 +458,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "said"), REFUSED, ids=[said for _, _, said in REFUSED])
-def test_what_is_not_supported_is_refused_by_name_with_what_is(
+def test_unsupported_value_is_rejected_with_the_supported_ones(
     name: str, change: dict[str, Any], said: str, copied: Callable[[str], Path]
 ) -> None:
     folder = copied(name)
@@ -631,7 +629,7 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq"])
-def test_what_old_folders_say_beside_config_json_counts(name: str, copied: Callable[[str], Path]) -> None:
+def test_settings_of_old_folders_next_to_config_json_count(name: str, copied: Callable[[str], Path]) -> None:
     folder = copied(name)
     before = read_source(folder).spec.tensors
     said = edit_config(folder, lambda config: config.pop("quantization_config"))
@@ -769,7 +767,7 @@ def test_the_output_layer_may_be_quantised_and_the_embedding_may_not(
         ),
     ],
 )
-def test_ranks_that_would_cut_what_belongs_together_are_refused_with_those_that_do(
+def test_ranks_that_would_cut_a_group_are_rejected_with_the_possible_ones(
     name: str, ranks: int, said: str, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = copied(name)
@@ -862,9 +860,7 @@ def test_a_format_that_is_named_must_be_the_one_that_is_found(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("quick", [True, False])
-def test_random_quantised_models_have_weights_of_the_scale_that_was_asked_for(
-    scheme: str, quick: bool, tmp_path: Path
-) -> None:
+def test_random_quantised_models_have_weights_of_the_given_scale(scheme: str, quick: bool, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_random_model(folder, SHAPE, scheme=scheme, quick=quick, scale=0.05)
     config = read_source(folder).spec.config
