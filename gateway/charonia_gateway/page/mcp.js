@@ -36,7 +36,8 @@ async function connect(server) {
   const tools = [];
   let params = {};
   for (let page = 0; params && page < MAX_PAGES; page++) {
-    const { tools: more, nextCursor } = await call(server, "tools/list", params, signal);
+    const { tools: more, nextCursor } = (await call(server, "tools/list", params, signal)) ?? {};
+    if (!Array.isArray(more)) throw new Error("the server sent no list of tools");
     tools.push(...more.filter(isTool));
     params = nextCursor && { cursor: nextCursor };
   }
@@ -44,7 +45,7 @@ async function connect(server) {
 }
 
 /** Whether a server's description of a tool has the form that the API needs. */
-const isTool = (tool) => typeof tool?.name === "string" && tool.inputSchema?.type === "object";
+const isTool = (tool) => tool?.name && typeof tool.name === "string" && tool.inputSchema?.type === "object";
 
 /** Connects to the servers that have no connection. changed() is called with each result. */
 export function connectAll(changed) {
