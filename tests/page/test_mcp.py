@@ -56,6 +56,9 @@ def test_calls_run_after_the_user_agrees(page: Page, server: Scripted, tools: Sc
     say(page, "Weather?")
     expect(finished(page).locator(".call")).to_contain_text(f"{tools.url}/tools/mcp")
     assert calls(tools) == []
+    page.set_viewport_size({"width": 360, "height": 700})
+    box = button(page, "Run").bounding_box()
+    assert box and box["height"] < 60  # one line
     button(page, "Run").click()
     expect(finished(page, 2)).to_contain_text("It is sunny.")
     assert calls(tools) == [{"name": "weather.today", "arguments": {"city": "Rome"}}]
