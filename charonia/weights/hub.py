@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 _BIN = "pytorch_model*.bin"
+# Copies of the weights in other formats, which GPT-OSS and Mistral have. A star also matches folders.
+_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -70,17 +72,16 @@ def _snapshot(repository: str, revision: str | None, patterns: list[str]) -> Pat
     import huggingface_hub
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    chosen: dict[str, Any] = {"revision": revision, "allow_patterns": patterns, "ignore_patterns": _COPIES}
     # Without a connection the files of the cache are used, and their sizes are not needed.
     with contextlib.suppress(huggingface_hub.errors.DryRunError):
-        planned = huggingface_hub.snapshot_download(
-            repository, revision=revision, allow_patterns=patterns, dry_run=True
-        )
+        planned = huggingface_hub.snapshot_download(repository, **chosen, dry_run=True)
         cache = Path(HF_HUB_CACHE)
         folder = next(one for one in (cache, *cache.parents) if one.exists())
         require_space(
             folder, sum(one.file_size or 0 for one in planned if one.will_download), f"the download of {repository}"
         )
-    return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    return Path(huggingface_hub.snapshot_download(repository, **chosen))
 
 
 def download_config(model: str) -> Path:

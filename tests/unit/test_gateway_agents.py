@@ -44,7 +44,7 @@ def test_fields_that_mean_nothing_are_accepted(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("message", [{"tool_calls": []}, {"content": None}, {"content": []}, {"tool_calls": None}])
-def test_an_assistant_may_have_said_nothing(message: dict[str, Any]) -> None:
+def test_assistant_message_may_be_empty(message: dict[str, Any]) -> None:
     assert chat(messages=[USER, {"role": "assistant", **message}, USER]).engine_request().messages
 
 
@@ -160,7 +160,7 @@ NO_CONTENT: list[dict[str, Any]] = [
 def test_null_and_blocks_of_anthropics_tools_do_not_end_a_conversation() -> None:
     body = {"model": "m", "max_tokens": 1, "messages": [USER, *NO_CONTENT, USER]}
     request = parse(MessagesRequest, json.dumps(body).encode())
-    assert [one["role"] for one in request.conversation()] == ["user", "assistant", "tool", "user"]
+    assert [one["role"] for one in request.conversation] == ["user", "assistant", "tool", "user"]
     assert ignored_fields(request) == [
         "messages[4].content[0] (server_tool_use)",
         "messages[5].content[0] (web_search_tool_result)",
