@@ -244,7 +244,7 @@ def test_templates_accept_recorded_requests_of_agents(templates: dict[str, str])
 def test_later_final_responses_are_found_without_a_search(
     name: str, templates: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prompts are those of the template as it is, which takes a time that grows with the square of the calls."""
+    """The prompts equal the prompts of the unchanged template, whose time grows with the square of the calls."""
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     turns: list[list[dict[str, Any]]] = [
         [{"role": "user", "content": "x"}],
