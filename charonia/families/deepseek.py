@@ -15,7 +15,7 @@ from charonia.families.llama import llama_spec
 from charonia.families.rope import rope_dictionary, rope_settings, rope_value
 from charonia.families.spec import HfConfig, ModelSpec, family
 
-# Of DeepSeek V2 and V3.
+# Defaults of DeepSeek V2 and V3.
 _SIZES = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
@@ -168,7 +168,7 @@ _KEYS = """
     q_lora_rank qk_nope_head_dim qk_rope_head_dim routed_scaling_factor v_head_dim
 """
 _GROUPED_KEYS = f"{_KEYS} n_group norm_topk_prob rope_interleave topk_group"
-# Of training, and of the distribution of experts.
+# These keys concern training and the distribution of experts.
 _HARMLESS = "aux_loss_alpha ep_size num_mtp_layers qk_head_dim seq_aux"
 _ONLY: dict[str, Any] = {"moe_layer_freq": (1,)}
 

@@ -49,6 +49,9 @@ def sized(name: str, **other: int) -> Variant:
     sizes |= other
     widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}
     sizes |= {key: width for key, width in widths.items() if key in config.to_dict()}
+    if "kv_lora_rank" in config.to_dict():
+        sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}
+        sizes |= {"v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
     return replace(VARIANTS[name], config=type(config)(**{**config.to_dict(), **sizes}))
 
 
@@ -100,6 +103,8 @@ def test_every_format_answers_as_the_weights_that_it_stands_for(form: str, tmp_p
         *((name, GPT_OSS) for name in ("mixtral", "qwen3-moe-dense-layers", "gpt-oss")),
         *(("qwen2-moe", form) for form in ("w4a16 zeros", "gptq")),
         *(("glm4-moe", form) for form in ("awq", "fp8 of DeepSeek")),
+        *(("deepseek-v2", form) for form in ("w4a16", "awq")),
+        *(("deepseek-v3", form) for form in ("fp8 of DeepSeek", "gptq")),
         # Interleaved rotation: with AWQ, rows cannot be permuted during loading.
         *(("ernie4.5", form) for form in ("awq", "gptq")),
         ("qwen3", "fp8 in blocks of 128"),

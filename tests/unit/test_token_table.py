@@ -146,5 +146,5 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="expected tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0")
-    with pytest.raises(ModelError, match=r"needs the model's own code \(tiktoken.model, Kimi K2\).*add a tokenizer.json"):
+    with pytest.raises(ModelError, match=r"needs the model.s own code \(tiktoken.model, Kimi K2\)"):
         load_tokenizer(tmp_path)
