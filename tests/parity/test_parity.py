@@ -82,7 +82,8 @@ def test_greedy_tokens_equal_the_references_and_logprobs_are_within_1e_4_with_on
 )
 def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int, tmp_path: Path) -> None:
     variant = VARIANTS[name]
-    changes = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 12}
+    head_dim = getattr(variant.config, "qk_rope_head_dim", 12)
+    changes = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     config = type(variant.config)(**{**variant.config.to_dict(), **changes})
     model = write_model(tmp_path, replace(variant, config=config), 5)
     prompts = prompts_of(7, LENGTHS)

@@ -51,7 +51,7 @@ def sized(name: str, **other: int) -> Variant:
     sizes |= {key: width for key, width in widths.items() if key in config.to_dict()}
     if "kv_lora_rank" in config.to_dict():
         sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}
-        sizes |= {"v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
+        sizes |= {"head_dim": 16, "v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
     return replace(VARIANTS[name], config=type(config)(**{**config.to_dict(), **sizes}))
 
 
