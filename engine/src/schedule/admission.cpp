@@ -2,7 +2,8 @@
 //
 // A sequence gets blocks for all its tokens when it is admitted, so later only decoding takes blocks. For each running
 // sequence that will need another block, one block stays in reserve. Without the reserve, admitting a sequence would
-// soon cause a preemption. Of the kinds with windows, it gets the units for its window and the largest step.
+// soon cause a preemption. For kinds with windows, it gets the units for its
+// window and the largest step.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>

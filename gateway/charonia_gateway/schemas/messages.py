@@ -38,7 +38,7 @@ from charonia_gateway.schemas.fields import (
     wrong,
     wrong_value,
 )
-from charonia_gateway.schemas.media import NAME_MEDIA, WithMedia, name_replaced
+from charonia_gateway.schemas.media import NAME_MEDIA, media_of, name_replaced
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.structured import refuse_guides
 from charonia_gateway.schemas.turns import Turns
@@ -197,7 +197,7 @@ def _output_config(value: Any) -> Any:
 _TEXT_OR_OBJECTS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}]
 
 
-class AnthropicMessage(WithMedia):
+class AnthropicMessage(BaseModel):
     """One turn."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -340,7 +340,7 @@ class CountTokensRequest(BaseModel):
         for at, message in enumerate(self.messages):
             kinds = (block.get("ignored") for block in message.content)
             found += unsupported(f"messages[{at}].content", kinds, (None,))
-        return found + name_replaced("messages", (message.media for message in self.messages))
+        return found + name_replaced("messages", media_of(self.messages))
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
