@@ -50,8 +50,10 @@ def sized(name: str, **other: int) -> Variant:
     widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}
     sizes |= {key: width for key, width in widths.items() if key in config.to_dict()}
     if "kv_lora_rank" in config.to_dict():
-        sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}
-        sizes |= {"head_dim": 16, "v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
+        # With 16, the last group of rows of kv_a_proj_with_mqa is short.
+        rotated = 16 if name == "deepseek-v3" else 32
+        sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": rotated}
+        sizes |= {"head_dim": rotated, "v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
     return replace(VARIANTS[name], config=type(config)(**{**config.to_dict(), **sizes}))
 
 
