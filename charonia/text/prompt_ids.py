@@ -137,6 +137,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     described = (folder / "tokenizer.json").is_file()
     if not described and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
+        if (folder / "tiktoken.model").is_file():
+            raise TokenizerError(
+                f"{folder} has a tokenizer that needs the model's own code (tiktoken.model, Kimi K2), which Charonia "
+                "does not run: add a tokenizer.json, for example from a copy of the model that has one"
+            )
         raise TokenizerError(f"{folder} has no tokenizer: expected tokenizer.json or tokenizer.model")
     settings = _json_object(folder / "tokenizer_config.json")
     try:

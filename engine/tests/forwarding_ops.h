@@ -84,6 +84,15 @@ class ForwardingOps : public ops::Ops {
                     int heads) override {
     to_->rotary_store(qkv, how, cache, layer, heads);
   }
+  void latent_store(const ops::Tensor& queries, const ops::Tensor& plain, const ops::Tensor& q,
+                    const ops::Tensor& latent, const ops::LatentParams& how, ops::KvCache& cache, int layer,
+                    int heads) override {
+    to_->latent_store(queries, plain, q, latent, how, cache, layer, heads);
+  }
+  void heads_linear(const ops::Tensor& out, const ops::Tensor& in,
+                    std::span<const std::unique_ptr<ops::Linear>> heads) override {
+    to_->heads_linear(out, in, heads);
+  }
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                  const ops::AttentionParams& how) override {
     to_->attention(out, qkv, cache, layer, heads, how);

@@ -77,7 +77,8 @@ struct Precision {
   DType kv;          // elements of KV blocks
 };
 
-// The KV cache of one layer. Attention needs k_dim = v_dim.
+// The KV cache of one layer. Attention needs k_dim = v_dim; or v_dim = 0 and one head, for latent attention
+// (Operations::latent_store()).
 struct KvLayer {
   CacheKind kind = CacheKind::full;
   int kv_heads = 0, k_dim = 0, v_dim = 0;
