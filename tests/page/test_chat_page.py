@@ -559,6 +559,26 @@ def test_a_key_is_asked_for(server: Scripted, new_context: Callable[..., Browser
         expect(another.get_by_role("dialog", name="API key")).to_be_visible()
 
 
+def test_a_key_of_access_admin_loads_a_model(page: Page, server: Scripted) -> None:
+    button(page, "Settings").click()
+    expect(page.get_by_label("Load a model")).to_have_count(0)  # the page has no key
+    page.evaluate("sessionStorage.setItem('charonia-key', 'secret')")
+    page.reload()
+    button(page, "Settings").click()
+    order = page.get_by_label("Load a model")
+    order.fill("other")
+    order.press("Enter")
+    expect(page.get_by_text("400: there is no model other")).to_be_visible()
+    order.fill("other=owner/other")
+    order.press("Enter")
+    expect(page.get_by_text("other=owner/other is loaded")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_label("Model", exact=True).select_option("other")
+    say(page, "Hello?")
+    finished(page)
+    assert server.requests()[0]["model"] == "other"
+
+
 def test_a_key_that_no_longer_holds_loses_no_message(page: Page, server: Scripted) -> None:
     server.script(key="new")
     say(page, "Hello?")

@@ -1,6 +1,6 @@
 // The page's state, and the actions of its buttons.
 
-import { models, whyNotThisPage } from "./api.js";
+import { loadModel, models, whyNotThisPage } from "./api.js";
 import { MOMENTARY, write } from "./answering.js";
 import { exported, imported } from "./chat_files.js";
 import * as store from "./conversations.js";
@@ -188,6 +188,17 @@ export async function loadModels() {
 async function checkOrigin() {
   state.refused = apiKey() ? null : await whyNotThisPage(state.model);
   update();
+}
+
+/** Lets the server load a model. Resolves to an error for the user, or null. */
+export async function addModel(model) {
+  try {
+    await loadModel(model);
+    await currentModel(true);
+    return null;
+  } catch (error) {
+    return error.message;
+  }
 }
 
 export function chooseModel(model) {
