@@ -54,7 +54,7 @@ def _glm4_moe_lite(config: HfConfig) -> ModelSpec:
         **{"moe_intermediate_size": 1536, "routed_scaling_factor": 1.8},
     }
     types, layers = config.get("mlp_layer_types"), required(config, "num_hidden_layers")
-    own = {"with_experts": layers_with_experts(types, layers)} if types is not None else {}
+    own: dict[str, Any] = {} if types is None else {"with_experts": layers_with_experts(types, layers)}
     return _latent_spec({**defaults, **config}, norm_eps=1e-5, **own, **_SIGMOID)
 
 

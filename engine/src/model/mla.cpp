@@ -1,8 +1,8 @@
 // Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1). k and v of all heads come
 // from one latent of each token, so the cache holds the latent and the rotated elements of k, which all heads share.
 //
-// All steps use the absorbed form. k = W_k latent, so q k = (W_k^T q) latent, and the sum of the values is W_v times the
-// sum of the latents. So no k and no v of a head is ever computed, and prefill and decode have the same arithmetic.
+// All steps use the absorbed form. k = W_k latent, so q k = (W_k^T q) latent, and the sum of the values is W_v times
+// the sum of the latents. So no k and no v of a head is ever computed, and prefill and decode have the same arithmetic.
 //
 // Every rank computes the latents of all tokens, and stores them. Heads are divided.
 #include <cmath>

@@ -138,8 +138,8 @@ class Operations {
   // and scales q and k in place according to `how`. Stores k and v of every row of the step in the cache of `layer`.
   virtual void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) = 0;
 
-  // Multi-head latent attention in the absorbed form (DeepSeek-V2, https://arxiv.org/abs/2405.04434, 2.1.2), for a layer
-  // with one KV head and v_dim = 0. Its cache has one row [k_dim] for each token: the latent, then the rotated elements
+  // Multi-head latent attention in the absorbed form (DeepSeek-V2, https://arxiv.org/abs/2405.04434), for a layer with
+  // one KV head and v_dim = 0. Its cache has one row [k_dim] for each token: the latent, then the rotated elements
   // of k. Here latent size = k_dim - rotary_dim.
   //   latent   [rows, k_dim] GEMM type: normalises the first elements, rotates the others, and stores the row
   //   q        [rows, heads * (plain_dim + rotary_dim)] GEMM type

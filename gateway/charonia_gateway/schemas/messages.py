@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest, Guide, TokenizeRequest
@@ -290,7 +291,7 @@ class CountTokensRequest(BaseModel):
             raise wrong(f"{begun}: send the user's message before it")
         if any(block["type"] != "text" for message in last for block in message.content):
             raise wrong(f"{begun}: it must be text; after a call send the tool_result")
-        text = self.conversation()[-1]["content"]
+        text = self.conversation[-1]["content"]
         if not text or text != text.rstrip():
             raise wrong(f"{begun}: its text must not be empty, and must not end with white space")
         if self.shows_thinking:
@@ -333,7 +334,7 @@ class CountTokensRequest(BaseModel):
     def functions(self) -> list[dict[str, Any]]:
         return [tool for tool in self.tools or () if tool["type"] == "function"]
 
-    @property
+    @cached_property
     def ignored_parts(self) -> list[str]:
         """The tools and content blocks that this server does not support."""
         found = unsupported("tools", (tool["type"] for tool in self.tools or ()))
@@ -355,6 +356,7 @@ class CountTokensRequest(BaseModel):
             return {"type": "function", "function": {"name": choice["name"]}}
         return "required" if choice.get("type") == "any" else None
 
+    @cached_property
     def conversation(self) -> list[dict[str, Any]]:
         """The conversation in the form of the chat template."""
         turns = Turns()
@@ -375,7 +377,7 @@ class CountTokensRequest(BaseModel):
 
     def tokenize_request(self) -> TokenizeRequest:
         return TokenizeRequest(
-            messages=self.conversation(),
+            messages=self.conversation,
             tools=self.offered_tools,
             tool_choice=self.engine_tool_choice,
             chat_template_kwargs=self.template_variables(),
@@ -417,7 +419,7 @@ class MessagesRequest(CountTokensRequest):
         tools = self.offered_tools
         single = tools and (self.tool_choice or {}).get("disable_parallel_tool_use") is True
         return GenerateRequest(
-            messages=self.conversation(),
+            messages=self.conversation,
             tools=tools,
             tool_choice=self.engine_tool_choice,
             parallel_tool_calls=False if single else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest, Guide
@@ -309,7 +310,7 @@ class ChatRequest(Sampling):
     def functions_offered(self) -> list[dict[str, Any]]:
         return [tool for tool in self.tools or () if tool["type"] == "function"]
 
-    @property
+    @cached_property
     def ignored_parts(self) -> list[str]:
         tools = unsupported("tools", (tool["type"] for tool in self.tools or ()))
         return tools + name_replaced("messages", media_of(self.messages))

@@ -16,8 +16,7 @@
 // With a quantised cache the sums are over integers: scales and zeros are applied to the scores, and the scales of the
 // values to the probabilities (kv_quant.h). The zeros of the values are summed separately.
 //
-// In latent attention, values are a part of k. A chunk's values are first copied from k into the layout of v: about 10 %
-// of the time of a full tile.
+// In latent attention, values are a part of k. A chunk's values are first copied from k into the layout of v.
 //
 // Bound: memory for decode (every k and v is read once per tile), arithmetic for prefill.
 #include "ops/cpu/kernels/attention_pairs.h"
