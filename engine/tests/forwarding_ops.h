@@ -35,6 +35,9 @@ class ForwardingOps : public ops::Ops {
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
     return to_->make_embedding(table, weight);
   }
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::Linear& weight) override {
+    return to_->make_embedding(weight);
+  }
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
                                               const std::optional<PerKind<int>>& committed) override {
     return to_->make_kv_cache(layout, num_blocks, committed);

@@ -204,6 +204,10 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));
     if (router.dtype == DType::f32) elements.matrices += router.rows * router.cols;
   }
+  if (model::shares_embedding(model, manifest)) {
+    const auto& table = manifest.tensor("tok_embeddings.weight");
+    elements.matrices -= table.rows * table.cols;
+  }
   auto floats = static_cast<std::size_t>(elements.vectors);
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);

@@ -61,6 +61,7 @@ class CpuOps : public Ops {
   std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                       DType weight) override;
   std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
+  std::unique_ptr<Embedding> make_embedding(const Linear& weight) override;
   std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
                                          const std::optional<PerKind<int>>& committed) override;
   void commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) override;

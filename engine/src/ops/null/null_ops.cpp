@@ -88,6 +88,7 @@ class NullOps : public Ops {
   std::unique_ptr<Embedding> make_embedding(const HostMatrix&, DType) override {
     return std::make_unique<NullEmbedding>();
   }
+  std::unique_ptr<Embedding> make_embedding(const Linear&) override { return std::make_unique<NullEmbedding>(); }
   std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType) override {
     const auto& gate = experts.front().gate;
     return std::make_unique<NullExperts>(experts.size(), gate.cols, gate.rows);
