@@ -7,8 +7,8 @@
 // latent_store: a thread block takes a row. It sums the squares of the latent, writes the row of the cache, and divides
 // q. Memory bound: every tensor is read or written once.
 //
-// latent_attention: a thread block takes one row and kHeads query heads, and all positions in order, kTile at a time. The
-// latents of a tile are loaded into shared memory once for all its heads, and serve as keys and as values. A warp
+// latent_attention: a thread block takes one row and kHeads query heads, and all positions in order, kTile at a time.
+// The latents of a tile are loaded into shared memory once for all its heads, and serve as keys and as values. A warp
 // computes one head: scores with one position after another, summed over the lanes, a running maximum and sum, then out
 // with columns by lanes. The products use no tensor cores, and a long context is not divided over thread blocks. So
 // arithmetic is the bound: about 2 * row_dim * positions multiplications for a row and a head. Not measured.

@@ -9,8 +9,8 @@
 
 namespace charonia::cuda {
 
-// A latent layer of the cache: [block][slot][row_dim]. Its CacheLayer has one head of row_dim / 2 elements, so that k and
-// v together have the size of a row.
+// A latent layer of the cache: [block][slot][row_dim]. Its CacheLayer has one head of row_dim / 2 elements, so that k
+// and v together have the size of a row.
 inline int latent_row(const CacheLayer& cache) { return 2 * cache.head_dim; }
 
 // Like Operations::latent_store(). All tensors and the cache have one type: f32, bf16 or f16. kv_slots, positions,
