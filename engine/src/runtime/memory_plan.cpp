@@ -212,11 +212,6 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
   const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
-  if (device == "cuda" && model.latent_size > 0) {
-    throw Error(ErrorCode::unsupported,
-                cat("latent attention (MLA) of model family ", model.model_family,
-                    " is not supported on CUDA devices: set device = cpu"));
-  }
   plan.kv_layout.check();
   RankMemory out;
   if (device != "null") {  // the null device keeps no weights

@@ -7,6 +7,7 @@
 #include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/kernels/collective.h"
+#include "ops/cuda/kernels/latent.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 
@@ -27,12 +28,12 @@ std::string shape_of(const Tensor& tensor) {
   return cat(to_string(tensor.dtype), " [", tensor.rows, ", ", tensor.cols, "]");
 }
 
-const CacheLayer& layer_of(const CudaKvCache& cache, int layer, std::string_view op) {
+const CacheLayer& layer_of(const CudaKvCache& cache, int layer, std::string_view op, bool latent = false) {
   const auto& layers = cache.layout().layers;
   require(layer >= 0 && layer < std::ssize(layers), op,
           [&] { return cat("there is no layer ", layer, " of ", layers.size()); });
   const auto& how = layers[static_cast<std::size_t>(layer)];
-  require(how.k_dim == how.v_dim, op,
+  require(latent ? how.v_dim == 0 : how.k_dim == how.v_dim, op,
           [&] { return cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim); });
   return cache.layer(layer);
 }
@@ -253,13 +254,49 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
                      uploaded<std::int32_t>(at.rotary_rows), uploaded<std::int32_t>(at.kv_slots[kind]));
 }
 
+void CudaOps::latent_store(const Tensor& queries, const Tensor& plain, const Tensor& q, const Tensor& latent,
+                           const ops::LatentParams& how, ops::KvCache& cache, int layer, int heads) {
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  const auto& of_layer = layer_of(kv, layer, "latent_store", true);
+  const auto dim = latent_row(of_layer);
+  const auto fits = [&](const Tensor& tensor, std::int64_t cols) {
+    return tensor.dtype == of_layer.dtype && tensor.rows == latent.rows && tensor.cols == cols;
+  };
+  require(fits(latent, dim) && fits(queries, std::int64_t{heads} * dim) && fits(plain, plain.cols) &&
+              fits(q, plain.cols + std::int64_t{heads} * how.rotary_dim) && plain.cols % heads == 0,
+          "latent_store", [&] {
+            return cat("latent ", shape_of(latent), ", queries ", shape_of(queries), ", q ", shape_of(q), ", plain ",
+                       shape_of(plain), " and ", heads, " heads do not fit together");
+          });
+  require(how.norm != nullptr && how.cos_sin != nullptr && how.rotary_dim >= 2 && how.rotary_dim % 2 == 0 &&
+              how.rotary_dim < dim,
+          "latent_store", [&] { return cat("needs a norm, a table, and an even rotary_dim below ", dim); });
+  need_cache(kv);
+  if (tracing_) return;
+  require_step("latent_store", latent.rows, begun_.capacity.rows);
+  require(begun_.attention, "latent_store", [&] { return "the step has no positions"; });
+  const auto& at = begun_.layout;
+  const auto kind = kv.layout().layers[static_cast<std::size_t>(layer)].kind;
+  cuda::latent_store(stream_, queries, plain, q, latent, how, of_layer, heads, uploaded<std::int32_t>(at.positions),
+                     uploaded<std::int32_t>(at.rotary_rows), uploaded<std::int32_t>(at.kv_slots[kind]));
+}
+
 void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                         const ops::AttentionParams& how) {
   const auto& kv = static_cast<const CudaKvCache&>(cache);
-  const auto& of_layer = layer_of(kv, layer, "attention");
-  const int dim = of_layer.head_dim, kv_heads = of_layer.kv_heads;
-  require(is_float(out.dtype) && out.rows == qkv.rows && out.cols == std::int64_t{heads} * dim &&
-              qkv.cols == std::int64_t{heads + (of_layer.stores ? 2 * kv_heads : 0)} * dim && heads % kv_heads == 0,
+  const auto& layers = kv.layout().layers;
+  const bool latent = layer >= 0 && layer < std::ssize(layers) && layers[static_cast<std::size_t>(layer)].v_dim == 0;
+  const auto& of_layer = layer_of(kv, layer, "attention", latent);
+  const int dim = latent ? latent_row(of_layer) : of_layer.head_dim, kv_heads = of_layer.kv_heads;
+  require(!latent || (qkv.dtype == of_layer.dtype && out.dtype == of_layer.dtype && out.rows == qkv.rows &&
+                      out.cols % heads == 0 && out.cols <= qkv.cols && qkv.cols == std::int64_t{heads} * dim &&
+                      how.window == 0 && how.soft_cap == 0 && how.alibi == nullptr && how.sinks == nullptr),
+          "attention", [&] {
+            return cat("out ", shape_of(out), ", queries ", shape_of(qkv), " and ", heads,
+                       " heads do not fit latents of ", dim, " elements");
+          });
+  require(latent || (is_float(out.dtype) && out.rows == qkv.rows && out.cols == std::int64_t{heads} * dim &&
+              qkv.cols == std::int64_t{heads + (of_layer.stores ? 2 * kv_heads : 0)} * dim && heads % kv_heads == 0),
           "attention", [&] {
             return cat("out ", shape_of(out), ", qkv ", shape_of(qkv), ", ", heads, " heads and ", kv_heads,
                        " KV heads of ", dim, " do not fit together");
@@ -274,8 +311,8 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                              .block_len = of_layer.block_len,
                              .kind = kv.layout().layers[static_cast<std::size_t>(layer)].kind,
                              .window = how.window,
-                             .sms = device_.sms,
-                             .reproducible = options_.reproducible};
+                             .sms = latent ? 1 : device_.sms,  // latents: one thread block takes all positions
+                             .reproducible = options_.reproducible && !latent};
   need_cache(kv);
   const auto index = need_attention(shape);
   if (tracing_) return;
@@ -283,15 +320,16 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
   require(begun_.attention, "attention", [&] { return "the step has no positions"; });
   const auto& at = begun_.layout;
   const auto& capacity = begun_.capacity.plans[index];
-  cuda::attention(stream_, device_, out, qkv, of_layer, needs_.attention[index], how,
-                  {.decode = uploaded<AttentionItem>(at.plans[index].decode),
-                   .prefill = uploaded<AttentionItem>(at.plans[index].prefill),
-                   .counts = uploaded<std::int32_t>(at.counts) + counts_of_plan(index),
-                   .max_decode = capacity.decode,
-                   .max_prefill = capacity.prefill,
-                   .block_tables = uploaded<std::int32_t>(at.tables),
-                   .workspace = attention_[index].memory.data(),
-                   .max_partials = attention_[index].bounds.partials});
+  const AttentionWork work{.decode = uploaded<AttentionItem>(at.plans[index].decode),
+                           .prefill = uploaded<AttentionItem>(at.plans[index].prefill),
+                           .counts = uploaded<std::int32_t>(at.counts) + counts_of_plan(index),
+                           .max_decode = capacity.decode,
+                           .max_prefill = capacity.prefill,
+                           .block_tables = uploaded<std::int32_t>(at.tables),
+                           .workspace = attention_[index].memory.data(),
+                           .max_partials = attention_[index].bounds.partials};
+  if (latent) return latent_attention(stream_, device_, out, qkv, of_layer, shape, how.scale, work);
+  cuda::attention(stream_, device_, out, qkv, of_layer, needs_.attention[index], how, work);
 }
 
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,

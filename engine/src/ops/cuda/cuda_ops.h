@@ -80,6 +80,9 @@ class CudaOps final : public ops::Ops {
   void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
   void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
                     int heads) override;
+  void latent_store(const ops::Tensor& queries, const ops::Tensor& plain, const ops::Tensor& q,
+                    const ops::Tensor& latent, const ops::LatentParams& how, ops::KvCache& cache, int layer,
+                    int heads) override;
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                  const ops::AttentionParams& how) override;
   void gated_linear(const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& in,

@@ -203,7 +203,8 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_bl
                            cat("the KV cache of ", all, " blocks (cache_max_entry_count)"));
     for (std::size_t i = 0; i < of_group.size(); ++i) {
       const auto& one = layout.layers[of_group[i]];
-      layers_[of_group[i]] = {memory.data() + i * memory.distance(), layout.dtype,      one.kv_heads, one.k_dim,
+      const int head_dim = one.v_dim == 0 ? one.k_dim / 2 : one.k_dim;  // of a latent: kernels/latent.h
+      layers_[of_group[i]] = {memory.data() + i * memory.distance(), layout.dtype,      one.kv_heads, head_dim,
                               layout.block_len,                      layout.quant_bits, true};
     }
   }
