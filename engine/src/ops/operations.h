@@ -134,6 +134,14 @@ class Operations {
   // out [rows, inter] activation type = the activation of gate_up[:, :inter] and gate_up[:, inter:]; gate_up GEMM type.
   virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;
 
+  // x [rows, cols] activation type *= sigmoid(gate). gate [rows, cols] GEMM type.
+  virtual void sigmoid_gate(const Tensor& x, const Tensor& gate) = 0;
+
+  // out [rows, heads * head_dim] activation type = norm(x, weight) * silu(gate), for each head of a row, with the norm of
+  // NormParams and weight [head_dim]. x, gate [rows, heads * head_dim] GEMM type.
+  virtual void gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                          int head_dim) = 0;
+
   // linear(gate_up, in, weight), then gated_activation(out, gate_up, activation), with the same bits. A device that
   // fuses both does not write gate_up.
   virtual void gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const Linear& weight,

@@ -84,6 +84,9 @@ class CpuOps : public Ops {
   void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                  const AttentionParams& how) override;
   void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) override;
+  void sigmoid_gate(const Tensor& x, const Tensor& gate) override;
+  void gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                  int head_dim) override;
   void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
                const RouterParams& how, Activation activation, void* scratch, const SharedExpert& shared) override;
   void scale_logits(const Tensor& logits, float scale, float cap) override;

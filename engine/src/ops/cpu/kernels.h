@@ -241,6 +241,23 @@ constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
          2 * round_up_to_vector(kAttentionTile);
 }
 
+// Columns of a strip of a delta net's state (delta_net.h).
+inline constexpr int kDeltaStrip = 32;
+
+// Rows of one sequence, for one strip of the state of one v head: s = alpha s + k (beta (v - alpha k^T s))^T, o = s^T q.
+struct DeltaArgs {
+  const float* from = nullptr;  // [k_dim][kDeltaStrip]: the state before the first row
+  float* to = nullptr;          // the same: the state after the last row; may be `from`
+  const float* q = nullptr;     // of the first row, [k_dim]
+  const float* k = nullptr;
+  float* v = nullptr;           // of the first row, [columns]; replaced by o
+  std::int64_t stride = 0;      // between rows of q, k and v
+  const float* gates = nullptr;  // of the first row: beta, and alpha `alpha` elements after it
+  std::int64_t alpha = 0, gates_stride = 0;
+  int rows = 0, k_dim = 0;  // >= 1
+  int columns = 0;          // 1 .. kDeltaStrip
+};
+
 struct Kernels {
   // By weight type.
   void (*linear_bf16)(const LinearArgs&);
@@ -310,6 +327,14 @@ struct Kernels {
   void (*gelu_tanh_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
   void (*clamped_swiglu_bf16)(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
   void (*clamped_swiglu_f32)(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
+
+  void (*sigmoid_gate_bf16)(Bf16* x, const float* gate, std::int64_t n);  // x *= sigmoid(gate)
+  void (*sigmoid_gate_f32)(float* x, const float* gate, std::int64_t n);
+  // One head of Operations::gated_norm().
+  void (*gated_norm_bf16)(Bf16* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
+  void (*gated_norm_f32)(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
+
+  void (*delta_net)(const DeltaArgs&);
 
   void (*soft_cap)(float* x, float cap, std::int64_t n);                         // x = cap * tanh(x / cap)
   void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor

@@ -315,6 +315,23 @@ void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Ac
   if (!written) cuda::gated_activation(stream_, out, gate_up, activation);
 }
 
+void CudaOps::sigmoid_gate(const Tensor& x, const Tensor& gate) {
+  require(gate.rows == x.rows && gate.cols == x.cols, "sigmoid_gate",
+          [&] { return cat("gate ", shape_of(gate), " must have the shape of x ", shape_of(x)); });
+  if (!tracing_) cuda::sigmoid_gate(stream_, x, gate);
+}
+
+void CudaOps::gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                         int head_dim) {
+  require(x.rows == out.rows && gate.rows == out.rows && x.cols == out.cols && gate.cols == out.cols && head_dim > 0 &&
+              out.cols % head_dim == 0,
+          "gated_norm", [&] {
+            return cat("x ", shape_of(x), " and gate ", shape_of(gate), " must have the shape of out ", shape_of(out),
+                       ": heads of ", head_dim);
+          });
+  if (!tracing_) cuda::gated_norm(stream_, out, x, gate, weight, eps, head_dim);
+}
+
 void CudaOps::scale_logits(const Tensor& logits, float scale, float cap) {
   require(logits.dtype == DType::f32 && scale > 0 && cap >= 0, "scale_logits", [&] {
     return cat("logits ", shape_of(logits), " must be fp32, scale ", scale, " above 0, and cap ", cap, " at least 0");

@@ -84,6 +84,9 @@ class CudaOps final : public ops::Ops {
   void gated_linear(const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& in,
                     const ops::Linear& weight, ops::Activation activation) override;
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override;
+  void sigmoid_gate(const ops::Tensor& x, const ops::Tensor& gate) override;
+  void gated_norm(const ops::Tensor& out, const ops::Tensor& x, const ops::Tensor& gate, const float* weight, float eps,
+                  int head_dim) override;
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
                const ops::RouterParams& how, ops::Activation activation, void* scratch,
                const ops::SharedExpert& shared) override;

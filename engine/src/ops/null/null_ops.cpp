@@ -129,6 +129,8 @@ class NullOps : public Ops {
   void rotary_store(const Tensor&, const RotaryParams&, KvCache&, int, int) override {}
   void attention(const Tensor&, const Tensor&, const KvCache&, int, int, const AttentionParams&) override {}
   void gated_activation(const Tensor&, const Tensor&, Activation) override {}
+  void sigmoid_gate(const Tensor&, const Tensor&) override {}
+  void gated_norm(const Tensor&, const Tensor&, const Tensor&, const float*, float, int) override {}
   void experts(const Tensor&, const Tensor&, const Tensor&, const Experts&, const RouterParams&, Activation, void*,
                const SharedExpert&) override {}
   void scale_logits(const Tensor&, float, float) override {}

@@ -143,6 +143,25 @@ void clamped_swiglu(Out* out, const float* gate, const float* up, float limit, f
       [&](std::int64_t i, int m) { store_n(out + i, value(load_n(gate + i, m), load_n(up + i, m)), m); });
 }
 
+template <class T>
+void sigmoid_gate(T* x, const float* gate, std::int64_t n) {
+  const auto value = [](Vec v, Vec g) { return div(v, add(set1(1.0F), exp(sub(zero(), g)))); };
+  for_vectors(
+      n, [&](std::int64_t i) { store(x + i, value(load(x + i), load(gate + i))); },
+      [&](std::int64_t i, int m) { store_n(x + i, value(load_n(x + i, m), load_n(gate + i, m)), m); });
+}
+
+template <class Out>
+void gated_norm(Out* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
+  const Vec factor = set1(rms_factor(squares_of(x, n), eps, n));
+  const auto value = [&](Vec v, Vec w, Vec g) { return mul(mul(mul(v, factor), w), silu(g)); };
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, value(load(x + i), load(weight + i), load(gate + i))); },
+      [&](std::int64_t i, int m) {
+        store_n(out + i, value(load_n(x + i, m), load_n(weight + i, m), load_n(gate + i, m)), m);
+      });
+}
+
 }  // namespace
 
 void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const NormParams& how, std::int64_t n) {
@@ -174,6 +193,15 @@ void clamped_swiglu_bf16(Bf16* out, const float* gate, const float* up, float li
 }
 void clamped_swiglu_f32(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n) {
   clamped_swiglu(out, gate, up, limit, alpha, n);
+}
+
+void sigmoid_gate_bf16(Bf16* x, const float* gate, std::int64_t n) { sigmoid_gate(x, gate, n); }
+void sigmoid_gate_f32(float* x, const float* gate, std::int64_t n) { sigmoid_gate(x, gate, n); }
+void gated_norm_bf16(Bf16* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
+  gated_norm(out, x, gate, weight, eps, n);
+}
+void gated_norm_f32(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
+  gated_norm(out, x, gate, weight, eps, n);
 }
 
 void soft_cap(float* x, float cap, std::int64_t n) {
