@@ -85,6 +85,10 @@ class ForwardingOps : public ops::Ops {
                  const ops::AttentionParams& how) override {
     to_->attention(out, qkv, cache, layer, heads, how);
   }
+  void short_conv(const ops::Tensor& out, const ops::Tensor& in, const ops::ShortConvParams& how, ops::KvCache& cache,
+                  int layer) override {
+    to_->short_conv(out, in, how, cache, layer);
+  }
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override {
     to_->gated_activation(out, gate_up, activation);
   }

@@ -241,6 +241,24 @@ constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
          2 * round_up_to_vector(kAttentionTile);
 }
 
+// Operations::short_conv() of one sequence, for `channels` neighbouring channels. Every stride is in elements.
+struct ShortConvArgs {
+  const float* in = nullptr;    // [rows, channels] u; with gate_distance > 0: B, and C and x at this distance and twice it
+  std::int64_t in_stride = 0;
+  std::int64_t gate_distance = 0;  // 0: not gated
+  std::int64_t rows = 0, channels = 0;
+  const float* weight = nullptr;  // [kernel, channels]
+  const float* bias = nullptr;    // [channels]; null: none
+  int kernel = 0;                 // 2 to kMaxShortConv
+  bool silu = false;
+  std::int64_t column_stride = 0;    // of `weight`, `state_in` and `state_out`: all channels of the layer
+  const float* state_in = nullptr;   // [kernel - 1, channels]; null: zeros
+  float* state_out = nullptr;        // the same; may be state_in
+  void* out = nullptr;               // [rows, channels]
+  std::int64_t out_stride = 0;
+};
+inline constexpr int kMaxShortConv = 4;
+
 struct Kernels {
   // By weight type.
   void (*linear_bf16)(const LinearArgs&);
@@ -310,6 +328,10 @@ struct Kernels {
   void (*gelu_tanh_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
   void (*clamped_swiglu_bf16)(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
   void (*clamped_swiglu_f32)(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
+
+  // By the type of `out`.
+  void (*short_conv_bf16)(const ShortConvArgs&);
+  void (*short_conv_f32)(const ShortConvArgs&);
 
   void (*soft_cap)(float* x, float cap, std::int64_t n);                         // x = cap * tanh(x / cap)
   void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor

@@ -46,6 +46,8 @@ void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int6
 void gelu_tanh_mul_f32(float* out, const float* gate, const float* up, std::int64_t n);
 void clamped_swiglu_bf16(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
 void clamped_swiglu_f32(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
+void short_conv_bf16(const ShortConvArgs& args);
+void short_conv_f32(const ShortConvArgs& args);
 void soft_cap(float* x, float cap, std::int64_t n);
 void scale(float* x, float factor, std::int64_t n);
 void add_scaled(float* out, const float* x, float factor, std::int64_t n);
@@ -134,6 +136,8 @@ const Kernels& kernels() {
       .gelu_tanh_mul_f32 = gelu_tanh_mul_f32,
       .clamped_swiglu_bf16 = clamped_swiglu_bf16,
       .clamped_swiglu_f32 = clamped_swiglu_f32,
+      .short_conv_bf16 = short_conv_bf16,
+      .short_conv_f32 = short_conv_f32,
       .soft_cap = soft_cap,
       .scale = scale,
       .add_scaled = add_scaled,
