@@ -49,6 +49,18 @@ struct AttentionParams {
   const float* sinks = nullptr;  // [heads of this rank] on the device; null: no sinks
 };
 
+// A causal depthwise convolution over the rows of each sequence, with all numbers in f32:
+//   y[p, c] = bias[c] + sum over k, ascending, of weight[k, c] * u[p - kernel + 1 + k, c]
+// u[p, c] is the input at position p, and 0 before position 0. The state holds the last kernel - 1 inputs, the oldest
+// first. Pointers are device pointers.
+struct ShortConvParams {
+  const float* weight = nullptr;  // [kernel, channels]
+  const float* bias = nullptr;    // [channels]; null: none
+  int kernel = 0;                 // 2 to 4
+  bool silu = false;              // out = silu(y); not with `gated`
+  bool gated = false;             // in [rows, 3 * channels] = B, C, x: u = B * x and out = C * y
+};
+
 // The activation of a gated layer with outputs g of the gate and u of up.
 //   silu            silu(g) * u
 //   gelu_tanh       gelu_tanh(g) * u, with gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
@@ -130,6 +142,12 @@ class Operations {
   // come from rotary_store(). All layers of a model have the same number of heads; their AttentionParams may differ.
   virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                          const AttentionParams& how) = 0;
+
+  // out [rows, channels] activation type or f32 = the convolution of in [rows, channels] GEMM type (or with `gated`
+  // [rows, 3 * channels]), which may have a larger stride. Reads and writes the first (kernel - 1) * channels floats
+  // [kernel - 1, channels] of the state of `layer`, as AttentionBatch says. out must not overlap in.
+  virtual void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache,
+                          int layer) = 0;
 
   // out [rows, inter] activation type = the activation of gate_up[:, :inter] and gate_up[:, inter:]; gate_up GEMM type.
   virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;

@@ -120,7 +120,7 @@ void CpuOps::commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) {
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks.full + num_blocks.window, " blocks of KV cache need ", missing, " more bytes, but only ",
+              cat(num_blocks.full + num_blocks.window + num_blocks.state, " blocks of KV cache need ", missing, " more bytes, but only ",
                   free, " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 

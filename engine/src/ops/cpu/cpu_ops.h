@@ -83,6 +83,7 @@ class CpuOps : public Ops {
   void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) override;
   void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                  const AttentionParams& how) override;
+  void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache, int layer) override;
   void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) override;
   void sigmoid_gate(const Tensor& x, const Tensor& gate) override;
   void gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,

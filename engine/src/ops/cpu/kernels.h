@@ -241,6 +241,7 @@ constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
          2 * round_up_to_vector(kAttentionTile);
 }
 
+<<<<<<< HEAD
 // Columns of a strip of a delta net's state (delta_net.h).
 inline constexpr int kDeltaStrip = 32;
 
@@ -257,6 +258,25 @@ struct DeltaArgs {
   int rows = 0, k_dim = 0;  // >= 1
   int columns = 0;          // 1 .. kDeltaStrip
 };
+=======
+// Operations::short_conv() of one sequence, for `channels` neighbouring channels. Every stride is in elements.
+struct ShortConvArgs {
+  const float* in = nullptr;    // [rows, channels] u; with gate_distance > 0: B, and C and x at this distance and twice it
+  std::int64_t in_stride = 0;
+  std::int64_t gate_distance = 0;  // 0: not gated
+  std::int64_t rows = 0, channels = 0;
+  const float* weight = nullptr;  // [kernel, channels]
+  const float* bias = nullptr;    // [channels]; null: none
+  int kernel = 0;                 // 2 to kMaxShortConv
+  bool silu = false;
+  std::int64_t column_stride = 0;    // of `weight`, `state_in` and `state_out`: all channels of the layer
+  const float* state_in = nullptr;   // [kernel - 1, channels]; null: zeros
+  float* state_out = nullptr;        // the same; may be state_in
+  void* out = nullptr;               // [rows, channels]
+  std::int64_t out_stride = 0;
+};
+inline constexpr int kMaxShortConv = 4;
+>>>>>>> state
 
 struct Kernels {
   // By weight type.
@@ -328,6 +348,7 @@ struct Kernels {
   void (*clamped_swiglu_bf16)(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
   void (*clamped_swiglu_f32)(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
 
+<<<<<<< HEAD
   void (*sigmoid_gate_bf16)(Bf16* x, const float* gate, std::int64_t n);  // x *= sigmoid(gate)
   void (*sigmoid_gate_f32)(float* x, const float* gate, std::int64_t n);
   // One head of Operations::gated_norm().
@@ -335,6 +356,11 @@ struct Kernels {
   void (*gated_norm_f32)(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
 
   void (*delta_net)(const DeltaArgs&);
+=======
+  // By the type of `out`.
+  void (*short_conv_bf16)(const ShortConvArgs&);
+  void (*short_conv_f32)(const ShortConvArgs&);
+>>>>>>> state
 
   void (*soft_cap)(float* x, float cap, std::int64_t n);                         // x = cap * tanh(x / cap)
   void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor

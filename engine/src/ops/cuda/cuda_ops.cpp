@@ -8,6 +8,7 @@
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/kernels/collective.h"
 #include "ops/cuda/kernels/rows.h"
+#include "ops/cuda/kernels/short_conv.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
@@ -35,6 +36,16 @@ const CacheLayer& layer_of(const CudaKvCache& cache, int layer, std::string_view
   require(how.k_dim == how.v_dim, op,
           [&] { return cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim); });
   return cache.layer(layer);
+}
+
+// The slots of a layer of kind `state`, which has at least this many numbers.
+StateLayer state_of(const CudaKvCache& cache, int layer, std::int64_t floats, std::string_view op) {
+  const auto& layout = cache.layout();
+  require(layer >= 0 && layer < std::ssize(layout.layers) &&
+              layout.layers[static_cast<std::size_t>(layer)].state_floats >= floats,
+          op, [&] { return cat("layer ", layer, " has no state of ", floats, " numbers"); });
+  const auto slot = layout.layer_bytes(layout.layers[static_cast<std::size_t>(layer)]) / sizeof(float);
+  return {static_cast<float*>(cache.layer(layer).data), static_cast<std::int64_t>(slot)};
 }
 
 bool is_float(DType type) { return type == DType::f32 || type == DType::f16 || type == DType::bf16; }
@@ -288,6 +299,22 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                    .block_tables = uploaded<std::int32_t>(at.tables),
                    .workspace = attention_[index].memory.data(),
                    .max_partials = attention_[index].bounds.partials});
+}
+
+void CudaOps::short_conv(const Tensor& out, const Tensor& in, const ops::ShortConvParams& how, ops::KvCache& cache,
+                         int layer) {
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  require(is_float(in.dtype) && (out.dtype == in.dtype || out.dtype == DType::f32) && out.rows == in.rows &&
+              in.cols == (how.gated ? 3 : 1) * out.cols,
+          "short_conv", [&] { return cat("in ", shape_of(in), " and out ", shape_of(out), " do not fit together"); });
+  require(how.kernel >= 2 && how.kernel <= 4 && !(how.silu && how.gated), "short_conv",
+          [&] { return cat("kernel ", how.kernel, " must be 2 to 4, and silu not be gated"); });
+  const auto state = state_of(kv, layer, (how.kernel - 1) * out.cols, "short_conv");
+  need_cache(kv);
+  if (tracing_) return;
+  require_step("short_conv", out.rows, begun_.capacity.rows);
+  cuda::short_conv(stream_, out, in, how, state, uploaded<StateItem>(begun_.layout.states), begun_.capacity.states,
+                   begun_.longest);
 }
 
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,

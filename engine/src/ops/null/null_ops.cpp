@@ -128,6 +128,7 @@ class NullOps : public Ops {
   void qk_squares(const Tensor&, const Tensor&, std::int64_t, std::int64_t) override {}
   void rotary_store(const Tensor&, const RotaryParams&, KvCache&, int, int) override {}
   void attention(const Tensor&, const Tensor&, const KvCache&, int, int, const AttentionParams&) override {}
+  void short_conv(const Tensor&, const Tensor&, const ShortConvParams&, KvCache&, int) override {}
   void gated_activation(const Tensor&, const Tensor&, Activation) override {}
   void sigmoid_gate(const Tensor&, const Tensor&) override {}
   void gated_norm(const Tensor&, const Tensor&, const Tensor&, const float*, float, int) override {}
