@@ -61,6 +61,32 @@ struct ShortConvParams {
   bool gated = false;             // in [rows, 3 * channels] = B, C, x: u = B * x and out = C * y
 };
 
+// A gated delta net (Yang et al., Gated Delta Networks, 2025) over the rows of each sequence, with all numbers in f32. v
+// head h has the k head h / (v_heads / k_heads), and a state s [k_dim, v_dim]. A row with q, k, v, a and b does
+//   q = q / sqrt(|q|^2 + 1e-6) / sqrt(k_dim);  k = k / sqrt(|k|^2 + 1e-6)
+//   alpha = exp(-decay * softplus(a + dt_bias));  s = alpha s;  s += k (sigmoid(b) (v - s^T k))^T;  o = s^T q
+// Rows follow one after the other, so their bits do not depend on how a sequence is divided into steps.
+struct DeltaNetParams {
+  int k_heads = 0, v_heads = 0, k_dim = 0, v_dim = 0;  // of this rank; v_heads is a multiple of k_heads
+  const float* decay = nullptr;                        // [v_heads] on the device, positive
+  const float* dt_bias = nullptr;                      // [v_heads] on the device
+  std::int64_t state = 0;                              // the first float of s in a slot, a multiple of 16
+
+  // s is stored as [v_heads][strips of a head][k_dim][kStrip]: a strip has kStrip columns, the last one also unused ones.
+  static constexpr int kStrip = 32;
+  constexpr int strips() const { return (v_dim + kStrip - 1) / kStrip; }
+  constexpr std::int64_t state_floats() const { return std::int64_t{v_heads} * strips() * k_dim * kStrip; }
+  constexpr std::int64_t columns() const {
+    return std::int64_t{2} * k_heads * k_dim + std::int64_t{v_heads} * v_dim;
+  }
+  static constexpr int kMaxKDim = 256;
+  // Whether the numbers are in their ranges.
+  constexpr bool fits() const {
+    return k_heads >= 1 && v_heads >= k_heads && v_heads % k_heads == 0 && k_dim >= 1 && k_dim <= kMaxKDim &&
+           v_dim >= 1 && state >= 0 && state % 16 == 0;
+  }
+};
+
 // The activation of a gated layer with outputs g of the gate and u of up.
 //   silu            silu(g) * u
 //   gelu_tanh       gelu_tanh(g) * u, with gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
@@ -148,6 +174,12 @@ class Operations {
   // [kernel - 1, channels] of the state of `layer`, as AttentionBatch says. out must not overlap in.
   virtual void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache,
                           int layer) = 0;
+
+  // qkv [rows, how.columns()] GEMM type: q heads, k heads, v heads. gates [rows, 2 * v_heads] f32: b of each v head, then
+  // a. Replaces v by o. q, k and gates are undefined afterwards. Reads and writes how.state_floats() floats of the state
+  // of `layer`, as AttentionBatch says.
+  virtual void delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetParams& how, KvCache& cache,
+                         int layer) = 0;
 
   // out [rows, inter] activation type = the activation of gate_up[:, :inter] and gate_up[:, inter:]; gate_up GEMM type.
   virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;

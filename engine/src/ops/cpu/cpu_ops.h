@@ -85,6 +85,8 @@ class CpuOps : public Ops {
                  const AttentionParams& how) override;
   void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache, int layer) override;
   void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) override;
+  void delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetParams& how, KvCache& cache,
+                 int layer) override;
   void sigmoid_gate(const Tensor& x, const Tensor& gate) override;
   void gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
                   int head_dim) override;

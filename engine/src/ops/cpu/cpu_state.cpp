@@ -1,5 +1,6 @@
 // Operations of recurrent layers: distributes sequences and channels of a step over threads.
 #include <algorithm>
+#include <cmath>
 
 #include "base/text.h"
 #include "ops/cpu/cpu_kv_cache.h"
@@ -50,6 +51,69 @@ void CpuOps::short_conv(const Tensor& out, const Tensor& in, const ShortConvPara
                               .out_stride = out.stride});
                        }
                      });
+}
+
+// Normalises q and k, and computes the gates of a row. Then each strip of a head's state takes the rows of its sequence.
+void CpuOps::delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetParams& how, KvCache& cache, int layer) {
+  constexpr float kLeastSquares = 1e-6F;
+  static_assert(kDeltaStrip == DeltaNetParams::kStrip);
+  const auto& batch = input_.attention;
+  require(layer >= 0 && layer < std::ssize(cache.layout().layers), "delta_net", "no such layer");
+  const auto& of_layer = static_cast<const CpuKvCache&>(cache).layer(layer);
+  require(how.fits() && of_layer.kind == CacheKind::state && of_layer.state_floats >= how.state + how.state_floats(),
+          "delta_net", [&] {
+            return cat(how.k_heads, " and ", how.v_heads, " heads of ", how.k_dim, " and ", how.v_dim,
+                       " elements do not fit together, or into a state of ", of_layer.state_floats, " numbers from ",
+                       how.state, " on");
+          });
+  require(qkv.dtype == DType::f32 && qkv.cols == how.columns() && gates.dtype == DType::f32 &&
+              gates.rows == qkv.rows && gates.cols == std::int64_t{2} * how.v_heads,
+          "delta_net", [&] { return cat("qkv must be f32 [rows, ", how.columns(), "], gates f32 [rows, 2 * v_heads]"); });
+  require(batch.state_in.size() + 1 == batch.query_start.size() && batch.query_start.back() == qkv.rows, "delta_net",
+          "the step has no states");
+  const auto q_scale = 1 / std::sqrt(static_cast<float>(how.k_dim));
+  for_rows(qkv.rows, qkv.cols, [&](std::int64_t row) {
+    auto* const heads = reinterpret_cast<float*>(row_at(qkv, row));
+    for (int head = 0; head < 2 * how.k_heads; ++head) {
+      auto* const at = heads + std::int64_t{head} * how.k_dim;
+      const float factor = 1 / std::sqrt(kernels_.sum_of_squares(at, how.k_dim) + kLeastSquares);
+      kernels_.scale(at, head < how.k_heads ? factor * q_scale : factor, how.k_dim);
+    }
+    auto* const gate = reinterpret_cast<float*>(row_at(gates, row));
+    for (int head = 0; head < how.v_heads; ++head) {
+      const float a = gate[how.v_heads + head] + how.dt_bias[head];
+      // log(1 + e^a), without overflow.
+      const float softplus = std::max(a, 0.0F) + std::log1p(std::exp(-std::abs(a)));
+      gate[head] = 1 / (1 + std::exp(-gate[head]));
+      gate[how.v_heads + head] = std::exp(-how.decay[head] * softplus);
+    }
+  });
+  const int strips = how.strips(), group = how.v_heads / how.k_heads;
+  const auto items = std::ssize(batch.state_in) * how.v_heads * strips;
+  pool_.parallel_for(items, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = begin; i < end; ++i) {
+      const auto s = static_cast<std::size_t>(i / (std::int64_t{how.v_heads} * strips));
+      const auto row = batch.query_start[s], rows = batch.query_start[s + 1] - row;
+      if (rows == 0) continue;
+      const int strip = static_cast<int>(i % strips), head = static_cast<int>(i / strips % how.v_heads);
+      const auto at = how.state + (std::int64_t{head} * strips + strip) * how.k_dim * kDeltaStrip;
+      const float* const from = of_layer.state(batch.state_in[s]);
+      auto* const q = reinterpret_cast<float*>(row_at(qkv, row)) + std::int64_t{head / group} * how.k_dim;
+      kernels_.delta_net({.from = from == nullptr ? nullptr : from + at,
+                          .to = of_layer.state(batch.state_out[s]) + at,
+                          .q = q,
+                          .k = q + std::int64_t{how.k_heads} * how.k_dim,
+                          .v = reinterpret_cast<float*>(row_at(qkv, row)) + std::int64_t{2} * how.k_heads * how.k_dim +
+                               std::int64_t{head} * how.v_dim + strip * kDeltaStrip,
+                          .stride = qkv.stride,
+                          .gates = reinterpret_cast<const float*>(row_at(gates, row)) + head,
+                          .alpha = how.v_heads,
+                          .gates_stride = gates.stride,
+                          .rows = rows,
+                          .k_dim = how.k_dim,
+                          .columns = std::min(kDeltaStrip, how.v_dim - strip * kDeltaStrip)});
+    }
+  });
 }
 
 }  // namespace charonia::ops::cpu

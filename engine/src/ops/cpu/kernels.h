@@ -241,24 +241,23 @@ constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
          2 * round_up_to_vector(kAttentionTile);
 }
 
-<<<<<<< HEAD
-// Columns of a strip of a delta net's state (delta_net.h).
-inline constexpr int kDeltaStrip = 32;
+inline constexpr int kDeltaStrip = 32;  // DeltaNetParams::kStrip
 
-// Rows of one sequence, for one strip of the state of one v head: s = alpha s + k (beta (v - alpha k^T s))^T, o = s^T q.
+// Rows of one sequence, for one strip of the state of one v head, with normalised q and k:
+//   s = alpha s + k (beta (v - alpha s^T k))^T;  o = s^T q
 struct DeltaArgs {
-  const float* from = nullptr;  // [k_dim][kDeltaStrip]: the state before the first row
+  const float* from = nullptr;  // [k_dim][kDeltaStrip]: the state before the first row; null: zeros
   float* to = nullptr;          // the same: the state after the last row; may be `from`
   const float* q = nullptr;     // of the first row, [k_dim]
   const float* k = nullptr;
-  float* v = nullptr;           // of the first row, [columns]; replaced by o
-  std::int64_t stride = 0;      // between rows of q, k and v
+  float* v = nullptr;            // of the first row, [columns]; replaced by o
+  std::int64_t stride = 0;       // between rows of q, k and v
   const float* gates = nullptr;  // of the first row: beta, and alpha `alpha` elements after it
   std::int64_t alpha = 0, gates_stride = 0;
   int rows = 0, k_dim = 0;  // >= 1
   int columns = 0;          // 1 .. kDeltaStrip
 };
-=======
+
 // Operations::short_conv() of one sequence, for `channels` neighbouring channels. Every stride is in elements.
 struct ShortConvArgs {
   const float* in = nullptr;    // [rows, channels] u; with gate_distance > 0: B, and C and x at this distance and twice it
@@ -276,7 +275,6 @@ struct ShortConvArgs {
   std::int64_t out_stride = 0;
 };
 inline constexpr int kMaxShortConv = 4;
->>>>>>> state
 
 struct Kernels {
   // By weight type.
@@ -348,7 +346,6 @@ struct Kernels {
   void (*clamped_swiglu_bf16)(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
   void (*clamped_swiglu_f32)(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
 
-<<<<<<< HEAD
   void (*sigmoid_gate_bf16)(Bf16* x, const float* gate, std::int64_t n);  // x *= sigmoid(gate)
   void (*sigmoid_gate_f32)(float* x, const float* gate, std::int64_t n);
   // One head of Operations::gated_norm().
@@ -356,11 +353,10 @@ struct Kernels {
   void (*gated_norm_f32)(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
 
   void (*delta_net)(const DeltaArgs&);
-=======
+
   // By the type of `out`.
   void (*short_conv_bf16)(const ShortConvArgs&);
   void (*short_conv_f32)(const ShortConvArgs&);
->>>>>>> state
 
   void (*soft_cap)(float* x, float cap, std::int64_t n);                         // x = cap * tanh(x / cap)
   void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor

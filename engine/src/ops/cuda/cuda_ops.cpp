@@ -7,6 +7,7 @@
 #include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/kernels/collective.h"
+#include "ops/cuda/kernels/delta_net.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/kernels/short_conv.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
@@ -315,6 +316,22 @@ void CudaOps::short_conv(const Tensor& out, const Tensor& in, const ops::ShortCo
   require_step("short_conv", out.rows, begun_.capacity.rows);
   cuda::short_conv(stream_, out, in, how, state, uploaded<StateItem>(begun_.layout.states), begun_.capacity.states,
                    begun_.longest);
+}
+
+void CudaOps::delta_net(const Tensor& qkv, const Tensor& gates, const ops::DeltaNetParams& how, ops::KvCache& cache,
+                        int layer) {
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  require(how.fits() && is_float(qkv.dtype) && qkv.cols == how.columns() && gates.dtype == DType::f32 &&
+              gates.rows == qkv.rows && gates.cols == std::int64_t{2} * how.v_heads,
+          "delta_net", [&] {
+            return cat("qkv ", shape_of(qkv), " and gates ", shape_of(gates), " do not fit ", how.k_heads, " and ",
+                       how.v_heads, " heads of ", how.k_dim, " and ", how.v_dim, " elements");
+          });
+  const auto state = state_of(kv, layer, how.state + how.state_floats(), "delta_net");
+  need_cache(kv);
+  if (tracing_) return;
+  require_step("delta_net", qkv.rows, begun_.capacity.rows);
+  cuda::delta_net(stream_, qkv, gates, how, state, uploaded<StateItem>(begun_.layout.states), begun_.capacity.states);
 }
 
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,

@@ -86,6 +86,8 @@ class CudaOps final : public ops::Ops {
   void gated_linear(const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& in,
                     const ops::Linear& weight, ops::Activation activation) override;
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override;
+  void delta_net(const ops::Tensor& qkv, const ops::Tensor& gates, const ops::DeltaNetParams& how, ops::KvCache& cache,
+                 int layer) override;
   void sigmoid_gate(const ops::Tensor& x, const ops::Tensor& gate) override;
   void gated_norm(const ops::Tensor& out, const ops::Tensor& x, const ops::Tensor& gate, const float* weight, float eps,
                   int head_dim) override;

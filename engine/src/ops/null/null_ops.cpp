@@ -130,6 +130,7 @@ class NullOps : public Ops {
   void attention(const Tensor&, const Tensor&, const KvCache&, int, int, const AttentionParams&) override {}
   void short_conv(const Tensor&, const Tensor&, const ShortConvParams&, KvCache&, int) override {}
   void gated_activation(const Tensor&, const Tensor&, Activation) override {}
+  void delta_net(const Tensor&, const Tensor&, const DeltaNetParams&, KvCache&, int) override {}
   void sigmoid_gate(const Tensor&, const Tensor&) override {}
   void gated_norm(const Tensor&, const Tensor&, const Tensor&, const float*, float, int) override {}
   void experts(const Tensor&, const Tensor&, const Tensor&, const Experts&, const RouterParams&, Activation, void*,

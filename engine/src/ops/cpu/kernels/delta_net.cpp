@@ -1,7 +1,7 @@
 // The gated delta rule over the rows of a sequence, for a strip of up to kDeltaStrip columns of the state of one v head.
 //
 //   state   [k_dim][kDeltaStrip] floats
-//   a row   s = alpha s + k (beta (v - alpha k^T s))^T;  o = s^T q
+//   a row   s = alpha s + k (beta (v - alpha s^T k))^T;  o = s^T q
 //
 // Columns of the state do not depend on each other. Each sum over k_dim has one accumulator per column and runs in
 // ascending order, and rows follow one after the other. So bits depend neither on the number of rows of a call nor on
@@ -56,13 +56,20 @@ inline __attribute__((always_inline)) void step(float* to, const float* from, in
 
 // kColumns columns of the strip, from `column` on.
 void columns_of(const DeltaArgs& args, int column) {
-  const float *from = args.from + column, *q = args.q, *k = args.k, *gates = args.gates;
+  const float *from = args.from == nullptr ? nullptr : args.from + column, *q = args.q, *k = args.k, *gates = args.gates;
   float *const to = args.to + column, *v = args.v + column;
   const int n = args.columns - column;
-  Vec sums[kVectors];  // k^T s
+  Vec sums[kVectors];  // s^T k
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) sums[j] = zero();
-  for (int i = 0; i < args.k_dim; ++i) {
+  if (args.from == nullptr) {
+    for (int i = 0; i < args.k_dim; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) store(to + std::int64_t{i} * kDeltaStrip + j * kWidth, zero());
+    }
+    from = to;
+  }
+  for (int i = 0; i < args.k_dim && args.from != nullptr; ++i) {
     const Vec ks = set1(k[i]);
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {

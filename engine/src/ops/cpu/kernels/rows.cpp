@@ -143,7 +143,6 @@ void clamped_swiglu(Out* out, const float* gate, const float* up, float limit, f
       [&](std::int64_t i, int m) { store_n(out + i, value(load_n(gate + i, m), load_n(up + i, m)), m); });
 }
 
-<<<<<<< HEAD
 template <class T>
 void sigmoid_gate(T* x, const float* gate, std::int64_t n) {
   const auto value = [](Vec v, Vec g) { return div(v, add(set1(1.0F), exp(sub(zero(), g)))); };
@@ -161,7 +160,8 @@ void gated_norm(Out* out, const float* x, const float* gate, const float* weight
       [&](std::int64_t i, int m) {
         store_n(out + i, value(load_n(x + i, m), load_n(weight + i, m), load_n(gate + i, m)), m);
       });
-=======
+}
+
 // One row of ShortConvArgs at channel i. state_out has the last inputs, and gets this one.
 template <class Load, class Store, class StoreOut>
 inline __attribute__((always_inline)) void short_conv_at(const ShortConvArgs& args, const float* in, std::int64_t i,
@@ -209,7 +209,6 @@ void short_conv(const ShortConvArgs& args) {
               [&](std::int64_t at, Vec x) { store_n(out + at, x, m); });
         });
   }
->>>>>>> state
 }
 
 }  // namespace
@@ -245,7 +244,6 @@ void clamped_swiglu_f32(float* out, const float* gate, const float* up, float li
   clamped_swiglu(out, gate, up, limit, alpha, n);
 }
 
-<<<<<<< HEAD
 void sigmoid_gate_bf16(Bf16* x, const float* gate, std::int64_t n) { sigmoid_gate(x, gate, n); }
 void sigmoid_gate_f32(float* x, const float* gate, std::int64_t n) { sigmoid_gate(x, gate, n); }
 void gated_norm_bf16(Bf16* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
@@ -254,10 +252,8 @@ void gated_norm_bf16(Bf16* out, const float* x, const float* gate, const float* 
 void gated_norm_f32(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
   gated_norm(out, x, gate, weight, eps, n);
 }
-=======
 void short_conv_bf16(const ShortConvArgs& args) { short_conv<Bf16>(args); }
 void short_conv_f32(const ShortConvArgs& args) { short_conv<float>(args); }
->>>>>>> state
 
 void soft_cap(float* x, float cap, std::int64_t n) {
   const Vec caps = set1(cap);
