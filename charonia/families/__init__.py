@@ -15,6 +15,7 @@ from charonia.families import (
     granite,
     hunyuan,
     internlm,
+    lfm2,
     llama,
     minimax,
     mistral,
@@ -107,6 +108,8 @@ FAMILIES: tuple[Family, ...] = (
     hunyuan.MOE,
     hunyuan.HY_V3,
     experts.ERNIE4_5_MOE,
+    lfm2.LFM2,
+    lfm2.LFM2_MOE,
 )
 
 

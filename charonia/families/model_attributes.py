@@ -51,6 +51,8 @@ class ModelAttributes:
     attention_scale: float = 0.0
     attention_soft_cap: float = 0.0
     attention_sinks: bool = False
+    conv_kernel: int = 0
+    conv_bias: bool = False
     logit_soft_cap: float = 0.0
     qk_norm: bool = False
     qk_norm_rows: bool = False

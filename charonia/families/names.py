@@ -32,6 +32,9 @@ class Names:
     qkv_interleaved: bool = False  # the stacked tensor is [KV head][q heads of its group, k, v][head_dim]
     attention_output: str = "self_attn.o_proj"
     sinks: str = "self_attn.sinks"  # the full name; only with ModelConfig.attention_sinks
+    conv_in: str = "conv.in_proj"  # this and the next two: only in layers with a short convolution
+    conv: str = "conv.conv"
+    conv_out: str = "conv.out_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"  # the same name as `gate`: one stacked tensor, gate first
     down: str = "mlp.down_proj"
@@ -88,7 +91,10 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
         if config.post_norms:
             made.vector(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, hidden)
             made.vector(f"{ours}.ffn_post_norm", theirs + names.ffn_post_norm, hidden)
-        _attention(made, config, names, f"{ours}.attention", theirs)
+        if attributes.mixer == "short_conv":
+            _short_conv(made, config, names, f"{ours}.conv", theirs)
+        else:
+            _attention(made, config, names, f"{ours}.attention", theirs)
         if attributes.ffn == "experts":
             _experts(made, config, names, f"{ours}.feed_forward", theirs)
         else:
@@ -114,6 +120,17 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
     if config.attention_sinks:
         made.tensors[f"{ours}.sinks.weight"] = (TensorPart(theirs + names.sinks, (config.head_num,)),)
     made.linear(f"{ours}.wo.0", config.attn_output_bias, (theirs + names.attention_output, hidden, q_size))
+
+
+def _short_conv(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    hidden, kernel, bias = config.hidden_units, config.conv_kernel, config.conv_bias
+    made.linear(f"{ours}.w_in.0", bias, (theirs + names.conv_in, 3 * hidden, hidden))
+    # The file's tensor is [hidden, 1, kernel].
+    weight = TensorPart(f"{theirs}{names.conv}.weight", (hidden, kernel), stack=hidden)
+    made.tensors[f"{ours}.w_conv.0.weight"] = (weight,)
+    if bias:
+        made.tensors[f"{ours}.w_conv.0.bias"] = (TensorPart(f"{theirs}{names.conv}.bias", (hidden,)),)
+    made.linear(f"{ours}.w_out.0", bias, (theirs + names.conv_out, hidden, hidden))
 
 
 @lru_cache(1)  # the same in every layer

@@ -1,7 +1,7 @@
 """Splits a model over tensor-parallel ranks: computes the range of each tensor that each rank holds.
 
 Layers are split by columns, then by rows, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM,
-2019): q, k, v, gate and up by output features, o and down by input features. Experts are split like dense layers: every
+2019): q, k, v, gate and up by output features, o and down by input features; a short convolution by channels. Experts are split like dense layers: every
 rank has a share of each expert and of the shared expert. The output layer is split by rows. The engine reads the split
 from the shapes in the manifest.
 """
@@ -17,7 +17,8 @@ from charonia.families import ModelConfig, TensorMap, TensorPart
 
 _LOGITS_ALIGNMENT = 4  # logits in a rank's share are a multiple of this: 16 bytes
 _LAYER_TENSOR = re.compile(
-    r"(layers\.\d+\.(?:attention|feed_forward(?:\.experts\.\d+|\.shared)?)\.)(w_qkv|wo|w1|w2|w3)\.0\.(weight|bias)"
+    r"(layers\.\d+\.(?:attention|conv|feed_forward(?:\.experts\.\d+|\.shared)?)\.)"
+    r"(w_qkv|wo|w_in|w_conv|w_out|w1|w2|w3)\.0\.(weight|bias)"
 )
 
 
@@ -65,11 +66,13 @@ def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
 
 
 def _widths(config: ModelConfig) -> list[str]:
-    """Return the keys of the widths of the model's feed-forward layers."""
+    """Return the keys of the widths that the ranks share."""
     dense = any(layer.ffn == "dense" for layer in config.layers)
     shared = bool(config.shared_expert_inter_size)
+    convolutions = any(layer.mixer == "short_conv" for layer in config.layers)
     return (
-        ["inter_size"] * dense
+        ["hidden_units"] * convolutions
+        + ["inter_size"] * dense
         + ["expert_inter_size"] * bool(config.num_experts)
         + ["shared_expert_inter_size"] * shared
     )
@@ -120,7 +123,7 @@ def _parts_of(
 ) -> tuple[TensorPart, ...]:
     if ranks == 1:
         return parts
-    if module in ("wo", "w2"):
+    if module in ("wo", "w_out", "w2"):
         if kind == "bias":
             return parts if rank == 0 else ()
         return tuple(_share(part, 1, rank, ranks) for part in parts)
@@ -138,6 +141,10 @@ def _parts_of(
             *_stacked_rows(parts, v_first, v_first + kv),
         )
     rows = sum(part.taken[0] for part in parts) // ranks
+    if module == "w_in":  # B, C and x, each of all channels
+        share, all_rows = rows // 3, rows * ranks
+        first = [third * all_rows // 3 + rank * share for third in range(3)]
+        return tuple(part for begin in first for part in _stacked_rows(parts, begin, begin + share))
     return _stacked_rows(parts, rank * rows, (rank + 1) * rows)
 
 

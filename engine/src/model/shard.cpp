@@ -1,5 +1,7 @@
 #include "model/shard.h"
 
+#include <algorithm>
+
 #include "base/text.h"
 #include "model/layers.h"
 
@@ -23,7 +25,12 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   };
 
   const std::int64_t dim = config.size_per_head;
-  const auto out = name(0, "attention.wo"), qkv = name(0, "attention.w_qkv");
+  const auto& layers = manifest.layers();
+  const auto first_with = [&](const char* mixer) {
+    return static_cast<int>(std::ranges::find(layers, mixer, &LayerAttributes::mixer) - layers.begin());
+  };
+  const int attention = first_with("attention"), conv = first_with("short_conv");
+  const auto out = name(attention, "attention.wo"), qkv = name(attention, "attention.w_qkv");
   q_size = manifest.tensor(out).cols;
   expect(q_size % dim == 0 && q_size / dim * ranks == config.head_num, out, "a share of head_num = ", config.head_num,
          " heads of size_per_head = ", dim, " columns");
@@ -34,6 +41,13 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   expect(qkv_size == q_size + 2 * kv * dim && heads % kv == 0 && (kv * ranks) % config.kv_head_num == 0, qkv,
          "rows of ", heads, " q heads and of ", kv, " k and v heads each (kv_head_num = ", config.kv_head_num, ")");
   kv_heads = kv;
+
+  if (conv < config.num_layer) {
+    const auto of_conv = name(conv, "conv.w_out");
+    conv_channels = manifest.tensor(of_conv).cols;
+    expect(conv_channels * ranks == config.hidden_units, of_conv, "a share of hidden_units = ", config.hidden_units,
+           " columns");
+  }
 
   for (int layer = 0; layer < config.num_layer && (inter == 0 || expert_inter == 0); ++layer) {
     const bool experts = has_experts(manifest.layers()[static_cast<std::size_t>(layer)]);

@@ -63,6 +63,8 @@ class WeightLoader {
                                         std::span<const ops::ExpertBiases> biases, int top_k);
   ops::HostMatrix bias(const std::string& name, std::int64_t rows) const;
   std::unique_ptr<ops::Embedding> embedding(const Wanted& table);
+  // A depthwise convolution's weight [channels, kernel], as ShortConvParams::weight [kernel, channels].
+  Vector conv(const std::string& name, std::int64_t channels, int kernel) const;
   std::vector<float> norm_values(const std::string& name, std::int64_t n) const;
   Vector norm(const std::string& name, std::int64_t n) const { return vector(norm_values(name, n)); }
   Vector vector(std::span<const float> values) const;

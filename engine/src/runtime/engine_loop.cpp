@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "cache/units.h"
 #include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
 #include "runtime/stream_interval.h"
