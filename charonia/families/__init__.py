@@ -23,6 +23,7 @@ from charonia.families import (
     phi3,
     qwen,
     qwen2,
+    qwen3_5,
     smollm3,
 )
 from charonia.families.composite import COMPOSITES, outer_keys, text_config, text_part
@@ -108,6 +109,9 @@ FAMILIES: tuple[Family, ...] = (
     hunyuan.MOE,
     hunyuan.HY_V3,
     experts.ERNIE4_5_MOE,
+    qwen3_5.QWEN3_5,
+    qwen3_5.QWEN3_5_MOE,
+    qwen3_5.QWEN3_NEXT,
     lfm2.LFM2,
     lfm2.LFM2_MOE,
 )

@@ -51,6 +51,11 @@ class ModelAttributes:
     attention_scale: float = 0.0
     attention_soft_cap: float = 0.0
     attention_sinks: bool = False
+    attention_gate: bool = False
+    delta_k_heads: int = 0
+    delta_v_heads: int = 0
+    delta_k_dim: int = 0
+    delta_v_dim: int = 0
     conv_kernel: int = 0
     conv_bias: bool = False
     logit_soft_cap: float = 0.0

@@ -17,8 +17,8 @@ from charonia.families import ModelConfig, TensorMap, TensorPart
 
 _LOGITS_ALIGNMENT = 4  # logits in a rank's share are a multiple of this: 16 bytes
 _LAYER_TENSOR = re.compile(
-    r"(layers\.\d+\.(?:attention|conv|feed_forward(?:\.experts\.\d+|\.shared)?)\.)"
-    r"(w_qkv|wo|w_in|w_conv|w_out|w1|w2|w3)\.0\.(weight|bias)"
+    r"(layers\.\d+\.(?:attention|conv|delta|feed_forward(?:\.experts\.\d+|\.shared)?)\.)"
+    r"(w_qkv|w_gate|wo|w_in|w_conv|w_qkvz|w_ba|conv_qkv|w_out|w1|w2|w3)\.0\.(weight|bias)"
 )
 
 
@@ -72,6 +72,7 @@ def _widths(config: ModelConfig) -> list[str]:
     convolutions = any(layer.mixer == "short_conv" for layer in config.layers)
     return (
         ["hidden_units"] * convolutions
+        + ["delta_k_heads"] * bool(config.delta_k_heads)
         + ["inter_size"] * dense
         + ["expert_inter_size"] * bool(config.num_experts)
         + ["shared_expert_inter_size"] * shared
@@ -140,12 +141,25 @@ def _parts_of(
             *_stacked_rows(parts, k_first, k_first + kv),
             *_stacked_rows(parts, v_first, v_first + kv),
         )
+    if module in ("w_qkvz", "w_ba", "conv_qkv"):
+        k_size, v_size = config.delta_k_heads * config.delta_k_dim, config.delta_v_heads * config.delta_v_dim
+        sizes = [config.delta_v_heads] * 2 if module == "w_ba" else [k_size, k_size, v_size]
+        return _sections(parts, sizes + [v_size] * (module == "w_qkvz"), rank, ranks)
     rows = sum(part.taken[0] for part in parts) // ranks
     if module == "w_in":  # B, C and x, each of all channels
         share, all_rows = rows // 3, rows * ranks
         first = [third * all_rows // 3 + rank * share for third in range(3)]
         return tuple(part for begin in first for part in _stacked_rows(parts, begin, begin + share))
     return _stacked_rows(parts, rank * rows, (rank + 1) * rows)
+
+
+def _sections(parts: tuple[TensorPart, ...], sizes: list[int], rank: int, ranks: int) -> tuple[TensorPart, ...]:
+    """Return the rank's share of each section of rows. sizes: of the sections."""
+    taken: list[TensorPart] = []
+    for index, size in enumerate(sizes):
+        first, share = sum(sizes[:index]), size // ranks
+        taken += _stacked_rows(parts, first + rank * share, first + (rank + 1) * share)
+    return tuple(taken)
 
 
 def _stacked_rows(parts: tuple[TensorPart, ...], begin: int, end: int) -> tuple[TensorPart, ...]:

@@ -29,7 +29,7 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   const auto first_with = [&](const char* mixer) {
     return static_cast<int>(std::ranges::find(layers, mixer, &LayerAttributes::mixer) - layers.begin());
   };
-  const int attention = first_with("attention"), conv = first_with("short_conv");
+  const int attention = first_with("attention"), conv = first_with("short_conv"), delta = first_with("delta_net");
   const auto out = name(attention, "attention.wo"), qkv = name(attention, "attention.w_qkv");
   q_size = manifest.tensor(out).cols;
   expect(q_size % dim == 0 && q_size / dim * ranks == config.head_num, out, "a share of head_num = ", config.head_num,
@@ -47,6 +47,17 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
     conv_channels = manifest.tensor(of_conv).cols;
     expect(conv_channels * ranks == config.hidden_units, of_conv, "a share of hidden_units = ", config.hidden_units,
            " columns");
+  }
+
+  if (delta < config.num_layer) {
+    const auto of_delta = name(delta, "delta.w_out");
+    const std::int64_t v_size = manifest.tensor(of_delta).cols;
+    delta_v_heads = config.delta_v_heads / ranks;
+    delta_k_heads = config.delta_k_heads / ranks;
+    expect(delta_k_heads * ranks == config.delta_k_heads && delta_v_heads * ranks == config.delta_v_heads &&
+               v_size == std::int64_t{delta_v_heads} * config.delta_v_dim,
+           of_delta, "a share of delta_k_heads = ", config.delta_k_heads, " heads, and of delta_v_heads = ",
+           config.delta_v_heads, " heads of delta_v_dim = ", config.delta_v_dim, " columns");
   }
 
   for (int layer = 0; layer < config.num_layer && (inter == 0 || expert_inter == 0); ++layer) {

@@ -49,4 +49,10 @@ struct Tensor {
   std::int64_t rows = 0, cols = 0, stride = 0;
 };
 
+// Columns [first, first + cols) of all rows.
+inline Tensor columns(const Tensor& of, std::int64_t first, std::int64_t cols) {
+  return {static_cast<std::byte*>(of.data) + static_cast<std::size_t>(first) * size_of(of.dtype), of.dtype, of.rows, cols,
+          of.stride};
+}
+
 }  // namespace charonia::ops
