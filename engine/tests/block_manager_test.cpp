@@ -398,7 +398,7 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     }
   }
 
-  // A sequence takes a unit back to change it, or drops the snapshot of one of its nodes.
+  // A sequence takes a unit back to change it, or drops a snapshot.
   void withdraw_or_drop(User& user) {
     for (std::size_t k = 0; k < user.units.size(); ++k) {
       auto& kind = reference_.kinds[k];

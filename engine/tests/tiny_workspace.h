@@ -35,6 +35,7 @@ struct TinyModel {
   std::string layer_experts = "m";  // with experts (m), if there are any, or dense (d)
   std::vector<int> windows = {0};
   std::vector<std::string> rotations = {"global"};
+  std::vector<std::string> mixers = {"attention"};           // or "short_conv", then without window and rotation
   int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
   bool router_bias = false, shared_gate = false, expert_biases = false, sinks = false;
   std::string more;                                           // lines of config.ini

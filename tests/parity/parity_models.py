@@ -82,7 +82,8 @@ VARIANTS = {
 
 def _model(config: Any, **options: Any) -> PreTrainedModel:
     """Return a random model of a config; with images, the complete model."""
-    causal = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "vision_config")
+    causal = AutoModelForCausalLM if text else AutoModelForImageTextToText
     model: PreTrainedModel = causal.from_config(config, attn_implementation="eager", **options)
     return model.eval()
 
@@ -106,6 +107,8 @@ def write_model(
                 # model would repeat every token.
                 center = (8 if ".post_" in name else 0) if gemma else 1
                 weight.copy_(center + 0.2 * noise)
+            elif name.endswith("A_log"):
+                weight.copy_(noise - 3)  # states that last for many tokens
             elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             else:

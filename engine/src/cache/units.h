@@ -26,8 +26,8 @@ class Units {
   Units(const UnitKind& kind, int block_len, int num_nodes);
 
   CacheKind kind() const { return kind_; }
-  // The first block that a sequence with this many computed tokens still reads, or writes next. Of kind `state`, for
-  // whole blocks: the last one.
+  // The first block that a sequence with this many computed tokens still reads, or writes next. Kind `state` with
+  // whole blocks: the last block.
   std::int32_t first_needed(std::int32_t computed) const { return std::max(0, computed - window_ + 1) / block_len_; }
   // The most units that a sequence needs to compute `tokens` tokens in one step. Of kind `state`: the state that it reads
   // and the state that it writes.
@@ -79,7 +79,7 @@ class Units {
 
   void check(const Blocks& blocks, int num_nodes, std::span<const std::int32_t> expected_use) const;
 
-  static constexpr std::int32_t kStateWindow = 2;  // the next token reads what the last one of the block before wrote
+  static constexpr std::int32_t kStateWindow = 2;  // a token reads the state after the token before it
 
   CacheKind kind_;
   std::int32_t window_;

@@ -83,7 +83,7 @@ struct KvLayer {
   int kv_heads = 0, k_dim = 0, v_dim = 0;
   int storage = -1;  // the earlier layer whose k and v this layer reads; -1: its own
   // Of kind `state`, which has no heads: the f32 numbers of a slot, on this rank. The layer's block defines their
-  // order: first the columns of its short convolution [kernel - 1, channels] (ShortConvParams), then what it needs else.
+  // order: first the columns of its short convolution [kernel - 1, channels] (ShortConvParams), then the other numbers.
   std::int64_t state_floats = 0;
 
   bool operator==(const KvLayer&) const = default;

@@ -115,8 +115,9 @@ class Scheduler {
   void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options = {});
 
   // Plans the next step: allocates blocks, matches prefixes, preempts. Empty only if there is no sequence, or if all
-  // sequences wait for placeholders or are impossible. If a plan never advances (its step failed), the next
-  // plan discards it, with its block copies. Throws Error(internal) if a sequence that has all its max_total_tokens was
+  // sequences wait for placeholders or are impossible. If a plan never advances, the next plan discards
+  // it, with its block copies. Its step must not have been launched if there is a kind `state`, because a step changes
+  // states in place. Throws Error(internal) if a sequence that has all its max_total_tokens was
   // not removed.
   StepPlan plan();
 

@@ -66,8 +66,8 @@ std::int32_t Scheduler::Impl::extend_units(Seq& seq, std::int32_t num_tokens) {
   return num_tokens;
 }
 
-// Its children compute the last token of the prompt again, usually in the next step. They begin with its units. Of kind
-// `state`, releases the unit that the last step has read.
+// Its children compute the last token of the prompt again, usually in the next step. They begin with its units. Also
+// releases the unit of kind `state` that the last step has read.
 void Scheduler::Impl::release_units_before_windows(Seq& seq) {
   const bool keeps_for_children = !seq.children.empty() && seq.computed == seq.prompt_tokens;
   for (std::size_t k = 0; k < num_kinds(); ++k) {

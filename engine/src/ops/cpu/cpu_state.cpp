@@ -24,6 +24,11 @@ void CpuOps::short_conv(const Tensor& out, const Tensor& in, const ShortConvPara
           "in must be f32 [rows, channels], or [rows, 3 * channels] if gated");
   require(batch.state_in.size() + 1 == batch.query_start.size() && batch.query_start.back() == in.rows, "short_conv",
           "the step has no states");
+  const int slots = cache.num_blocks().state;
+  for (std::size_t s = 0; s < batch.state_in.size(); ++s) {
+    require(std::max(batch.state_in[s], batch.state_out[s]) < slots, "short_conv",
+            [&] { return cat("sequence ", s, " has a slot beyond the ", slots, " slots of the cache"); });
+  }
   const auto sequences = std::ssize(batch.state_in), parts = (channels + kChannels - 1) / kChannels;
   const auto run = out.dtype == DType::bf16 ? kernels_.short_conv_bf16 : kernels_.short_conv_f32;
   const auto work = in.rows * channels;
