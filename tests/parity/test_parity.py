@@ -73,7 +73,7 @@ def test_greedy_tokens_equal_the_references_and_logprobs_are_within_1e_4_with_on
     compare(generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16, **ranks(2)), references)
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "qwen2", "gpt-oss"])
+@pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "qwen2", "gpt-oss", "lfm2"])
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int, tmp_path: Path) -> None:
     variant = VARIANTS[name]
@@ -91,7 +91,7 @@ def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int
     [
         *((name, dtype) for name in ("llama3", "llama-biases", "qwen2") for dtype in ("bfloat16", "float16")),
         *((name, "bfloat16") for name in ("mistral-window", "qwen3", "phi3", "gemma2", "gemma3", "glm4-moe")),
-        *((name, "bfloat16") for name in ("glm4", "granite", "olmo3", "hunyuan", "cohere2", "gpt-oss")),
+        *((name, "bfloat16") for name in ("glm4", "granite", "olmo3", "hunyuan", "cohere2", "gpt-oss", "lfm2")),
         *((name, "bfloat16") for name in ("internlm3",) if name in VARIANTS),
     ],
 )
@@ -129,6 +129,7 @@ def test_with_a_quantised_cache_logprobs_stay_near_to_those_of_fp32(
 CONTEXT_DEPENDENT = (
     *("mistral-window", "qwen2-window", "gemma3", "phi3-longrope", "llama-dynamic", "internlm2-dynamic"),
     *("qwen1", "baichuan-13b", "mixtral", "glm4-moe-groups", "ministral3", "olmo3", "cohere2", "gpt-oss"),
+    *("lfm2", "lfm2-moe"),
 )
 
 
