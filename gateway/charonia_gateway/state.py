@@ -119,7 +119,7 @@ class MemoryState(State):
         if end <= now:
             total, end = 0, now + WINDOW_S
         self._windows[name] = (total + amount, end)
-        return total + amount, end - now
+        return total + amount, min(WINDOW_S, end - now)  # Rounding makes (now + 60) - now longer than 60.
 
     async def acquire(self, name: str, holders: Sequence[str], limit: int) -> bool:
         if len(self._holders[name]) + len(holders) > limit:

@@ -31,7 +31,7 @@ def test_every_model_key_is_one_of_the_engines_and_none_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_engine_accepts_what_every_family_writes(family: Any) -> None:
+def test_engine_accepts_the_config_of_every_family(family: Any) -> None:
     for model_type in family.model_types:
         spec = describe({**LLAMA, "model_type": model_type, "num_key_value_heads": 2}, "m")
         assert spec.config.model_family == family.name
@@ -312,6 +312,7 @@ YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}
         (VIDEO, "'video_llava' (its text part is 'llama') is not supported; supported: Yi, baichuan, "),
         (scaled("xpos", factor=4.0), "'xpos' is not supported; supported: default, linear"),
         (of("phi3", **scaled("yarn", factor=4.0)), "'yarn' is not supported for Phi-3"),
+        (of("gpt_oss", hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported: silu"),
         ({"rope_parameters": {"chunked_attention": {"rope_type": "default"}}}, "'chunked_attention'"),
         (of("gemma3_text", rope_parameters=YARN_BESIDE_WINDOWS), "'yarn' in layers with a window"),
         (of("gemma3_text", attn_logit_softcapping=50.0), "attn_logit_softcapping 50.0"),
@@ -330,7 +331,7 @@ YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}
         (of("internlm", rotary={"type": "xpos"}), "'xpos'"),
     ],
 )
-def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+def test_unsupported_features_are_rejected_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(named)):
         describe({**LLAMA, **changes}, "m")
 

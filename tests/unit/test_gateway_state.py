@@ -128,6 +128,8 @@ async def test_a_window_ends_after_a_minute() -> None:
     assert await one.count("a", 2) == (5, 10)
     now[0] = 160
     assert await one.count("a", 1) == (1, 60)
+    now[0] = 84.43645994768245  # (now + 60) - now is 60.00000000000001.
+    assert await one.count("b", 1) == (1, 60)
 
 
 async def test_concurrent_requests_of_a_process_that_died_end_with_their_lease(
