@@ -2,9 +2,9 @@
 
 Layers are split by columns, then by rows, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM,
 2019): q, k, v, gate and up by output features, o and down by input features; a short convolution by channels. Experts
-are split like dense layers: every rank has a share of each expert and of the shared expert. The shares are equal, unless
-this would separate columns that are quantised together: then they are whole groups of columns. The output layer is split
-by rows. The engine reads the split from the shapes in the manifest.
+are split like dense layers: every rank has a share of each expert and of the shared expert. The shares are equal,
+unless this would separate columns that are quantised together: then they are whole groups of columns. The output layer
+is split by rows. The engine reads the split from the shapes in the manifest.
 """
 
 from __future__ import annotations
