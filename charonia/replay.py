@@ -107,6 +107,7 @@ async def replayed(client: Any, number: int, entry: dict[str, Any]) -> Outcome:
         outcome.detail = "it belongs to a session or continues a stored response"
         return outcome
     sent = {"path": entry["path"], "body": body, "seeds": entry.get("seeds", {})}
+    sent["prompt_time"] = entry.get("prompt_time")
     try:
         response = await _posted(client, sent)
         if response.status_code != 200:

@@ -162,6 +162,7 @@ def fields_of(request: Any) -> Fields:
         any_arguments=flag(request, "any_arguments", False),
         chat_template_kwargs=text(request, "chat_template_kwargs"),
         continue_final_message=flag(request, "continue_final_message", False),
+        prompt_time=text(request, "prompt_time"),
         add_special_tokens=flag(request, "add_special_tokens", None),
         stop_words=texts(request, "stop_words"),
         bad_words=texts(request, "bad_words"),

@@ -12,7 +12,7 @@ import prompt
 from answer_formats import GENERIC, AnswerFormats, functions_of, is_generic
 from answer_guide import AnswerGuides, Guide, read_tool_choice
 from model_fingerprint import TEMPLATE_VARIABLE
-from prompt_ids import Encoded, PromptError, encode_bad_words, set_chat_template, shows_tools
+from prompt_ids import Encoded, PromptError, encode_bad_words, set_chat_template, shown_time, shows_tools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Fields:
     any_arguments: bool = False
     chat_template_kwargs: str | None = None
     continue_final_message: bool = False
+    prompt_time: str | None = None
     add_special_tokens: bool | None = None
     stop_words: Sequence[str] = ()
     bad_words: Sequence[str] = ()
@@ -84,21 +85,22 @@ class Preparation:
         choice = read_tool_choice(fields.tool_choice)
         tools = None if choice.kind == "none" else fields.tools
         shown = not fields.exclude_input_in_output
-        chat = prompt.build_prompt(
-            self.tokenizer,
-            fields.text_input,
-            fields.messages,
-            tools,
-            fields.chat_template_kwargs,
-            token_ids=fields.prompt_token_ids,
-            special=fields.add_special_tokens,
-            with_text=shown,
-            interactive=fields.interactive,
-            limit=self.limit,
-            continues=fields.continue_final_message,
-            unseen_tools=choice.forced,
-            write_calls=self._write_calls,
-        )
+        with shown_time(fields.prompt_time):
+            chat = prompt.build_prompt(
+                self.tokenizer,
+                fields.text_input,
+                fields.messages,
+                tools,
+                fields.chat_template_kwargs,
+                token_ids=fields.prompt_token_ids,
+                special=fields.add_special_tokens,
+                with_text=shown,
+                interactive=fields.interactive,
+                limit=self.limit,
+                continues=fields.continue_final_message,
+                unseen_tools=choice.forced,
+                write_calls=self._write_calls,
+            )
         parallel = fields.parallel_tool_calls
         prompted = None if fields.messages is None else chat.text
         functions = functions_of(tools)

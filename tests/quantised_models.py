@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -270,12 +270,35 @@ def quantise(source: Path, folder: Path, name: str) -> Tensors:
     their dense names."""
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     dense = load_file(source / "model.safetensors")
-    written, meant = _gpt_oss(dense) if name == GPT_OSS else _by_module(dense, FORMATS[name][1])
+    if name == GPT_OSS:
+        written, meant = _gpt_oss(dense)
+    else:
+        written, values = _by_module({key: value.contiguous() for key, value in _modules(dense)}, FORMATS[name][1])
+        meant = {key: torch.empty(value.shape) for key, value in dense.items()}
+        for key, value in _modules(meant):
+            value.copy_(values[key])
     save_file(written, folder / "model.safetensors")
     config = _GPT_OSS_CONFIG if name == GPT_OSS else FORMATS[name][0]
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
     return meant
+
+
+_FUSED = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?")
+
+
+def _modules(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors. GPT-OSS' experts become modules of their own, as llm-compressor writes them: their tensors are
+    views."""
+    for key, value in tensors.items():
+        match = _FUSED.fullmatch(key)
+        if not match:
+            yield key, value
+            continue
+        for index, one in enumerate(value if match[3] else value.transpose(1, 2)):
+            parts = {"gate_proj": one[::2], "up_proj": one[1::2]} if match[2] == "gate_up" else {"down_proj": one}
+            for name, part in parts.items():
+                yield f"{match[1]}.{index}.{name}.{'bias' if match[3] else 'weight'}", part
 
 
 def _by_module(dense: Tensors, quantiser: Quantiser) -> tuple[Tensors, Tensors]:

@@ -343,7 +343,8 @@ def make_model(
         str,
         typer.Option(
             help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
-            "layers, hidden, heads, KV heads, intermediate, vocabulary."
+            "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss- before the numbers, the "
+            "architecture of GPT-OSS with 32 experts."
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",

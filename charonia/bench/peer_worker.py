@@ -187,6 +187,8 @@ def convert_ctranslate2(source, variant, folder):
 
 
 def convert_llama_cpp(source, variant, folder):
+    if variant == "mxfp4":
+        return write_gpt_oss(source, folder / "model.gguf")
     if not variant:
         return write_gguf(source, folder / "model.gguf")
     import llama_cpp
@@ -220,24 +222,9 @@ def write_gguf(source, file):
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["hidden_size"] // heads)
-    writer.add_vocab_size(vocab)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("llama")
-    words = [f"w{i}" for i in range(vocab - FIRST_TOKEN)]
-    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *words])
-    writer.add_token_scores([0.0] * vocab)
-    types = gguf.TokenType
-    special = [types.UNKNOWN, types.CONTROL, types.CONTROL]
-    writer.add_token_types([*special, *[types.BYTE] * 256, *[types.NORMAL] * len(words)])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    data = np.memmap(source / "model.safetensors", np.uint8, "r")
-    length = int(data[:8].view(np.uint64)[0])
-    header = json.loads(data[8 : 8 + length].tobytes())
-    header.pop("__metadata__", None)
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        weight = np.frombuffer(data, np.uint16, (end - begin) // 2, 8 + length + begin).reshape(entry["shape"])
+    add_vocabulary(writer, vocab)
+    for name, weight in read_tensors(source):
         stem = name.removesuffix(".weight")
         if stem in names:
             new = f"{names[stem]}.weight"
@@ -254,10 +241,114 @@ def write_gguf(source, file):
             weight = weight.reshape(count, 2, rows // count // 2, cols).swapaxes(1, 2).reshape(rows, cols)
         bits = np.ascontiguousarray(weight).view(np.uint8)
         writer.add_tensor(new, bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    close(writer)
+
+
+def add_vocabulary(writer, vocab):
+    import gguf
+
+    writer.add_vocab_size(vocab)
+    writer.add_tokenizer_model("llama")
+    words = [f"w{i}" for i in range(vocab - FIRST_TOKEN)]
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *words])
+    writer.add_token_scores([0.0] * vocab)
+    types = gguf.TokenType
+    special = [types.UNKNOWN, types.CONTROL, types.CONTROL]
+    writer.add_token_types([*special, *[types.BYTE] * 256, *[types.NORMAL] * len(words)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def read_tensors(source):
+    """Yield the names and the elements of a model's tensors; bf16 as np.uint16."""
+    types = {"BF16": np.uint16, "U8": np.uint8}
+    data = np.memmap(source / "model.safetensors", np.uint8, "r")
+    length = int(data[:8].view(np.uint64)[0])
+    header = json.loads(data[8 : 8 + length].tobytes())
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        kind = np.dtype(types[entry["dtype"]])
+        begin, end = entry["data_offsets"]
+        elements = np.frombuffer(data, kind, (end - begin) // kind.itemsize, 8 + length + begin)
+        yield name, elements.reshape(entry["shape"])
+
+
+def close(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_gpt_oss(source, file):
+    """Write a random model of GPT-OSS' architecture as GGUF. Its experts are in MXFP4, all else in bf16 or fp32."""
+    import gguf
+
+    names = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "mlp.router": "ffn_gate_inp",
+        "post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks",
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+        "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
+    }  # fmt: skip
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(str(file), "gpt-oss")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(32.0)
+    writer.add_rope_scaling_orig_ctx_len(4096)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE)
+    add_vocabulary(writer, config["vocab_size"])
+    tensors = dict(read_tensors(source))
+    count = config["num_local_experts"]
+    for name, elements in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if name.endswith("sinks"):
+            stem, kind = name, "weight"
+        if stem in names:
+            new, wide = f"{names[stem]}.{kind}", elements.ndim == 2
+        elif ".experts." not in name:
+            _, _, layer, part = stem.split(".", 3)
+            new, wide = f"blk.{layer}.{names[part]}.{kind}", elements.ndim == 2 and "router" not in name
+        elif ".experts.0." in name and kind in ("bias", "weight_packed"):
+            _, _, layer, _, _, _, part = stem.split(".")
+            of_all = [name.replace(".experts.0.", f".experts.{index}.") for index in range(count)]
+            new = f"blk.{layer}.{names[part]}"
+            if kind == "weight_packed":
+                scales = [one.replace("_packed", "_scale") for one in of_all]
+                blocks = [mx_blocks(tensors[one], tensors[scale]) for one, scale in zip(of_all, scales, strict=True)]
+                writer.add_tensor(f"{new}.weight", np.stack(blocks), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+                continue
+            new, wide, elements = f"{new}.bias", False, np.stack([tensors[one] for one in of_all])
+        else:
+            continue
+        if wide:
+            bits = np.ascontiguousarray(elements).view(np.uint8)
+            writer.add_tensor(new, bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(new, (elements.astype(np.uint32) << 16).view(np.float32))
+    close(writer)
+
+
+def mx_blocks(packed, scales):
+    """Return the rows of GGUF's MXFP4: a block of 32 columns is the scale, then 16 bytes with columns i and i + 16."""
+    rows, groups = scales.shape
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(rows, groups, 32)
+    values = codes[..., :16] | codes[..., 16:] << 4
+    return np.concatenate([scales[..., None], values], -1).reshape(rows, groups * 17)
 
 
 def vocabulary_of(path):

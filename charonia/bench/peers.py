@@ -21,7 +21,7 @@ from statistics import median
 from typing import IO, Any
 
 from charonia import _engine
-from charonia.bench.random_model import parse_shape, write_random_model
+from charonia.bench.random_model import GptOssShape, parse_shape, write_random_model
 from charonia.bench.records import Record
 from charonia.errors import InvalidRequestError, ModelError
 
@@ -66,6 +66,8 @@ ENGINES = (
     Peer("transformers", 16),
     Peer("ctranslate2", 8, "int8"),
 )  # fmt: skip
+# For GPT-OSS' architecture, with experts as in its own files.
+GPT_OSS_ENGINES = (Peer("charonia", 4, "mxfp4"), Peer("llama_cpp", 4, "mxfp4"))
 BITS = (16, 8, 4)
 
 
@@ -157,10 +159,11 @@ def run_peers(
 ) -> tuple[list[Result], list[float]]:
     """peers: only these peers; all if empty. tokens: of each decode. folder: for environments and models. Returns the
     results and the memory's read bandwidth, in bytes per second, before and after each round."""
-    parse_shape(shape)
-    if bits not in BITS:
-        raise InvalidRequestError(f"--bits {bits} is not valid: expected 16, 8 or 4")
-    engines = [one for one in ENGINES if one.bits == bits]
+    of_shape = GPT_OSS_ENGINES if isinstance(parse_shape(shape), GptOssShape) else ENGINES
+    engines = [one for one in of_shape if one.bits == bits]
+    if not engines:
+        valid = " or ".join(map(str, dict.fromkeys(one.bits for one in of_shape)))
+        raise InvalidRequestError(f"--bits {bits} is not valid: expected {valid} with --shape {shape}")
     known = [one.name for one in engines if one.kind != "charonia"]
     for name in peers:
         if name not in known:
@@ -234,7 +237,7 @@ def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], N
 
 def _model(peer: Peer, shape: str, python: Path, folder: Path) -> Path:
     """Return the model in the engine's format; converts it once."""
-    scheme = peer.variant if peer.kind == "charonia" else ""
+    scheme = peer.variant if peer.kind == "charonia" or peer in GPT_OSS_ENGINES else ""
     source = _once(
         folder / "models" / f"{shape}{scheme and '-'}{scheme}",
         lambda place: write_random_model(
@@ -252,7 +255,7 @@ def _model(peer: Peer, shape: str, python: Path, folder: Path) -> Path:
             ),
         )
 
-    if peer.kind == "llama_cpp" and peer.variant:
+    if peer.kind == "llama_cpp" and peer.variant and not scheme:
         source = convert("", source)  # llama.cpp quantises its own 16-bit file
     return convert(peer.variant, source)
 

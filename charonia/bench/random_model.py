@@ -20,9 +20,10 @@ from charonia.progress import Progress
 from charonia.weights.checkpoint import DTYPES, NUMPY_TYPES, WEIGHT_TYPES, Array
 from charonia.weights.safetensors_writer import write_safetensors
 
-# Canonical names of the weights that a scheme quantises.
+# Canonical names of the weights that a scheme quantises. GPT-OSS' own files have only experts in MXFP4.
+_EXPERTS = re.compile(r"layers\.\d+\.feed_forward\.experts\.\d+\.w[123]\.0\.weight")
 _LINEAR = re.compile(
-    r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
+    r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|conv\.w_(?:in|out)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _CHAT_TEMPLATE = (
@@ -64,6 +65,27 @@ class Shape:
         }
 
 
+@dataclass(frozen=True)
+class GptOssShape(Shape):
+    """The sizes of a model with GPT-OSS' architecture."""
+
+    rope_theta: float = 150000.0
+    head_dim: int = 64
+    experts: int = 32
+    experts_per_token: int = 4
+
+    def config(self) -> dict[str, Any]:
+        return {
+            **super().config(),
+            "architectures": ["GptOssForCausalLM"],
+            "model_type": "gpt_oss",
+            "head_dim": self.head_dim,
+            "num_local_experts": self.experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "sliding_window": 128,
+        }
+
+
 # The names in docs and reports.
 SHAPES = {
     "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
@@ -79,16 +101,17 @@ _STRIDE = 7_654_321
 
 
 def parse_shape(text: str) -> Shape:
-    """Parse a name of SHAPES, or six sizes separated by commas."""
+    """Parse a name of SHAPES, or six sizes separated by commas. For GPT-OSS' architecture, `gpt-oss-` and the sizes."""
     if text in SHAPES:
         return SHAPES[text]
+    sizes = text.removeprefix("gpt-oss-")
     try:
-        layers, hidden, heads, kv_heads, intermediate, vocab = (int(part) for part in text.split(","))
+        layers, hidden, heads, kv_heads, intermediate, vocab = (int(part) for part in sizes.split(","))
     except ValueError as error:
         raise InvalidRequestError(
             f"shape {text!r} is not known; expected {', '.join(SHAPES)} or six numbers"
         ) from error
-    return Shape(layers, hidden, heads, kv_heads, intermediate, vocab)
+    return (Shape if sizes == text else GptOssShape)(layers, hidden, heads, kv_heads, intermediate, vocab)
 
 
 def write_random_model(
@@ -121,14 +144,16 @@ def write_random_model(
         for part in parts
     }
     if scheme:
+        only_experts = scheme == "mxfp4" and spec.interleaved_experts
+        quantised = _EXPERTS if only_experts else _LINEAR
         linear = {
             part.name: part.shape
             for canonical, parts in spec.tensors.items()
             for part in parts
-            if _LINEAR.fullmatch(canonical)
+            if quantised.fullmatch(canonical)
         }
         made = Scheme(scheme, (cols for _, cols in linear.values()), scale, dtype_name)
-        config["quantization_config"] = made.config()
+        config["quantization_config"] = made.config(["re:.*self_attn.*"] if only_experts else [])
         for name, (rows, cols) in linear.items():
             del tensors[name]
             tensors |= made.tensors(name.removesuffix(".weight"), rows, cols)

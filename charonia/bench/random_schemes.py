@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,8 @@ class Scheme:
                 + ", ".join(map(str, sorted(widths)))
             )
 
-    def config(self) -> dict[str, Any]:
-        """Return quantization_config for config.json."""
+    def config(self, unquantised: Sequence[str] = ()) -> dict[str, Any]:
+        """Return quantization_config for config.json. unquantised: patterns of more modules that are not quantised."""
         weights: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
         inputs: dict[str, Any] | None = None
         form = "pack-quantized"
@@ -66,7 +66,7 @@ class Scheme:
             "format": form,
             "quantization_status": "compressed",
             "config_groups": {"group_0": group},
-            "ignore": ["lm_head"],
+            "ignore": ["lm_head", *unquantised],
         }
 
     def tensors(self, module: str, rows: int, cols: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from charonia.errors import ModelError
 from charonia.families.experts import expert_counts
-from charonia.families.hf_config import number, optional, required
+from charonia.families.hf_config import activation, number, optional, required
 from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.names import Names
 from charonia.families.spec import HfConfig, ModelSpec, family
@@ -39,7 +39,7 @@ def _describe(config: HfConfig) -> ModelSpec:
     experts: dict[str, Any] = {
         "expert_inter_size": required(config, "intermediate_size"),
         "expert_bias": True,
-        "activation": "clamped_swiglu",
+        "activation": activation(config, "hidden_act", supported={"silu": "clamped_swiglu"}),
         "swiglu_limit": number(config, "swiglu_limit", 7.0),
         "swiglu_alpha": number(config, "swiglu_alpha", 1.702),
         "router_bias": True,

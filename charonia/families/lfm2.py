@@ -44,7 +44,11 @@ def _mixers(config: HfConfig) -> list[str]:
         if attention is not None and not isinstance(attention, list):
             raise ModelError(f"config.json: full_attn_idxs {attention!r} must list the layers with attention")
         types = ["full_attention" if attention is None or at in attention else "conv" for at in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or any(one not in _MIXERS for one in types):
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or any(not isinstance(one, str) or one not in _MIXERS for one in types)
+    ):
         raise ModelError(
             f"config.json: layer_types must list num_hidden_layers = {layers} times one of {', '.join(_MIXERS)}"
         )

@@ -80,10 +80,10 @@ def llama_spec(
     names: of its tensors. ignored, notes: see ModelSpec. head_dim, norm_eps, theta, local_theta, partial_rotary:
     defaults of values that config.json does not have. head_dim: see head_size(). partial_rotary None: heads are fully
     rotated. local_theta > 0: window layers have a separate rotary base. per_layer_rope: the family reads
-    rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. windows: the
-    window of each layer, 0 for none; empty: no layer has one. rotated, with_experts: whether a layer has a rotation, or
-    experts if the model has them; empty: all layers. mixers: LayerAttributes.mixer of each layer; empty: attention. own:
-    keys of ModelConfig that the family sets itself; they override the others.
+    rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. windows: the window
+    of each layer, 0 for none; empty: no layer has one. rotated, with_experts: whether a layer has a rotation, or
+    experts if the model has them; empty: all layers. mixers: LayerAttributes.mixer of each layer; empty: attention.
+    own: keys of ModelConfig that the family sets itself; they override the others.
     """
     heads = required(config, "num_attention_heads")
     kv_heads = optional(config, "num_key_value_heads", heads)

@@ -17,7 +17,9 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
@@ -790,6 +792,39 @@ def render_chat(
         raise
 
 
+_shown_time: ContextVar[datetime | None] = ContextVar("_shown_time", default=None)
+
+
+@contextlib.contextmanager
+def shown_time(text: str | None) -> Iterator[None]:
+    """Chat templates show this local time, such as 2026-11-28T21:45:00. None: the time of the clock."""
+    try:
+        time = None if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        remedy = "send a local time such as 2026-11-28T21:45:00"
+        raise PromptError("prompt_time", f"{show(text)} is not a time", remedy) from None
+    before = _shown_time.set(time)
+    try:
+        yield
+    finally:
+        _shown_time.reset(before)
+
+
+def _set_clock(tokenizer: Any, tools: Any) -> None:
+    """Replace the template's function strftime_now. transformers passes no function as a variable, and caches compiled
+    templates. A version of it without this function shows the time of the clock."""
+    from transformers.utils import chat_template_utils
+
+    template = tokenizer.get_chat_template(None, tools)
+    compiled = getattr(chat_template_utils, "_compile_jinja_template", None)
+    if compiled and "strftime_now" in template:
+        compiled(template).globals["strftime_now"] = _strftime_now
+
+
+def _strftime_now(format: str) -> str:
+    return (_shown_time.get() or datetime.now()).strftime(format)
+
+
 # The messages, tools and variables that a template gets.
 _Form = tuple[list[Message], list[Any] | None, dict[str, Any]]
 
@@ -927,6 +962,7 @@ def _complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _render(tokenizer: Any, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> str:
     import jinja2
 
+    _set_clock(tokenizer, tools)
     try:
         return str(
             tokenizer.apply_chat_template(

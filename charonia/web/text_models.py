@@ -74,6 +74,7 @@ class TextModels:
                 tool_choice=None if request.tool_choice is None else as_json(request.tool_choice),
                 parallel_tool_calls=request.parallel_tool_calls is not False,
                 any_arguments=request.any_arguments,
+                prompt_time=request.prompt_time,
                 stop_words=request.stop_words,
                 bad_words=request.bad_words,
                 logit_bias=as_json(dict(request.logit_bias)) if request.logit_bias else None,

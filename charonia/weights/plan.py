@@ -230,7 +230,9 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     memory = Table(title=f"{plan.model_name} ({plan.weight_type}) on {plan.device}{ranks}", title_justify="left")
     memory.add_column("memory")
     memory.add_column("size", justify="right")
-    blocks = f"{plan.num_blocks} and {plan.num_window_blocks} window blocks" if plan.window else f"{plan.num_blocks} blocks"
+    blocks = (
+        f"{plan.num_blocks} and {plan.num_window_blocks} window blocks" if plan.window else f"{plan.num_blocks} blocks"
+    )
     states = f" and {plan.num_states} states" if plan.num_states else ""
     rows = [
         ("weights", plan.weight_bytes),

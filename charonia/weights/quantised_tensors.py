@@ -25,7 +25,8 @@ _LEAST_GROUP = 8  # minimum columns of a short last group: one step of the CPU k
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports with a column order
 _QUANTISABLE = re.compile(
-    r"output\.weight|layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
+    r"output\.weight|layers\.\d+\."
+    r"(?:attention\.(?:w_qkv|wo)|conv\.w_(?:in|out)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
 _FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight")
 # Scales of keys and values. The engine ignores them, because it computes its own (quant_policy).
@@ -457,6 +458,14 @@ def _differently(folder: Path, *names: str) -> UnsupportedError:
     )
 
 
+def cut_units(part: TensorPart) -> tuple[int, int]:
+    """Return how many rows and how many columns of a quantised weight cannot be separated."""
+    if part.quantised is None:
+        return 1, 1
+    how = part.quantised.how
+    return _packed_rows(how), math.lcm(how.group_size or 1, _packed_cols(how))
+
+
 def cut_obstacle(part: TensorPart) -> str:
     """Return why the range of a quantised weight cannot be cut out of its tensors; empty if it can."""
     if part.quantised is None:
@@ -464,16 +473,22 @@ def cut_obstacle(part: TensorPart) -> str:
     how = part.quantised.how
     if part.cols and part.cols != (0, part.shape[1]) and part.quantised.order:
         return f"the columns of {part.name} are quantised in their own order (desc_act)"
-    per_number = 32 // how.bits
-    col_unit = {"rows": 1, "awq": 1, "mxfp4": 2}.get(how.layout, per_number)
-    group = how.group_size or 1
+    group, col_unit, row_unit = how.group_size or 1, _packed_cols(how), _packed_rows(how)
     for bound in part.cols or ():
         if bound % group and bound != part.shape[1]:
             return f"column {bound} of {part.name} is within a group of {group} columns"
         if bound % col_unit:
             return f"column {bound} of {part.name} is within {col_unit} columns that are packed together"
-    row_unit = per_number if how.layout in ("awq", "gptq") or (how.layout == "packed-rows" and how.zeros) else 1
     for bound in part.rows or ():
         if bound % row_unit and bound != part.shape[0]:
             return f"row {bound} of {part.name} is within {row_unit} rows that are packed together"
     return ""
+
+
+def _packed_cols(how: Quantization) -> int:
+    return {"rows": 1, "awq": 1, "mxfp4": 2}.get(how.layout, 32 // how.bits)
+
+
+def _packed_rows(how: Quantization) -> int:
+    packed = how.layout in ("awq", "gptq") or (how.layout == "packed-rows" and how.zeros)
+    return 32 // how.bits if packed else 1

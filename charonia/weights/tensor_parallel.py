@@ -1,13 +1,15 @@
 """Splits a model over tensor-parallel ranks: computes the range of each tensor that each rank holds.
 
 Layers are split by columns, then by rows, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM,
-2019): q, k, v, gate and up by output features, o and down by input features; a short convolution by channels. Experts are split like dense layers: every
-rank has a share of each expert and of the shared expert. The output layer is split by rows. The engine reads the split
-from the shapes in the manifest.
+2019): q, k, v, gate and up by output features, o and down by input features; a short convolution by channels. Experts
+are split like dense layers: every rank has a share of each expert and of the shared expert. The shares are equal,
+unless this would separate columns that are quantised together: then they are whole groups of columns. The output layer
+is split by rows. The engine reads the split from the shapes in the manifest.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -32,8 +34,10 @@ def ranks_of(settings: Mapping[str, str]) -> int:
 def _check_ranks(tensors: TensorMap, config: ModelConfig, ranks: int) -> None:
     """Raises UnsupportedError, with the possible numbers of ranks, if the model cannot be split over `ranks`."""
 
+    units = units_of(tensors)
+
     def obstacle_of(count: int) -> str:
-        return _obstacle(config, count) or _cut_obstacle(tensors, config, count)
+        return _obstacle(config, units, count) or _cut_obstacle(units, tensors, config, count)
 
     obstacle = obstacle_of(ranks)
     if obstacle:
@@ -44,10 +48,11 @@ def _check_ranks(tensors: TensorMap, config: ModelConfig, ranks: int) -> None:
         )
 
 
-def _obstacle(config: ModelConfig, ranks: int) -> str:
+def _obstacle(config: ModelConfig, units: Mapping[str, int], ranks: int) -> str:
     for key in ("head_num", *_widths(config)):
-        if getattr(config, key) % ranks:
-            return f"{key} = {getattr(config, key)} is not a multiple of {ranks}"
+        size, unit = getattr(config, key), units.get(key, 1)
+        if size % ranks and (unit == 1 or size <= (ranks - 1) * unit):
+            return f"{key} = {size} is not a multiple of {ranks}"
     if config.kv_head_num % ranks and ranks % config.kv_head_num:
         return f"kv_head_num = {config.kv_head_num} is neither a multiple nor a divisor of {ranks}"
     if output_rows(config, ranks - 1, ranks)[0] >= config.vocab_size:
@@ -55,14 +60,19 @@ def _obstacle(config: ModelConfig, ranks: int) -> str:
     return ""
 
 
-def _cut_obstacle(tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
+def _cut_obstacle(units: Mapping[str, int], tensors: TensorMap, config: ModelConfig, ranks: int) -> str:
     """Check that values that are packed together or share a scale stay together."""
-    if not any(part.quantised for parts in tensors.values() for part in parts):
+    if not _any_quantised(tensors):
         return ""
     from charonia.weights.quantised_tensors import cut_obstacle
 
-    obstacles = (cut_obstacle(part) for parts in _split(tensors, config, ranks).values() for part in parts)
+    cut = split_by(units, tensors, config, ranks)
+    obstacles = (cut_obstacle(part) for parts in cut.values() for part in parts)
     return next(filter(None, obstacles), "")
+
+
+def _any_quantised(tensors: TensorMap) -> bool:
+    return any(part.quantised for parts in tensors.values() for part in parts)
 
 
 def _widths(config: ModelConfig) -> list[str]:
@@ -77,6 +87,37 @@ def _widths(config: ModelConfig) -> list[str]:
         + ["expert_inter_size"] * bool(config.num_experts)
         + ["shared_expert_inter_size"] * shared
     )
+
+
+def _width_of(place: str) -> str:
+    """Return the key of the width of a feed-forward layer. place: begin of its tensors' names."""
+    return {"experts": "expert_inter_size", "shared": "shared_expert_inter_size"}.get(place.split(".")[3], "inter_size")
+
+
+def units_of(tensors: TensorMap) -> dict[str, int]:
+    """Return how many columns of the feed-forward layers cannot be separated, by the key of the layers' width."""
+    units: dict[str, int] = {}
+    if not _any_quantised(tensors):
+        return units
+    from charonia.weights.quantised_tensors import cut_units
+
+    for name, parts in tensors.items():
+        match = _LAYER_TENSOR.fullmatch(name)
+        if not match or match[2] not in ("w1", "w2", "w3") or match[3] != "weight":
+            continue
+        key, dimension = _width_of(match[1]), 1 if match[2] == "w2" else 0
+        units[key] = math.lcm(units.get(key, 1), *(cut_units(part)[dimension] for part in parts))
+    return units
+
+
+def _bounds(size: int, unit: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the begin and the end of a rank's share of a width. Shares are equal if they can be; otherwise they are
+    multiples of `unit`, except for the last one. The first rank has the largest share."""
+    units = -(-size // unit)
+    if size % ranks == 0 and (size // ranks % unit == 0 or units < ranks):
+        return rank * size // ranks, (rank + 1) * size // ranks
+    begin, end = (unit * -(-units * one // ranks) for one in (rank, rank + 1))
+    return begin, min(end, size)
 
 
 def output_rows(config: ModelConfig, rank: int, ranks: int) -> tuple[int, int]:
@@ -95,10 +136,11 @@ def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
     UnsupportedError, with the possible numbers of ranks, if the model cannot be split over `ranks`.
     """
     _check_ranks(tensors, config, ranks)
-    return _split(tensors, config, ranks)
+    return split_by(units_of(tensors), tensors, config, ranks)
 
 
-def _split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
+def split_by(units: Mapping[str, int], tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
+    """Return the tensors as split() does, without its checks. units: the result of units_of()."""
     split_tensors: TensorMap = {}
     whole_output = tensors.get("output.weight", tensors["tok_embeddings.weight"])
     for rank in range(ranks):
@@ -112,22 +154,24 @@ def _split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
             split_tensors[name] = parts
             continue
         place, module, kind = match.groups()
+        unit = units.get(_width_of(place), 1) if module in ("w1", "w2", "w3") else 1
         for rank in range(ranks):
-            mine = _parts_of(module, kind, parts, config, rank, ranks)
+            mine = _parts_of(module, kind, parts, config, unit, rank, ranks)
             if mine:
                 split_tensors[f"{place}{module}.{rank}.{kind}"] = mine
     return split_tensors
 
 
 def _parts_of(
-    module: str, kind: str, parts: tuple[TensorPart, ...], config: ModelConfig, rank: int, ranks: int
+    module: str, kind: str, parts: tuple[TensorPart, ...], config: ModelConfig, unit: int, rank: int, ranks: int
 ) -> tuple[TensorPart, ...]:
+    """unit: see units_of()."""
     if ranks == 1:
         return parts
     if module in ("wo", "w_out", "w2"):
         if kind == "bias":
             return parts if rank == 0 else ()
-        return tuple(_share(part, 1, rank, ranks) for part in parts)
+        return tuple(part.take(1, *_bounds(part.taken[1], unit, rank, ranks)) for part in parts)
     if module == "w_qkv":
         # With more ranks than KV heads, each rank uses the KV head of its group of q heads.
         groups = min(ranks, config.kv_head_num)
@@ -145,12 +189,13 @@ def _parts_of(
         k_size, v_size = config.delta_k_heads * config.delta_k_dim, config.delta_v_heads * config.delta_v_dim
         sizes = [config.delta_v_heads] * 2 if module == "w_ba" else [k_size, k_size, v_size]
         return _sections(parts, sizes + [v_size] * (module == "w_qkvz"), rank, ranks)
-    rows = sum(part.taken[0] for part in parts) // ranks
+    rows = sum(part.taken[0] for part in parts)
     if module == "w_in":  # B, C and x, each of all channels
-        share, all_rows = rows // 3, rows * ranks
-        first = [third * all_rows // 3 + rank * share for third in range(3)]
+        channels = rows // 3
+        share = channels // ranks
+        first = [third * channels + rank * share for third in range(3)]
         return tuple(part for begin in first for part in _stacked_rows(parts, begin, begin + share))
-    return _stacked_rows(parts, rank * rows, (rank + 1) * rows)
+    return _stacked_rows(parts, *_bounds(rows, unit, rank, ranks))
 
 
 def _sections(parts: tuple[TensorPart, ...], sizes: list[int], rank: int, ranks: int) -> tuple[TensorPart, ...]:
@@ -173,12 +218,6 @@ def _stacked_rows(parts: tuple[TensorPart, ...], begin: int, end: int) -> tuple[
             taken.append(part.take(0, low - first, high - first))
         first = last
     return tuple(taken)
-
-
-def _share(part: TensorPart, dimension: int, index: int, count: int) -> TensorPart:
-    """Return the index-th of `count` equal shares along a dimension."""
-    size = part.taken[dimension] // count
-    return part.take(dimension, index * size, (index + 1) * size)
 
 
 def rank_of(name: str) -> int | None:

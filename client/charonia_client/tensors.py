@@ -74,6 +74,8 @@ def encode(
     an invalid guide."""
     message = pb.ModelInferRequest(model_name=model, id=request_id)
     _prompt(message, request)
+    if request.prompt_time is not None:
+        _texts(message, "prompt_time", [request.prompt_time.encode()])
     if request.parallel_tool_calls is not None:
         _numbers(message, "parallel_tool_calls", "BOOL", [request.parallel_tool_calls])
     if request.any_arguments:

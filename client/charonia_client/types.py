@@ -92,6 +92,7 @@ class GenerateRequest(ScalarFields):
     any_arguments: bool = False  # True: arguments of forced calls follow `parameters` only if the function is strict
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the chat template, such as enable_thinking
     continue_final_message: bool = False  # the last message is the beginning of the response
+    prompt_time: str | None = None  # the local time that the chat template shows, such as 2026-11-28T21:45:00
     # True: the text is also parsed into content, reasoning and tool_calls.
     parsed: Literal[True] | None = None
     stop_words: Sequence[str] = ()

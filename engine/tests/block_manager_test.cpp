@@ -528,7 +528,7 @@ std::vector<TokenId> numbers(int n, int first = 0) {
   return tokens;
 }
 
-TEST(BlockManager, MatchFindsTheLongestChainOfFullBlocksAndTheOldestIsEvictedFromItsEnd) {
+TEST(BlockManager, MatchFindsTheLongestChainAndTheOldestIsEvictedFromItsEnd) {
   BlockManager pool(6, 2, true);
   EXPECT_EQ(pool.num_free(), 6);
   std::vector<BlockId> blocks, taken;

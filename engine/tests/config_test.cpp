@@ -22,7 +22,7 @@ void expect_refused(const Settings& settings, std::initializer_list<std::string_
   expect_error(ErrorCode::invalid_argument, parts, [&] { apply_settings(settings, engine, &model); });
 }
 
-TEST(Config, DefaultsOfTheTableAreThoseOfTheStruct) {
+TEST(Config, DefaultsOfTheTableEqualTheStruct) {
   const auto fields = [](EngineConfig& c) {
     return std::tie(c.max_batch_size, c.cache_max_entry_count, c.session_len, c.enable_prefix_caching, c.device,
                     c.threads, c.token_budget, c.max_queue_size, c.stream_interval_ms, c.cache_block_seq_len);

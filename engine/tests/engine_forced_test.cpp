@@ -43,7 +43,7 @@ class EngineForcedTest : public testing::EngineFixture {
 };
 INSTANTIATE_TEST_SUITE_P(Device, EngineForcedTest, testing::kDevices, testing::device_name);
 
-TEST_P(EngineForcedTest, AnswersAreThoseOfOneByOneWhereverTheyEnd) {
+TEST_P(EngineForcedTest, ResponsesEqualStepByStepResponsesAtEveryEnd) {
   const auto one = engine();
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     for (const int max_tokens : {1, 2, 3, 4, 6, 7, 8, 9, 10, 13, 30}) {
@@ -59,7 +59,7 @@ TEST_P(EngineForcedTest, AnswersAreThoseOfOneByOneWhereverTheyEnd) {
 
 // Stop words, end tokens and bans within a run. A certain token that is banned, or that would end the answer too early,
 // cannot be sampled either.
-TEST_P(EngineForcedTest, WhatEndsOrSteersAnAnswerIsKeptToWithinARun) {
+TEST_P(EngineForcedTest, EndsAndPenaltiesCountWithinAForcedRun) {
   const auto one = engine();
   const auto asked = random_request({4, 5}, 28, 3);
   Collector whole(*one, with_runs(asked, kVocab, true));
@@ -113,7 +113,7 @@ TEST_P(EngineForcedTest, ASessionGoesOnAfterAnAnswerThatEndedWithinARun) {
 }
 
 // Requests at once on a cache that does not hold them all, with prompts that begin alike and without.
-TEST_P(EngineForcedTest, ManyAtOnceArePreemptedAndGetTheirTokens) {
+TEST_P(EngineForcedTest, ManyForcedSequencesArePreemptedAndGetTheirTokens) {
   for (const auto* const prefixes : {"True", "False"}) {
     const auto one =
         engine({{"cache_max_entry_count", "20"}, {"session_len", "60"}, {"enable_prefix_caching", prefixes}});
@@ -169,7 +169,7 @@ class Liar : public RunsOf {
   static constexpr TokenId kOne[] = {1};
 };
 
-TEST_P(EngineForcedTest, WhatIsForcedBesideOtherTokensIsAnErrorOfTheRequest) {
+TEST_P(EngineForcedTest, ForcedTokenNextToOthersIsAnErrorOfTheRequest) {
   const auto one = engine();
   auto asked = request({1, 2, 3}, 10);
   asked.mask = std::make_shared<Liar>();

@@ -149,7 +149,7 @@ TEST_P(EngineGroupTest, InvalidCombinationsAreRejectedByName) {
 
 // The log probability of each prompt token equals the log probability of the first token sampled after the tokens
 // before it.
-TEST_P(EngineGroupTest, PromptLogprobsAreThoseOfTheTokensInTheirPlaces) {
+TEST_P(EngineGroupTest, PromptLogprobsBelongToTheTokensAtTheirPositions) {
   std::vector<TokenId> prompt;
   for (TokenId i = 0; i < 37; ++i) prompt.push_back((7 * i + 3) % 40);
   std::vector<std::map<TokenId, float>> most_likely;

@@ -98,7 +98,7 @@ TEST_P(EngineGuideTest, AGuideThatIsWrongEndsItsRequestAndNoOther) {
   one->check_integrity();
 }
 
-TEST_P(EngineGuideTest, WhatContradictsAGuideIsRejectedAtOnce) {
+TEST_P(EngineGuideTest, ContradictionsOfAGuideAreRejectedImmediately) {
   const auto one = engine({{"guide_max_bytes", "20"}});
   const auto rejected = [&](const Request& asked, std::string_view named) {
     expect_error(ErrorCode::invalid_argument, {named}, [&] { one->submit(asked, {}); });

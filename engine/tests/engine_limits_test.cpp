@@ -93,7 +93,7 @@ TEST_P(EngineLimitsTest, MaxTokensMayBeMoreThanTheContextLeavesWhereThatIsAskedF
   EXPECT_EQ(std::ssize(tokens_of(*one, few)), 2);
 }
 
-TEST_P(EngineLimitsTest, ADeadlineEndsWhatRunsAndWhatWaitsAndFreesItsBlocks) {
+TEST_P(EngineLimitsTest, DeadlineEndsRunningAndWaitingRequestsAndFreesTheirBlocks) {
   lengthen();
   const auto one = engine({{"max_batch_size", "1"}});
   auto late = request({1, 2, 3}, 19'000);
@@ -128,7 +128,7 @@ TEST_P(EngineLimitsTest, TheSettingIsTheDeadlineOfRequestsThatNameNone) {
   EXPECT_EQ(Collector(*one, longer).last().finish_reason, FinishReason::length);
 }
 
-TEST_P(EngineLimitsTest, ADeadlineThatIsAlsoTheQueuesEndsWhatHasBegun) {
+TEST_P(EngineLimitsTest, DeadlineEqualToTheQueueLimitEndsARunningRequest) {
   lengthen();
   // Doubles the limit until a request begins within it, on a machine of any speed.
   for (int limit_ms = 250;; limit_ms *= 2) {

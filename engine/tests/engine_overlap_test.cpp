@@ -143,7 +143,7 @@ class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithPar
 INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
                          [](const auto& info) { return std::to_string(info.param); });
 
-TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPrefixHits) {
+TEST_P(OverlapTest, EveryRequestGetsTheSameTokensWithPreemptionAndPrefixHits) {
   const auto all = requests(150);
   const auto synchronous = engine(false);
   const auto expected = outcomes(*synchronous, all);
@@ -158,7 +158,7 @@ TEST_P(OverlapTest, EveryKindOfRequestGetsTheSameTokensAlsoWithPreemptionAndPref
 }
 
 // A prefill attends to its own rows through the cache's integers, so that chunking has no effect.
-TEST_P(OverlapTest, AQuantisedCacheChangesTheTokensOfNoRequestByWhatElseRuns) {
+TEST_P(OverlapTest, TokensWithAQuantisedCacheDoNotDependOnOtherRequests) {
   const auto all = requests(60);
   const auto plain = outcomes(*engine(false), all);
   for (const auto* policy : {"8", "4"}) {
@@ -168,7 +168,7 @@ TEST_P(OverlapTest, AQuantisedCacheChangesTheTokensOfNoRequestByWhatElseRuns) {
   }
 }
 
-TEST_P(OverlapTest, ARequestWhoseSamplingNeedsTheLastTokenIsNotOverlapped) {
+TEST_P(OverlapTest, SamplingThatNeedsTheLastTokenIsNotOverlapped) {
   const auto overlapping = engine(true);
   auto banned = request({1, 2, 3}, 30);
   banned.sampling.bad_words = {{5, 6}};

@@ -46,7 +46,7 @@ std::vector<Request> requests(int vocab, int max_tokens) {
   return out;
 }
 
-TEST_P(EngineRanksTest, TheTokensAreThoseOfOneRankAndTheLogProbabilitiesNear) {
+TEST_P(EngineRanksTest, TokensEqualOneRankAndLogProbabilitiesAreNear) {
   TinyModel grouped, biased, tied, wide;
   biased.biases = true;
   tied.tied = true;
@@ -104,7 +104,8 @@ TEST_P(EngineRanksTest, EveryKindOfDecoderIsTheSameOnSeveralRanks) {
 }
 
 TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
-  const TinyModel model;
+  TinyModel model;
+  model.windows = {0, 8};
   const auto folder = write(model, GetParam());
   auto all = requests(model.vocab, 60);
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -124,23 +125,27 @@ TEST_P(EngineRanksTest, SamplesDependOnlyOnTheRequest) {
   }
 }
 
-TEST_P(EngineRanksTest, SequencesThatGiveTheirBlocksBackAndPrefixesThatComeAgainChangeNothing) {
-  const auto folder = write({}, GetParam());
-  Engine engine(folder, {{"cache_max_entry_count", "40"}});
-  std::vector<Collector> first(8), again(8);
-  const auto prompt = [](int i) { return request({5, 6, 7, 8, 9, 10, 11, 12, 1 + i}, 60); };
-  for (int i = 0; i < 8; ++i) engine.submit(prompt(i), first[static_cast<std::size_t>(i)].callback());
-  for (auto& one : first) one.wait();
-  EXPECT_GT(engine.stats().num_preemptions, 0);
-  for (std::size_t i = 0; i < 8; ++i) {
-    engine.submit(prompt(static_cast<int>(i)), again[i].callback());
-    EXPECT_EQ(again[i].tokens(), first[i].tokens());
+TEST_P(EngineRanksTest, FreedBlocksAndRepeatedPrefixesChangeNothing) {
+  for (const auto& windows : {std::vector{0}, std::vector{8, 0}}) {
+    TinyModel model;
+    model.windows = windows;
+    const auto folder = write(model, GetParam());
+    Engine engine(folder, {{"cache_max_entry_count", "40"}});
+    std::vector<Collector> first(8), again(8);
+    const auto prompt = [](int i) { return request({5, 6, 7, 8, 9, 10, 11, 12, 1 + i}, 60); };
+    for (int i = 0; i < 8; ++i) engine.submit(prompt(i), first[static_cast<std::size_t>(i)].callback());
+    for (auto& one : first) one.wait();
+    EXPECT_GT(engine.stats().num_preemptions, 0);
+    for (std::size_t i = 0; i < 8; ++i) {
+      engine.submit(prompt(static_cast<int>(i)), again[i].callback());
+      EXPECT_EQ(again[i].tokens(), first[i].tokens());
+    }
+    EXPECT_EQ(again[7].wait().back().num_cached_tokens, 8);
+    engine.check_integrity();
   }
-  EXPECT_EQ(again[7].wait().back().num_cached_tokens, 8);
-  engine.check_integrity();
 }
 
-TEST_P(EngineRanksTest, MemoryIsThatOfAllRanksTogether) {
+TEST_P(EngineRanksTest, MemoryIsTheSumOfAllRanks) {
   TinyModel model;
   model.kv_heads = 4;
   const Settings settings = {{"cache_max_entry_count", "20"}};

@@ -127,7 +127,7 @@ TEST_P(EngineResumeTest, ContinuesSeveralSequencesSomeOfWhichHaveEnded) {
 }
 
 // An invalid label ends the server's process.
-TEST_P(EngineResumeTest, ARequestWhoseFirstSequenceHasEndedCountsWithTheReasonOfTheNext) {
+TEST_P(EngineResumeTest, RequestCountsWithTheReasonOfItsNextRunningSequence) {
   const auto sink = std::make_shared<FinishedRequests>();
   Engine one(weights(), {}, sink);
   auto asked = sampled(10);
@@ -167,7 +167,7 @@ TEST_P(EngineResumeTest, ContinuesAWholeConversationInASession) {
   EXPECT_EQ(one->sessions().front().num_tokens, 25);
 }
 
-TEST_P(EngineResumeTest, RejectsWhatCannotBeContinued) {
+TEST_P(EngineResumeTest, RejectsRequestsThatCannotBeContinued) {
   const auto one = engine();
   const auto rejected = [&](auto change, const std::string& part) {
     auto asked = sampled(10);

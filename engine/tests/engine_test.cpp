@@ -214,7 +214,7 @@ TEST_P(EngineTest, ASlowConsumerDelaysNoOther) {
   EXPECT_EQ(other.tokens().size(), 50U);
 }
 
-TEST_P(EngineTest, ManyThreadsAtOnce) {
+TEST_P(EngineTest, ServesManyThreads) {
   Engine engine(weights(), {{"max_batch_size", "8"}, {"cache_max_entry_count", "40"}});
   std::map<int, std::vector<TokenId>> expected;
   const auto asked = [](int length) { return request(std::vector<TokenId>(static_cast<std::size_t>(length), 3), 40); };

@@ -50,7 +50,7 @@ class EngineWindowTest : public testing::EngineFixtureBase,
 INSTANTIATE_TEST_SUITE_P(Models, EngineWindowTest,
                          ::testing::Combine(::testing::Values(std::vector{8, 0}, std::vector{8}, std::vector{0, 5, 8},
                                                               std::vector{-1, 0}, std::vector{-1, 8, 0}),
-                                            ::testing::Values("0", "8"), ::testing::Bool()));
+                                            ::testing::Values("0", "8", "4"), ::testing::Bool()));
 
 TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
   const auto expected = reference(), one = tight();
@@ -78,6 +78,7 @@ TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
     }
     one->check_integrity();
   }
+  EXPECT_GT(one->stats().num_preemptions, 0);
   EXPECT_EQ(tokens_of(*one, request(prompt(40, 1), 3)), tokens_of(*expected, request(prompt(40, 1), 3)));
   Collector again(*one, request(prompt(40, 1), 3));
   EXPECT_EQ(again.tokens(), tokens_of(*expected, request(prompt(40, 1), 3)));

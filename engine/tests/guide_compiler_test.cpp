@@ -347,7 +347,7 @@ TEST_F(GuideCompilerTest, PatternsThatOtherEnginesReadInAnotherWayAreRejected) {
   expect_rejected(GuideType::regex, std::string(65, '(') + std::string(65, ')'), "nested more than 64 deep");
 }
 
-TEST_F(GuideCompilerTest, RegularExpressionsMeanWhatTheyMeanElsewhere) {
+TEST_F(GuideCompilerTest, RegularExpressionsHaveTheirUsualMeaning) {
   for (const auto& [expression, right, wrong] : std::vector<std::tuple<std::string, std::string, std::string>>{
            {"\\x41b", "Ab", "\u041b"},     {"[\\x2d0-9]{2}", "-7", "+7"},  {"[\\u00e9a]", "a", "\u0e9a"},
            {"[\\^a]", "^", "b"},           {"[^\\^a]", "b", "^"},          {"[\\w\\-.]+", "a-.", "/"},

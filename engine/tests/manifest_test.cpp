@@ -149,7 +149,7 @@ TEST_F(ManifestTest, APlanNeedsNoFiles) {
   EXPECT_THROW(plan_memory(dir_), Error);
 }
 
-TEST_F(ManifestTest, ARankReadsItsOwnTensorsAndThoseOfAll) {
+TEST_F(ManifestTest, RankReadsItsOwnTensorsAndTheSharedOnes) {
   const model::Manifest manifest(dir_, 2);
   // hidden 32, 4 heads and 2 KV heads of 8, inter 48, vocabulary 40, 2 layers.
   const std::int64_t layer = 32 * 32 + 32 * 16 + 3 * 32 * 24;

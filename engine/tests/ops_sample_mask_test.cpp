@@ -174,7 +174,7 @@ TEST_P(SampleMaskTest, a_row_whose_mask_fails_or_allows_nothing_fails_alone) {
   for (const std::size_t row : {2U, 3U, 4U}) expect_error_of(row, "mask");
 }
 
-TEST_P(SampleMaskTest, a_target_is_reported_with_the_unmodified_logits_and_their_log_probabilities) {
+TEST_P(SampleMaskTest, a_target_has_the_log_probability_of_unmodified_logits) {
   Random random(77);
   for (int trial = 0; trial < trials(GetParam(), 20); ++trial) {
     const int vocab = trial % 4 == 0 ? 3000 : uniform(random, 2, 200);

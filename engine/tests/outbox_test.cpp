@@ -85,7 +85,7 @@ Result scored(Result result, int tops) {
   return result;
 }
 
-// The chunk of a result or of an error that was added alone. TheEncodingIsThatOfTheGoldenFile tests all its fields.
+// The chunk of a result or of an error that was added alone. EncodingEqualsTheGoldenFile tests all its fields.
 Chunk chunk_of(std::uint64_t key, const Result& result, const Extras& extras = {}) {
   Outbox outbox;
   outbox.add(key, result, extras);
@@ -194,7 +194,7 @@ TEST(Outbox, AReaderThatLetsTooMuchWaitIsGivenUp) {
 
 // The file has the bytes of a delivery in hexadecimal. tests/unit/test_delivery.py reads the same file with Python's
 // protobuf package.
-TEST(Outbox, TheEncodingIsThatOfTheGoldenFile) {
+TEST(Outbox, EncodingEqualsTheGoldenFile) {
   Outbox outbox;
   auto first = scored(result({1, 300, 70000}, "b\xc3\xa9", 2, FinishReason::length), 1);
   first.top_logprobs[0][0].id = -1;
@@ -224,7 +224,7 @@ TEST(Outbox, TheEncodingIsThatOfTheGoldenFile) {
   EXPECT_EQ(hex + "\n", golden);
 }
 
-TEST(Outbox, WhatComesAfterAnEndIsJoinedToNothing) {
+TEST(Outbox, ChunksAfterAnEndAreNotJoined) {
   Outbox outbox;
   outbox.add(1, result({1}, "a", 0, FinishReason::stop), {});
   outbox.add(1, result({2}, "b"), {.echo = "prompt "});
@@ -236,7 +236,7 @@ TEST(Outbox, WhatComesAfterAnEndIsJoinedToNothing) {
                                                    error_chunk(1, "[504] late"), chunk_of(1, result({4}, "d"))}));
 }
 
-TEST(Outbox, ASpaceThatIsNoTextIsCountedWhereItStands) {
+TEST(Outbox, RemovedSpaceCountsAtItsPlace) {
   Outbox outbox;
   outbox.add(1, result({1}, ""), {});  // a special token
   outbox.add(1, after(1, result({2}, "a")), {});
@@ -244,7 +244,7 @@ TEST(Outbox, ASpaceThatIsNoTextIsCountedWhereItStands) {
   EXPECT_EQ(decode(outbox.take(), 1), std::vector{chunk_of(1, after(1, result({1, 2, 3}, "ab")))});
 }
 
-TEST(Outbox, WhatIsNotReadHoldsBackTheRest) {
+TEST(Outbox, UnreadDeliveriesHoldBackTheRest) {
   Outbox outbox({.deliveries = 2});
   for (int i = 0; i < 2; ++i) {
     outbox.add(1, result({i}, "x"), {});
@@ -276,7 +276,7 @@ TEST(Outbox, LargeDeliveriesHoldBackTheRestToo) {
   EXPECT_TRUE(outbox.due());
 }
 
-TEST(Outbox, WhatDoesNotFitInADeliveryWaitsForTheReader) {
+TEST(Outbox, ChunksBeyondADeliveryWaitForTheReader) {
   Outbox outbox({.bytes = 1000, .held = 1});
   const std::string text(500, 'x');
   for (TokenId id = 1; id <= 5; ++id) outbox.add(static_cast<std::uint64_t>(id), result({id}, text), {});
@@ -332,7 +332,7 @@ TEST(Outbox, AReaderThatStopsIsGivenUpAfterAWhile) {
   EXPECT_STREQ(outbox.overflow(now += seconds(2)), "its reader has stopped reading");
 }
 
-TEST(Outbox, AReaderForWhichMuchComesAtOnceIsGivenTimeForIt) {
+TEST(Outbox, ReaderThatMakesProgressIsNotOverflowed) {
   constexpr std::uint64_t kAnswers = 40;
   Outbox outbox({.bytes = 1000, .held = 5000, .overflow_time = seconds(5)});
   Outbox::Clock::time_point now{};

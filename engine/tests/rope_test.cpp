@@ -226,7 +226,7 @@ TEST(QScales, ScalesGrowWithTheLogarithmOfThePosition) {
       << "both factors must apply";
 }
 
-TEST(Alibi, SlopesAreThoseOfThePaperForAnyNumberOfHeads) {
+TEST(Alibi, SlopesEqualThePaperForAnyNumberOfHeads) {
   expect_near(alibi_slopes(8), {1.0 / 2, 1.0 / 4, 1.0 / 8, 1.0 / 16, 1.0 / 32, 1.0 / 64, 1.0 / 128, 1.0 / 256});
   expect_near(alibi_slopes(1), {1.0 / 256});
   // 8 of 8, then the first, third, fifth and seventh of 16.

@@ -53,7 +53,7 @@ TEST(Scheduler, APrefixHitLeavesTheLastTokenToCompute) {
   EXPECT_EQ(scheduler.prefix_hit_tokens(), 4 + 8);
 }
 
-TEST(Scheduler, SequencesThatComputeTheSameBlocksAtOnceShareThemAfterwards) {
+TEST(Scheduler, SequencesThatComputeTheSameBlocksTogetherShareThem) {
   Bed bed(64, 4, {8, 100});
   for (SeqId id = 1; id <= 3; ++id) bed.scheduler.add(id, numbers(10), 20);
   const auto plan = bed.scheduler.plan();
@@ -555,7 +555,7 @@ TEST(SchedulerWindow, ASequenceOf32kTokensHoldsUnitsForItsWindowAndOneStep) {
   EXPECT_LT(most_gib, 3.2);
 }
 
-TEST(SchedulerWindow, AMatchEndsAtTheDeepestNodeWhoseWindowIsCached) {
+TEST(SchedulerWindow, MatchEndsAtTheDeepestNodeWithACachedWindow) {
   const cache::UnitKind window{.window = 8, .num_units = 12};
   Bed bed(40, 4, {4, 64}, true, {&window, 1});
   bed.scheduler.add(1, numbers(25), 26);

@@ -11,7 +11,7 @@ namespace {
 
 using Entry = std::shared_ptr<std::string>;
 
-TEST(TurnsTest, OwnersTakeTurnsWhateverEachHasPutIn) {
+TEST(TurnsTest, OwnersTakeTurnsHoweverMuchEachHasQueued) {
   Turns<std::string> turns;
   std::vector<Entry> all;
   for (const char* const text : {"a1", "a2", "a3", "b1", "c1"}) {

@@ -121,12 +121,13 @@ class Engine:
         """Yields the parts of one request's responses. A cancelled response is an error unless `may_be_cancelled`.
         `first`: the index of its first response in the HTTP request."""
         record = current_record.get()
-        # With a seed, another server can continue the response, and the response can be repeated later.
-        if request.seed is None:
-            given = record.given_seeds.get(first) if record else None
-            request = replace(request, seed=secrets.randbits(_SEED_BITS) if given is None else given)
-        if self._fit_max_tokens and request.max_tokens:
-            request = replace(request, fit_max_tokens=True)
+        request = replace(
+            request,
+            # With a seed and a time, another server can continue the response, and it can be repeated later.
+            seed=_seed(record, first) if request.seed is None else request.seed,
+            prompt_time=record.prompt_time if record and request.messages is not None else None,
+            fit_max_tokens=True if self._fit_max_tokens and request.max_tokens else request.fit_max_tokens,
+        )
         if record:
             record.estimated_tokens += estimated_tokens(request)
             record.seeds[first] = request.seed
@@ -189,6 +190,11 @@ class Engine:
             priority = key.priority if priority is None else min(priority, key.priority)
         cache_salt = key.cache_salt(request.cache_salt) if self._cache_by_key else request.cache_salt
         return replace(request, session_id=session_id, priority=priority, cache_salt=cache_salt, owner=owner)
+
+
+def _seed(record: Record | None, first: int) -> int:
+    given = record.given_seeds.get(first) if record else None
+    return secrets.randbits(_SEED_BITS) if given is None else given
 
 
 def _session(session_id: str) -> str:

@@ -68,6 +68,7 @@ class Record:
         self.body: bytes | None = None  # only if it is to be logged
         self.tokens: dict[int, list[int]] | None = None  # by index; only if they are logged or returned
         self.given_seeds: Mapping[int, int] = {}  # as `seeds`, for a replay
+        self.prompt_time = datetime.now().isoformat(timespec="seconds")  # that chat templates show, on each server
         self.not_enforced = ""  # why the schemas of forced calls are not enforced
         self.trace_id: str | None = None  # 32 hexadecimal digits
 
@@ -186,6 +187,7 @@ class RecordMiddleware:
                         "request_id": record.request_id,
                         "path": scope["path"],
                         "body": record.body.decode(),
+                        "prompt_time": record.prompt_time,
                         **result,
                     }
                 )

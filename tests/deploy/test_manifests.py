@@ -152,7 +152,7 @@ def test_every_variable_is_a_setting_and_has_an_allowed_value(
     _engine.check_settings({key: value for key, value in inference.items() if key in keys})
 
 
-def test_variables_that_kubernetes_makes_of_services_do_not_reach_the_settings(rendered: Manifests) -> None:
+def test_kubernetes_service_variables_are_not_settings(rendered: Manifests) -> None:
     """The service charonia-gateway would make CHARONIA_GATEWAY_PORT = tcp://... in every pod of its namespace."""
     made = {f"{item['metadata']['name'].upper().replace('-', '_')}_PORT" for item in rendered.of("Service")}
     assert made & gateway_variables()
@@ -302,7 +302,7 @@ def connections(rendered: Manifests, kind: str, side: str) -> set[tuple[str, str
     }
 
 
-def test_the_network_carries_what_is_needed_and_no_more(rendered: Manifests) -> None:
+def test_network_policies_allow_only_the_needed_connections(rendered: Manifests) -> None:
     assert connections(rendered, "ingress", "from") == {
         (SERVER, GATEWAY, 33337),
         (SERVER, "prometheus in monitoring", 33338),

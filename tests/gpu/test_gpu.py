@@ -88,7 +88,7 @@ def test_greedy_tokens_equal_transformers_with_heads_as_models_have_them(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: "x".join(map(str, heads)))
-def test_with_16_bit_weights_logprobs_are_as_near_to_fp32_arithmetic_as_transformers_are(
+def test_logprobs_with_16_bit_weights_are_as_exact_as_in_transformers(
     heads: tuple[int, int, int], dtype: str, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path, variant(*heads), 3, getattr(torch, dtype), scale=0.06).to(TORCH_DEVICE)
@@ -112,7 +112,7 @@ def answer(output: Output) -> tuple[list[int], list[float]]:
     return output.token_ids, output.logprobs
 
 
-def test_with_the_reproducible_setting_a_result_does_not_depend_on_the_batch(model: Path) -> None:
+def test_reproducible_results_do_not_depend_on_the_batch(model: Path) -> None:
     prompts = prompts_of(8, LENGTHS if EMULATED else LENGTHS * 3)
     requests = [sampling(temperature=index % 2, seed=index) for index in range(len(prompts))]
     with Engine.from_pretrained(model, reproducible=True, token_budget=192, max_batch_size=64) as engine:
@@ -125,7 +125,7 @@ def test_with_the_reproducible_setting_a_result_does_not_depend_on_the_batch(mod
     assert again == alone
 
 
-def test_steps_that_are_replayed_give_what_steps_that_are_issued_give(model: Path) -> None:
+def test_captured_steps_give_the_results_of_issued_steps(model: Path) -> None:
     prompts = prompts_of(9, LENGTHS)
     given = {}
     for graphs in (True, False):
@@ -134,7 +134,7 @@ def test_steps_that_are_replayed_give_what_steps_that_are_issued_give(model: Pat
     assert given[True] == given[False]
 
 
-def test_guided_answers_are_what_was_asked_for_and_others_beside_them_stay_as_they_are(model: Path) -> None:
+def test_guided_responses_follow_their_guides_and_change_no_other_response(model: Path) -> None:
     schema = {"type": "object", "properties": {"k": {"enum": [1, 20]}, "l": {"type": "boolean"}}, "required": ["k"]}
     guides = [Guide.regex("(ab|c){3,5}z"), Guide.choice(["yes", "né"]), Guide.json_schema(schema)]
     prompts = prompts_of(10, LENGTHS)
@@ -154,7 +154,7 @@ def test_guided_answers_are_what_was_asked_for_and_others_beside_them_stay_as_th
         assert value["k"] in (1, 20) and set(value) <= {"k", "l"} and isinstance(value.get("l", True), bool), value
 
 
-def test_a_cache_that_does_not_fit_is_refused_with_the_numbers_and_the_setting(model: Path) -> None:
+def test_cache_that_does_not_fit_is_rejected_with_numbers_and_setting(model: Path) -> None:
     with pytest.raises(
         CharoniaError, match=r"takes 1000000000 blocks of .* free beside the model .*Lower cache_max_entry_count"
     ):

@@ -314,7 +314,7 @@ def test_nothing_of_a_hostile_answer_is_run_or_fetched(page: Page, server: Scrip
     assert call.locator(".hidden-character").count() == 3
 
 
-def test_the_users_texts_show_what_they_hide(page: Page, server: Scripted) -> None:
+def test_the_users_texts_show_hidden_characters(page: Page, server: Scripted) -> None:
     function = {"name": "get", "arguments": "{}"}
     call = {"index": 0, "id": "c1", "type": "function", "function": function}
     server.script([{"tool_calls": [call]}, {"finish": "tool_calls"}], "done")
@@ -329,7 +329,7 @@ def test_the_users_texts_show_what_they_hide(page: Page, server: Scripted) -> No
 
 
 @pytest.mark.parametrize("language", ["python", "unknown"])
-def test_code_is_copied_as_it_was_written_and_shows_what_it_hides(page: Page, server: Scripted, language: str) -> None:
+def test_code_is_copied_unchanged_and_shows_hidden_characters(page: Page, server: Scripted, language: str) -> None:
     answer = ask(page, server, f"```{language}\n{HOSTILE_CODE}```")
     expect(answer.locator(".hljs-keyword")).to_have_count(2 if language == "python" else 0)
     expect(answer.locator("code .hidden-character")).to_have_text(["U+202E", "U+200B"])
@@ -917,7 +917,7 @@ def test_the_keyboard_reaches_everything(page: Page) -> None:
     assert unnamed == []
 
 
-def test_all_modules_are_asked_for_at_once(page: Page) -> None:
+def test_all_modules_are_preloaded(page: Page) -> None:
     loaded, announced = page.evaluate(
         """[performance.getEntriesByType("resource").map((one) => one.name).filter((one) => /\\.m?js$/.test(one)),
           [...document.querySelectorAll("link[rel=modulepreload], script")].map((one) => one.href || one.src)]"""
@@ -970,7 +970,7 @@ def test_the_documentation_asks_for_the_key(page: Page, server: Scripted) -> Non
 
 
 @pytest.mark.parametrize(("language", "refused"), [("en-GB", "does not know this page"), ("zh-CN", "服务器不接受来自")])
-def test_an_origin_that_is_not_allowed_has_its_remedy_before_a_message_is_sent(
+def test_origin_that_is_not_allowed_shows_the_remedy(
     server: Scripted, new_context: Callable[..., BrowserContext], language: str, refused: str
 ) -> None:
     server.script(refused=True)

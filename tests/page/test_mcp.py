@@ -44,7 +44,7 @@ def add_server(page: Page, tools: Scripted, token: str) -> None:
     button(page, "Add").click()
 
 
-def test_calls_run_when_the_user_says_so(page: Page, server: Scripted, tools: Scripted) -> None:
+def test_calls_run_after_the_user_agrees(page: Page, server: Scripted, tools: Scripted) -> None:
     add_server(page, tools, "wrong")
     expect(page.get_by_text("401")).to_be_visible()
     page.keyboard.press("Escape")

@@ -37,7 +37,7 @@ def test_two_tabs_have_the_same_conversations(page: Page, server: Scripted) -> N
     expect(answers(other)).to_contain_text("Hello!")
 
 
-def test_two_tabs_that_write_at_once_lose_nothing(page: Page, server: Scripted) -> None:
+def test_two_tabs_that_write_simultaneously_lose_nothing(page: Page, server: Scripted) -> None:
     say(page, "Start")
     finished(page)
     other = another_tab(page, server)
@@ -184,7 +184,7 @@ def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripte
         expect(answers(tab)).to_contain_text("Hello!")
 
 
-def test_an_answer_whose_tab_is_closed_is_broken_off_in_the_others(page: Page, server: Scripted) -> None:
+def test_response_of_a_closed_tab_is_cut_off_in_the_others(page: Page, server: Scripted) -> None:
     other = beside_a_writing_one(page, server)
     expect(answers(other)).to_contain_text("Once")  # it is stored
     page.close()
@@ -202,7 +202,7 @@ def test_another_tab_stops_the_response(page: Page, server: Scripted) -> None:
         expect(button(tab, "Stop")).to_have_count(0)
 
 
-def test_fifty_tabs_share_six_connections_and_what_they_hear_of_the_server(
+def test_fifty_tabs_share_six_connections_and_the_servers_state(
     server: Scripted, new_context: Callable[..., BrowserContext]
 ) -> None:
     context = new_context()

@@ -114,7 +114,7 @@ def write_model(
             else:
                 weight.copy_(scale * noise)
         for name, bias in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 bias.copy_(0.3 * torch.randn(bias.shape, generator=generator))
     # Not model.to(dtype), which would also round the rotary frequencies, which no checkpoint contains.
     for name, parameter in model.named_parameters():

@@ -40,7 +40,7 @@ def documented(model: torch.nn.Module, ids: list[int], max_length: int, stride: 
 
 
 @pytest.mark.parametrize("name", ["demo", "tiny"])
-def test_perplexity_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
+def test_perplexity_equals_transformers(name: str, tmp_path: Path) -> None:
     folder, text = DEMO / "model", (DEMO / "text.txt").read_text(encoding="utf-8")
     if name == "tiny":
         folder, text = tmp_path / name, default_text().read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ from charonia.weights.module_patterns import module_pattern  # noqa: E402
 from charonia.weights.plan import make_plan  # noqa: E402
 from charonia.weights.quantization_methods import compressed_tensors  # noqa: E402
 from charonia.weights.quantization_settings import Settings  # noqa: E402
-from charonia.weights.tensor_parallel import split  # noqa: E402
+from charonia.weights.tensor_parallel import split_by, units_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 SHAPE = Shape(1, 128, 4, 2, 192, 320)
@@ -148,7 +148,8 @@ def holds(
     """Check that linked and converted workspaces contain the checkpoint's weights. quantised: a part of the names of
     some quantised tensors."""
     spec = read_source(source).spec
-    expected = expected_of(split(spec.tensors, spec.config, ranks), meant)
+    units = units_of(read_source(folder).spec.tensors)
+    expected = expected_of(split_by(units, spec.tensors, spec.config, ranks), meant)
     for root in (
         link_workspace(folder, tmp_path / f"l{ranks}", settings={"tensor_para_size": str(ranks)}),
         convert(folder, tmp_path / f"c{ranks}", tp=ranks, dtype="fp32"),
@@ -164,16 +165,11 @@ def holds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_described_and_copied_as_its_own_tools_understand_it(
-    name: str, dense: Path, tmp_path: Path
-) -> None:
+def test_every_format_is_copied_in_the_form_of_its_own_tools(name: str, dense: Path, tmp_path: Path) -> None:
     folder = tmp_path / "q"
     meant = quantise(dense, folder, name)
     holds(dense, folder, meant, tmp_path, 1)
-    if name == "fp8 in blocks of 128":
-        with pytest.raises(UnsupportedError, match=r"column 96 of .*down_proj.weight is within a group of 128 columns"):
-            convert(folder, tmp_path / "w", tp=2)
-    elif not name.endswith(" order"):
+    if not name.endswith(" order"):
         holds(dense, folder, meant, tmp_path, 2)
     settings = _engine.read_config_ini(tmp_path / "l1" / workspace.WEIGHTS / "config.ini")
     kinds = {"mx": "mxfp4", "fp": "fp8", "w8": "int8"}
@@ -212,12 +208,10 @@ def test_a_group_of_the_whole_row_is_no_obstacle_to_several_ranks(name: str, tmp
 
 def test_rows_within_a_block_get_scales_of_their_own(tmp_path: Path) -> None:
     source, folder = tmp_path / "m", tmp_path / "q"
-    # A rank of two has 48 rows of w1, one and a half blocks, and whole groups of w2's columns.
+    # Without groups in w2, a rank of two has 48 rows of w1, one and a half blocks.
     config = {**FAMILIES["packed also gate and up"], "intermediate_size": 96}
     write_random_model(source, config, weight_type="fp32", scale=0.2)
     meant = quantise(source, folder, "fp8 of DeepSeek")
-    with pytest.raises(UnsupportedError, match=r"column 48 of .*down_proj.weight is within a group of 32 columns"):
-        convert(folder, tmp_path / "w", tp=2)
     edit_tensors(folder, lambda tensors: unquantise(tensors, DOWN, meant[f"{DOWN}.weight"]))
     holds(source, folder, meant, tmp_path, 2)
 
@@ -464,7 +458,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "said"), REFUSED, ids=[said for _, _, said in REFUSED])
-def test_what_is_not_supported_is_refused_by_name_with_what_is(
+def test_unsupported_value_is_rejected_with_the_supported_ones(
     name: str, change: dict[str, Any], said: str, copied: Callable[[str], Path]
 ) -> None:
     folder = copied(name)
@@ -635,7 +629,7 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq"])
-def test_what_old_folders_say_beside_config_json_counts(name: str, copied: Callable[[str], Path]) -> None:
+def test_settings_of_old_folders_next_to_config_json_count(name: str, copied: Callable[[str], Path]) -> None:
     folder = copied(name)
     before = read_source(folder).spec.tensors
     said = edit_config(folder, lambda config: config.pop("quantization_config"))
@@ -766,10 +760,14 @@ def test_the_output_layer_may_be_quantised_and_the_embedding_may_not(
             2,
             r"columns of .*o_proj\.qweight are quantised in their own order \(desc_act\)\. Use --tp 1$",
         ),
-        ("w4a16", 4, r"column 48 of .*down_proj\.weight_packed is within a group of 32 columns\. Use --tp 1 or 2$"),
+        (
+            "fp8 in blocks of 128",
+            4,
+            r"column 48 of .*down_proj\.weight is within a group of 128 columns\. Use --tp 1 or 2$",
+        ),
     ],
 )
-def test_ranks_that_would_cut_what_belongs_together_are_refused_with_those_that_do(
+def test_ranks_that_would_cut_a_group_are_rejected_with_the_possible_ones(
     name: str, ranks: int, said: str, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = copied(name)
@@ -862,9 +860,7 @@ def test_a_format_that_is_named_must_be_the_one_that_is_found(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("quick", [True, False])
-def test_random_quantised_models_have_weights_of_the_scale_that_was_asked_for(
-    scheme: str, quick: bool, tmp_path: Path
-) -> None:
+def test_random_quantised_models_have_weights_of_the_given_scale(scheme: str, quick: bool, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_random_model(folder, SHAPE, scheme=scheme, quick=quick, scale=0.05)
     config = read_source(folder).spec.config

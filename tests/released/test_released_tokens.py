@@ -48,7 +48,7 @@ def of_tokens(logprobs: torch.Tensor, output: Output) -> torch.Tensor:
     return logprobs[torch.arange(len(output.token_ids)), torch.tensor(output.token_ids)]
 
 
-def test_greedy_tokens_of_20_prompts_in_fp32_equal_those_of_transformers(folder: Path) -> None:
+def test_greedy_tokens_of_20_prompts_in_fp32_equal_transformers(folder: Path) -> None:
     outputs = generate(folder, "fp32", 4000, 64)
     assert len(outputs) == 20
     model = load(folder, torch.float32)
@@ -69,7 +69,7 @@ def test_greedy_tokens_of_20_prompts_in_fp32_equal_those_of_transformers(folder:
     assert max(errors) < 2e-4
 
 
-def test_logprobs_in_bf16_are_as_near_to_fp32_as_those_of_transformers(folder: Path) -> None:
+def test_logprobs_in_bf16_are_as_exact_as_those_of_transformers(folder: Path) -> None:
     outputs = generate(folder, "bf16", 513, 32)
     assert len(outputs) == 18
     ours = torch.cat([torch.tensor(output.logprobs, dtype=torch.float64) for output in outputs])

@@ -152,7 +152,7 @@ def test_response_cut_in_an_end_mark_has_no_markup_in_its_content(format: str) -
 
 
 @pytest.mark.parametrize("format", CALL_FORMATS)
-def test_every_format_reads_what_it_writes(format: str) -> None:
+def test_every_format_parses_its_own_calls(format: str) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "a <b> c", "n": [1, {"x": None}]}), ("add", {})]
     assert calls_of(read([CALL_FORMATS[format].write(calls)], format)) == calls
     assert calls_of(read([CALL_FORMATS[format].write(calls[:1])], format)) == calls[:1]

@@ -125,20 +125,29 @@ def test_peers_are_compared_with_the_best_one() -> None:
 
 
 @pytest.mark.slow
-def test_peers_without_installation_measures_charonia_and_names_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "bits", "own", "others"),
+    [
+        ("tiny", "16", "charonia", {"llama_cpp", "openvino", "transformers"}),
+        ("gpt-oss-1,64,4,2,64,320", "4", "charonia_mxfp4", {"llama_cpp_mxfp4"}),
+    ],
+)
+def test_peers_without_installation_measures_charonia_and_names_the_others(
+    shape: str, bits: str, own: str, others: set[str], tmp_path: Path
+) -> None:
     file = tmp_path / "peers.json"
     done = CliRunner().invoke(
         app,
-        ["peers", "--shape", "tiny", "--prompt", "64", "--tokens", "8", "--rounds", "1", "--no-install", "--threads",
-         "1", "--folder", str(tmp_path), "--json", str(file)],
+        ["peers", "--shape", shape, "--bits", bits, "--prompt", "64", "--tokens", "8", "--rounds", "1", "--no-install",
+         "--threads", "1", "--folder", str(tmp_path), "--json", str(file)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     run, found = records.read(file)
-    figures = {(record.name, record.unit): record.value for record in found if record.case == {"engine": "charonia"}}
+    figures = {(record.name, record.unit): record.value for record in found if record.case == {"engine": own}}
     assert {name for name, _ in figures} == {"prefill of 64", "decode, batch 1", "decode, batch 8", "peak memory"}
     assert min(figures.values()) > 0 and len(found) == len(figures)
-    assert set(run["settings"]["missing"]) == {"llama_cpp", "openvino", "transformers"}
-    assert "llama_cpp was not measured: it is not installed" in done.output
+    assert set(run["settings"]["missing"]) == others
+    assert f"{min(others)} was not measured: it is not installed" in done.output
 
 
 def test_peers_with_unknown_name_is_rejected_before_anything_is_installed(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_an_index_does_not_lead_out_of_the_folder_and_a_link_may(tmp_path: Path,
     assert open_checkpoint(model).read("w").tolist() == [[0.0] * 4] * 4
 
 
-def test_of_a_tensor_in_two_files_the_one_that_the_index_names_is_read_and_both_are_named(tmp_path: Path) -> None:
+def test_tensor_in_two_files_is_read_from_the_file_in_the_index(tmp_path: Path) -> None:
     for number, data in ((1, bytes(64)), (2, np.ones(16, np.float32).tobytes())):
         header = json.dumps({"w": entry(), f"v{number}": entry()}).encode()
         write_safetensors_file(tmp_path / f"{number}.safetensors", header, data)

@@ -174,7 +174,7 @@ def test_a_chat_that_outgrows_the_context_forgets_its_oldest_messages(model: Pat
 
 
 @pytest.mark.slow
-def test_a_model_without_a_chat_template_says_so(model: Path, tmp_path: Path) -> None:
+def test_model_without_a_chat_template_gets_a_clear_error(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -311,7 +311,7 @@ def test_benchmark_guides_measures_each_schema(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_make_model_writes_what_the_engine_runs(tmp_path: Path) -> None:
+def test_make_model_writes_a_model_that_runs(tmp_path: Path) -> None:
     assert charonia("benchmark", "make-model", tmp_path / "m", "--shape", "1,32,2,1,64,300")[0] == 0
     code, out, _ = charonia("chat", tmp_path / "m", "--max-tokens", "4", stdin="hi\n")
     assert code == 0 and out

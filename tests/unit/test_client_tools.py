@@ -43,7 +43,7 @@ def test_a_function_is_described_by_its_annotations_and_its_docstring() -> None:
     }
 
 
-async def test_the_example_file_has_two_functions_that_say_what_is_wrong() -> None:
+async def test_example_file_has_two_functions_with_clear_errors() -> None:
     tools = _tools_of(EXAMPLE)
     parameters = {
         tool["function"]["name"]: list(tool["function"]["parameters"]["properties"]) for tool in tools.described

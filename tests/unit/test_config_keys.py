@@ -79,7 +79,7 @@ OTHER_DEFAULTS = {
 
 
 @pytest.mark.parametrize("model_type", [one for _, one in TYPES if one not in NO_CLASS])
-def test_values_that_a_file_lacks_are_those_of_transformers_class(model_type: str) -> None:
+def test_missing_values_are_the_defaults_of_transformers_class(model_type: str) -> None:
     """Except for token ids, which a file without them does not have."""
     config = {**BASE, "bos_token_id": 1, "eos_token_id": 2, "model_type": model_type}
     whole = CONFIG_MAPPING[model_type](**config).to_dict()
@@ -121,7 +121,7 @@ def test_the_keys_of_all_families_are_read_by_llama() -> None:
 
 
 @pytest.mark.parametrize(("family", "model_type"), TYPES, ids=lambda one: one if isinstance(one, str) else "")
-def test_unknown_keys_are_named_and_those_that_may_change_results_are_rejected(family: Family, model_type: str) -> None:
+def test_unknown_keys_are_named_and_rejected_if_they_may_change_results(family: Family, model_type: str) -> None:
     config = {**BASE, "model_type": model_type}
     before = describe(config, "m")
     spec = describe({**config, "favourite_colour": "red", "unsloth_version": "1", "attn_sink_size": None}, "m")
@@ -285,7 +285,7 @@ def test_a_context_shorter_than_the_scaling_allows_is_named() -> None:
     )
 
 
-def test_rotary_settings_of_a_layer_type_that_are_no_object_are_rejected() -> None:
+def test_rotary_settings_that_are_no_object_are_rejected() -> None:
     nested = {"full_attention": PLAIN, "sliding_attention": 5}
     with pytest.raises(ModelError, match="sliding_attention of rope_parameters is 5; it must be an object or null"):
         describe({**BASE, "model_type": "mistral", "rope_parameters": nested}, "m")

@@ -68,7 +68,7 @@ def test_a_template_that_hides_or_numbers_turns_is_refused() -> None:
         text(STRICT, [{"role": "assistant", "content": "a"}])
 
 
-def test_a_turn_has_the_whole_prompt_and_what_it_adds() -> None:
+def test_turn_has_the_whole_prompt_and_the_added_part() -> None:
     one = tokenizer(CHATML)
     messages = [{"role": "user", "content": "hi"}]
     turn = encode(lambda: one, messages, interactive=True)

@@ -78,7 +78,7 @@ def split_into_shards(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def test_the_layout_is_that_of_the_contract(model: Path, tmp_path: Path) -> None:
+def test_the_layout_follows_the_contract(model: Path, tmp_path: Path) -> None:
     root = convert(model, tmp_path / "w")
     for name in ("preprocessing", "engine", "postprocessing", "ensemble"):
         link = root / "model_repository" / name
@@ -134,7 +134,7 @@ def test_a_workspace_of_an_older_version_names_the_command_that_mends_it(model: 
 
 
 @pytest.mark.parametrize(("key", "value", "name"), [("rope_theta", 0, "rope_theta"), ("head_dim", 1, "size_per_head")])
-def test_a_value_that_the_engine_rejects_is_said_to_come_from_config_json(
+def test_value_that_the_engine_rejects_is_named_with_config_json(
     key: str, value: int, name: str, tmp_path: Path
 ) -> None:
     write_random_model(tmp_path, SHAPES["tiny"].config())
@@ -197,7 +197,7 @@ def test_weights_are_rounded_to_nearest_at_conversion_and_when_linked_alike(
     assert answers(linked) == answers(tmp_path / "w")
 
 
-def test_auto_is_the_type_of_most_weights_whatever_config_json_says(model: Path) -> None:
+def test_auto_is_the_type_of_most_weights_not_of_config_json(model: Path) -> None:
     edit_config(model, torch_dtype="bfloat16")
     assert read_source(model).spec.config.weight_type == "fp32"
     rewrite(model, lambda tensors: None, "BF16")
@@ -260,7 +260,7 @@ def test_weights_that_are_wrong_are_refused_at_conversion_by_name(
     assert not list(tmp_path.glob("*w*"))
 
 
-def test_old_rotary_tables_are_ignored_and_a_tied_model_needs_no_output_tensor(model: Path, tmp_path: Path) -> None:
+def test_old_rotary_tables_and_output_tensors_of_tied_models_are_ignored(model: Path, tmp_path: Path) -> None:
     rewrite(model, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": ONES}))
     convert(model, tmp_path / "w")
     rewrite(model, lambda tensors: tensors.pop(HEAD))
@@ -323,7 +323,7 @@ def name_end(model: Path, token: str | None) -> None:
     file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
 
 
-def test_end_ids_are_those_of_both_configs_and_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+def test_end_ids_come_from_both_configs_and_the_tokenizer(model: Path, tmp_path: Path) -> None:
     token = load_tokenizer(model).convert_ids_to_tokens(9)
     edit_config(model, eos_token_id=[5, 2])
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
@@ -513,7 +513,7 @@ def test_a_failed_replacement_leaves_the_old_workspace(model: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-model", "w"]
 
 
-def test_what_cannot_be_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+def test_impossible_conversions_are_rejected_by_name(model: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedError, match=r"'gguf' is not supported; supported: auto, hf, compressed-tensors, awq"
     ):
@@ -557,7 +557,7 @@ def test_a_damaged_workspace_is_found_and_the_command_that_mends_it_named(model:
 
 
 @pytest.mark.parametrize(("key", "value"), [("format_version", 2), ("ranks", 2)])
-def test_a_workspace_of_another_kind_is_refused_with_the_command_that_mends_it(
+def test_workspace_of_another_kind_is_rejected_with_the_command(
     model: Path, tmp_path: Path, key: str, value: int
 ) -> None:
     weights = convert(model, tmp_path / "w") / workspace.WEIGHTS
@@ -570,7 +570,7 @@ def test_a_workspace_of_another_kind_is_refused_with_the_command_that_mends_it(
             workspace.read_manifest(weights)
 
 
-def test_a_linked_workspace_whose_model_has_gone_says_so(model: Path, tmp_path: Path) -> None:
+def test_linked_workspace_names_its_missing_model(model: Path, tmp_path: Path) -> None:
     root = link_workspace(model, tmp_path / "w")
     shutil.rmtree(model)
     with pytest.raises(InvalidRequestError, match=r"model\.safetensors is missing"):
@@ -597,7 +597,7 @@ def test_all_ways_to_several_ranks_answer_alike_and_as_one_rank_does(
     assert answers(model) == (tokens, logprobs)
 
 
-def test_a_workspace_for_other_ranks_is_refused_with_the_command_that_mends_it(model: Path, tmp_path: Path) -> None:
+def test_workspace_for_other_ranks_is_rejected_with_the_command(model: Path, tmp_path: Path) -> None:
     one, two = convert(model, tmp_path / "w"), convert(model, tmp_path / "v", tp=2)
     with pytest.raises(InvalidRequestError, match=r"charonia convert .* --tp 2 --force"):
         answers(one, tensor_para_size=2)
@@ -609,7 +609,7 @@ def test_a_workspace_for_other_ranks_is_refused_with_the_command_that_mends_it(m
     assert "--tp 2 --force" in next(iter(workspace.check(two / workspace.WEIGHTS)))
 
 
-def test_what_is_served_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> None:
+def test_served_model_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> None:
     one = prepare(str(model), tmp_path, {})
     two = prepare(str(model), tmp_path, {"tensor_para_size": "2"})
     assert one.is_dir() and two.is_dir() and one != two
@@ -619,7 +619,7 @@ def test_what_is_served_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> 
     assert answers(two)[0] == answers(one)[0]
 
 
-def test_who_starts_at_the_same_time_takes_the_workspace_that_the_first_one_makes(
+def test_simultaneous_starts_share_one_new_workspace(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, others = fcntl.flock, []
@@ -655,7 +655,7 @@ def test_who_starts_at_the_same_time_takes_the_workspace_that_the_first_one_make
     assert said == [f"another charonia serve makes a workspace of this model: waiting for it ({file})"]
 
 
-def test_a_workspace_is_made_anew_where_the_parser_of_answers_has_changed(
+def test_workspace_is_made_again_if_the_parser_has_changed(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = shutil.copytree(answers_dir(), tmp_path / "charonia_answers")
@@ -761,7 +761,7 @@ def test_every_layout_is_converted_and_loads_and_answers_as_where_it_is(layout: 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_ranks_of_every_layout_hold_each_row_and_column_that_is_split_once(layout: str, ranks: int) -> None:
+def test_ranks_of_every_layout_hold_each_split_row_and_column_once(layout: str, ranks: int) -> None:
     spec = describe(LAYOUTS[layout], "m")
     tensors = split(spec.tensors, spec.config, ranks)
     whole = {name for name in spec.tensors if ".0." not in name.replace("layers.0.", "").replace("experts.0.", "")}
@@ -830,7 +830,7 @@ def test_experts_that_are_one_tensor_are_read_as_if_each_had_its_own(
     assert answers(linked) == expected
 
 
-def test_experts_that_are_one_tensor_have_the_shape_that_config_json_says(tmp_path: Path) -> None:
+def test_experts_in_one_tensor_have_the_shape_of_config_json(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_random_model(folder, LAYOUTS["experts and dense layers"], weight_type="fp32")
     rewrite(folder, lambda tensors: fuse_experts(tensors, False))
@@ -848,7 +848,7 @@ def test_experts_that_are_one_tensor_have_the_shape_that_config_json_says(tmp_pa
         read_source(folder)
 
 
-def test_what_a_router_needs_stays_fp32_in_a_16_bit_workspace(tmp_path: Path) -> None:
+def test_router_tensors_stay_fp32_in_a_16_bit_workspace(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_random_model(folder, LAYOUTS["a shared expert and a router with biases"], weight_type="fp32", scale=0.2)
     biases = np.linspace(8, 8.01, 4, dtype=np.float32)  # all equal in bf16
@@ -909,7 +909,7 @@ def test_an_output_layer_that_config_json_ties_is_used_where_it_differs(linked: 
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_the_text_part_of_a_model_with_images_is_found_under_both_of_its_prefixes(prefix: str, tmp_path: Path) -> None:
+def test_text_part_of_a_model_with_images_is_found_under_both_prefixes(prefix: str, tmp_path: Path) -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 16, "tie_word_embeddings": True}
     text_only, both = tmp_path / "text", tmp_path / "both"
     write_random_model(text_only, text, weight_type="fp32", scale=0.2)
@@ -968,7 +968,7 @@ def test_gemmas_factor_of_the_embedding_is_rounded_with_the_weights(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("ranks", "key"), [(3, "head_num = 4"), (8, "head_num = 4")])
-def test_a_model_that_cannot_be_split_so_is_refused_with_what_would_do(
+def test_model_that_cannot_be_split_is_rejected_with_the_possible_ranks(
     model: Path, tmp_path: Path, ranks: int, key: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=rf"{key}.*--tp 1 or 2 or 4"):
@@ -976,7 +976,7 @@ def test_a_model_that_cannot_be_split_so_is_refused_with_what_would_do(
     assert [path.name for path in tmp_path.iterdir()] == ["a-model"]
 
 
-def test_ranks_that_contradict_each_other_or_are_no_number_are_refused(model: Path, tmp_path: Path) -> None:
+def test_wrong_or_contradictory_ranks_are_rejected(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="tp = 2 and tensor_para_size = 4"):
         convert(model, tmp_path / "w", tp=2, settings={"tensor_para_size": "4"})
     with pytest.raises(InvalidRequestError, match="tensor_para_size = '0'"):

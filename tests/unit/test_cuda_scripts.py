@@ -29,7 +29,7 @@ def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-def test_kernels_that_do_not_spill_pass_and_the_table_says_what_they_use(tmp_path: Path) -> None:
+def test_kernels_without_spills_pass_and_are_in_the_table(tmp_path: Path) -> None:
     (tmp_path / "good.cu.o.ptxas").write_text(GOOD)
     result = check(tmp_path, "--table")
     assert result.returncode == 0

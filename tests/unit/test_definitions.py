@@ -32,14 +32,14 @@ def test_generated_files_are_committed(path: str) -> None:
     assert (ROOT / path).read_text(encoding="utf-8") == render([path])[path], f"{path} is out of date: make generate"
 
 
-def test_the_engine_has_what_is_defined() -> None:
+def test_engine_fields_equal_the_definitions() -> None:
     found = [(field.key, field.help, field.model_attribute, field.ignored) for field in _engine.config_fields()]
     defined = [(entry.name, entry.help, True, False) for entry in model_attributes()]
     defined += [(entry.name, entry.help, False, entry.ignored) for entry in engine_settings()]
     assert found == defined
 
 
-def test_defaults_of_a_model_in_python_are_those_of_the_engine() -> None:
+def test_defaults_of_a_model_in_python_equal_the_engine() -> None:
     required = {entry.name: 1 for entry in model_attributes() if entry.required}
     assert set(required) < {field.name for field in fields(ModelConfig)}
     written = {key: value for key, value in ModelConfig(**required).settings().items() if key not in required}
@@ -134,7 +134,7 @@ def test_every_variable_of_the_environment_is_read_somewhere() -> None:
     assert not unread, "nothing reads what definitions/environment.toml has"
 
 
-def test_the_launcher_and_the_gateway_have_what_is_defined() -> None:
+def test_launcher_and_gateway_settings_equal_the_definitions() -> None:
     serve = {env_name(field): field for field in ServeSettings.model_fields}
     assert serve == {one.name: one.field("serve") for one in service_settings() if "serve" in one.of}
     gateway = {one.field("gateway"): one.default_of("gateway") for one in service_settings() if "gateway" in one.of}
@@ -169,7 +169,7 @@ def same_default(written: str, defined: str) -> bool:
     return nothing or defined in (written, f"the volume {written}")
 
 
-def test_defaults_that_scripts_and_compose_repeat_are_those_that_are_defined() -> None:
+def test_defaults_in_scripts_and_compose_equal_the_definitions() -> None:
     defined = defined_defaults()
     compose, scripts = [*ROOT.glob("docker-compose*.yml")], [*ROOT.glob("scripts/*.sh"), *ROOT.glob("charonia/*.sh")]
     written = [given for file in compose for given in _WITH_DEFAULT.findall(file.read_text(encoding="utf-8"))]

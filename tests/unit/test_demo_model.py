@@ -111,7 +111,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_tokenizer_decodes_what_it_encoded(text: str) -> None:
+def test_tokenizer_decodes_its_own_ids(text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("model", ["ensemble", "preprocessing", "engine", "postprocessing"])
-def test_inputs_and_batch_dimensions_of_the_contract_are_those_of_the_models(model: str) -> None:
+def test_inputs_and_batch_dimensions_of_the_contract_equal_the_models(model: str) -> None:
     """The page marks required inputs, and only these. It names the batch dimension of a model with batching, and only
     there."""
     page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")

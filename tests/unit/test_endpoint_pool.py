@@ -182,7 +182,7 @@ async def test_the_client_gets_the_shortest_wait_if_all_servers_are_full() -> No
     assert caught.value.retry_after == 2 and [len(fake.requests) for fake in servers.fakes] == [1, 1, 1]
 
 
-async def test_every_request_has_a_seed_of_its_own_and_keeps_it_at_the_next_server() -> None:
+async def test_every_request_keeps_its_own_seed_at_the_next_server() -> None:
     servers = Servers(2)
     servers.fakes[0].fail(Unavailable("away"))
     record = Record()
@@ -373,7 +373,7 @@ async def test_sessions_are_spread_and_stay_when_servers_come() -> None:
     assert {session: await servers.text(turn(session)) for session in before} == before
 
 
-async def test_a_session_that_has_ended_begins_where_hashing_says() -> None:
+async def test_session_begins_again_at_the_server_of_its_hash() -> None:
     servers = Servers()
     home = servers.fake(await servers.text(turn()))
     await servers.pool.end_session("s")
@@ -384,7 +384,7 @@ async def test_a_session_that_has_ended_begins_where_hashing_says() -> None:
     assert await servers.pool.owner("t") is None
 
 
-async def test_the_end_of_a_session_whose_server_is_away_is_made_up_for() -> None:
+async def test_end_of_a_session_is_repeated_when_its_server_returns() -> None:
     servers = Servers()
     home = servers.fake(await servers.text(turn()))
     endpoint = servers.endpoint(home)

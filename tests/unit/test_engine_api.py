@@ -261,7 +261,7 @@ def test_a_stream_that_another_thread_closes_ends(engine: Engine) -> None:
     closer.join()
 
 
-def test_many_threads_and_event_loops_at_once(engine: Engine) -> None:
+def test_engine_serves_many_threads_and_event_loops(engine: Engine) -> None:
     prompts = [[3 + index, 4, 5] for index in range(32)]
     expected = [output.token_ids for output in engine.generate(prompts, GREEDY)]
 
@@ -451,7 +451,7 @@ def test_the_environment_stands_between_config_and_arguments(model: Path, monkey
         assert engine.info.threads == 1
 
 
-def test_a_closed_engine_says_so_and_its_streams_end(model: Path) -> None:
+def test_closed_engine_raises_an_error_and_its_streams_end(model: Path) -> None:
     engine = Engine.from_pretrained(model, threads=1, cache_max_entry_count=1000)
     stream = engine.stream("x", ENDLESS)
     next(stream)

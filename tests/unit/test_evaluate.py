@@ -78,7 +78,7 @@ def all_rows(engine: Engine, ids: list[int]) -> Any:
 
 
 @given(st.integers(2, 300), st.integers(2, 60), st.data())
-def test_windows_are_those_of_transformers_documentation(count: int, length: int, data: st.DataObject) -> None:
+def test_windows_equal_transformers_documentation(count: int, length: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(2, length))
     expected, previous_end = [], 0
     for begin in range(0, count, stride):
@@ -98,7 +98,7 @@ def test_windows_that_score_nothing_are_refused(count: int, length: int, stride:
         windows(count, length, stride)
 
 
-def test_prompt_logits_are_the_rows_whose_log_probabilities_are_reported(engine: Engine) -> None:
+def test_prompt_logits_match_the_reported_log_probabilities(engine: Engine) -> None:
     ids = tokens(engine, 70)
     rows = all_rows(engine, ids)
     assert rows.shape == (69, engine.info.vocab_size) and rows.dtype == np.float32
@@ -118,7 +118,7 @@ def test_a_prompt_of_one_token_has_no_rows(engine: Engine) -> None:
     assert list(engine.prompt_logits([5])) == []
 
 
-def test_an_engine_that_closes_says_so_to_who_reads_rows(models: list[Path]) -> None:
+def test_closing_engine_ends_readers_of_rows_with_an_error(models: list[Path]) -> None:
     closed: EngineClosedError | None = None
     while closed is None:  # the engine may have computed all rows before it closes
         engine = Engine.from_pretrained(models[0], **{**SETTINGS, "max_batch_size": 1})
@@ -196,7 +196,7 @@ def test_a_wrong_question_is_named_by_its_line(tmp_path: Path, line: str, proble
     assert problem in str(error.value)
 
 
-def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
+def test_lines_end_only_at_newlines_of_json(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text('{"prompt": "one\u2028two\x85", "answer": "yes"}\r\n', encoding="utf-8")
     assert [question.prompt for question in read_questions(file)] == ["one\u2028two\x85"]
@@ -360,9 +360,7 @@ def test_a_result_that_cannot_be_saved_is_not_lost(
         evaluate(models[0], **given)
 
 
-def test_questions_longer_than_the_context_are_refused_before_anything_is_measured(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_longer_than_the_context_are_rejected_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "generate", None)
     long = "word " * engine.info.session_len
     check_prompts(engine, [Question(prompt="short", answer="x")])
@@ -382,7 +380,7 @@ def test_models_that_do_not_fit_together_are_refused(models: list[Path], tmp_pat
         evaluate(models[0], settings={"device": "null"}, save=False)
 
 
-def test_questions_that_nobody_would_ask_are_refused(tmp_path: Path) -> None:
+def test_wrong_evaluation_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"questions = .*and ask = false \(--no-ask\) contradict"):
         evaluate(tmp_path / "none", questions=tmp_path / "q.jsonl", ask=False)
 

@@ -31,7 +31,7 @@ def test_every_model_key_is_one_of_the_engines_and_none_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_engine_accepts_what_every_family_writes(family: Any) -> None:
+def test_engine_accepts_the_config_of_every_family(family: Any) -> None:
     for model_type in family.model_types:
         spec = describe({**LLAMA, "model_type": model_type, "num_key_value_heads": 2}, "m")
         assert spec.config.model_family == family.name
@@ -39,6 +39,7 @@ def test_the_engine_accepts_what_every_family_writes(family: Any) -> None:
 
 
 MIXED = ["sliding_attention", "full_attention"]
+CONV = ["conv", "full_attention"]
 DENSE, EXPERTS = "dense", "experts"
 TEXT = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
 QWEN1 = {"model_type": "qwen", "kv_channels": 16, "seq_length": 64}
@@ -110,6 +111,25 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
                 ({"model_type": "qwen2", "layer_types": MIXED}, [7, 0]),
                 ({"model_type": "qwen2_moe", "num_hidden_layers": 3, "max_window_layers": 2}, [7, 0, 0]),
             )
+        ),
+        # Short convolutions
+        *(
+            ({"model_type": "lfm2", **given}, {"mixer": mixers, "inter_size": size})
+            for given, mixers, size in (
+                ({"layer_types": CONV}, ["short_conv", "attention"], 256),
+                ({"full_attn_idxs": [0], "block_ff_dim": 900}, ["attention", "short_conv"], 768),
+                ({"block_auto_adjust_ff_dim": False}, ["attention", "attention"], 160),
+                ({"layer_types": CONV, "block_multiple_of": 8}, ["short_conv", "attention"], 112),
+                ({"block_ffn_dim_multiplier": None}, ["attention", "attention"], 106),
+            )
+        ),
+        (
+            {"model_type": "lfm2", "tie_embedding": False, "norm_eps": 1e-3},
+            {"tie_word_embeddings": False, "norm_eps": 1e-3},
+        ),
+        (
+            {"model_type": "lfm2_moe", "layer_types": CONV, "num_dense_layers": 1},
+            {"ffn": ["dense", "experts"], "inter_size": 160},
         ),
         # Only layers with a window are rotated, even if there is none.
         *(
@@ -292,6 +312,7 @@ YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}
         (VIDEO, "'video_llava' (its text part is 'llama') is not supported; supported: Yi, baichuan, "),
         (scaled("xpos", factor=4.0), "'xpos' is not supported; supported: default, linear"),
         (of("phi3", **scaled("yarn", factor=4.0)), "'yarn' is not supported for Phi-3"),
+        (of("gpt_oss", hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported: silu"),
         ({"rope_parameters": {"chunked_attention": {"rope_type": "default"}}}, "'chunked_attention'"),
         (of("gemma3_text", rope_parameters=YARN_BESIDE_WINDOWS), "'yarn' in layers with a window"),
         (of("gemma3_text", attn_logit_softcapping=50.0), "attn_logit_softcapping 50.0"),
@@ -310,7 +331,7 @@ YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}
         (of("internlm", rotary={"type": "xpos"}), "'xpos'"),
     ],
 )
-def test_what_the_engine_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+def test_unsupported_features_are_rejected_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(named)):
         describe({**LLAMA, **changes}, "m")
 
@@ -372,6 +393,15 @@ HUGE = 10**400
             for one in ("mellum", "hy_v3")
             for wrong in ({}, "wide")
         ),
+        (
+            of("lfm2", layer_types=["conv", {}]),
+            "layer_types must list num_hidden_layers = 2 times one of conv, full_att",
+        ),
+        (of("lfm2", full_attn_idxs=[]), "layer_types has no full_attention"),
+        (of("lfm2", full_attn_idxs=1), "full_attn_idxs 1 must list the layers"),
+        (of("lfm2", conv_dim=32), "conv_dim is 32, but hidden_size is 64"),
+        (of("lfm2", conv_L_cache=5), "conv_L_cache is 5; it must be 2 to 4"),
+        (of("lfm2", block_multiple_of=0), "block_multiple_of is 0"),
         (of("minimax_m2", head_dim=0, rotary_dim=8), "head_dim is 0"),
         (of("gpt_oss", num_experts_per_tok=4, experts_per_token=2), "experts_per_token is 2, but num_experts_per_tok"),
         (of("hunyuan_v1_dense", **scaled("dynamic", alpha=1e308)), "has the alpha 1e+308"),

@@ -44,7 +44,7 @@ def test_fields_that_mean_nothing_are_accepted(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("message", [{"tool_calls": []}, {"content": None}, {"content": []}, {"tool_calls": None}])
-def test_an_assistant_may_have_said_nothing(message: dict[str, Any]) -> None:
+def test_assistant_message_may_be_empty(message: dict[str, Any]) -> None:
     assert chat(messages=[USER, {"role": "assistant", **message}, USER]).engine_request().messages
 
 

@@ -149,7 +149,7 @@ async def test_reasoning_is_not_part_of_the_text() -> None:
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}] and said["content"][0]["text"] == "so!"
 
 
-async def test_an_answer_that_is_too_large_to_be_stored_says_so() -> None:
+async def test_response_that_is_too_large_to_store_is_marked() -> None:
     async with gateway(max_response_bytes=1024) as (web, server):
         server.behaviour = says(part("x" * 2000, "stop"))
         answer = (await web.post("/v1/responses", json={**RESPONSES, "store": True})).json()

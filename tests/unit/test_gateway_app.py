@@ -124,7 +124,7 @@ async def test_work_on_much_is_done_beside_the_event_loop() -> None:
         ("/v1/completions", {"model": MODEL, "prompt": "a", "best_of": 4}),
     ],
 )
-async def test_more_completions_at_once_than_are_allowed_are_rejected(
+async def test_too_many_completions_are_rejected(
     path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHARONIA_GATEWAY_MAX_CHOICES", "3")
@@ -160,7 +160,7 @@ async def test_more_log_probabilities_than_one_answer_has_are_for_streams(path: 
     assert (streamed.status_code, fewer.status_code) == (200, 200)
 
 
-async def test_a_bias_of_a_token_beyond_the_vocabulary_is_rejected_before_the_server() -> None:
+async def test_bias_of_an_unknown_token_is_rejected_by_the_gateway() -> None:
     async with gateway(info={"vocab_size": 100}) as (web, server):
         beyond, last = [
             await web.post("/v1/chat/completions", json={**CHAT, "logit_bias": {"5": 1, token: 1}})
@@ -213,7 +213,7 @@ async def test_a_model_says_whether_it_accepts_tools(formats: dict[str, Any], ac
         assert listed["accepts_tools"] is accepts
 
 
-async def test_of_several_models_one_that_is_unloaded_is_said_to_be_and_the_others_answer() -> None:
+async def test_unloaded_model_is_reported_and_other_models_respond() -> None:
     settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
     sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
     info = {"context_length": 10, "weight_type": "int4", "data_type": "bf16", "group_size": 128}
@@ -267,7 +267,7 @@ async def test_two_models_of_a_server_do_not_share_sessions_end_or_fingerprint()
         assert prints[0] != prints[1]
 
 
-async def test_the_fingerprint_follows_that_of_the_server() -> None:
+async def test_the_fingerprint_follows_the_server() -> None:
     prints = []
     for fingerprint in ("aa", "aa", "bb"):
         async with gateway(info={"fingerprint": fingerprint}) as (web, _):
@@ -286,7 +286,7 @@ async def test_the_fingerprint_follows_that_of_the_server() -> None:
         (MODEL, "each name once"),
     ],
 )
-def test_a_list_of_models_that_is_none_is_refused(text: str, said: str) -> None:
+def test_wrong_list_of_models_is_rejected(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Settings(_env_file=None, model_name=MODEL, more_models=text)
 

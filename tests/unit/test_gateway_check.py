@@ -41,7 +41,7 @@ def _nothing_else_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("CHARONIA_GATEWAY_WORKERS", "3", 2, "CHARONIA_GATEWAY_WORKERS=3 needs CHARONIA_GATEWAY_REDIS_URL"),
     ],
 )
-def test_what_is_wrong_is_one_line_without_a_password(
+def test_wrong_setting_gives_one_line_without_a_password(
     variable: str,
     value: str,
     code: int,
@@ -59,7 +59,7 @@ def test_what_is_wrong_is_one_line_without_a_password(
     assert ended.value.code == code and says in said and said.count("\n") == 1 and "secret" not in said
 
 
-def test_serve_shows_no_password_and_names_a_host_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_shows_no_password_and_names_a_wrong_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHARONIA_TRACING_ENDPOINT", "HTTPS://me:secret@h")
     with pytest.raises(InvalidRequestError, match="CHARONIA_TRACING_ENDPOINT: ") as refused:
         read_settings()
@@ -68,7 +68,7 @@ def test_serve_shows_no_password_and_names_a_host_that_is_none(monkeypatch: pyte
         check_ports([Port("ü..x", 23333, "CHARONIA_HOST", "CHARONIA_GATEWAY_PORT")])
 
 
-def test_a_port_that_another_process_takes_at_the_last_moment_is_no_port_to_serve_on() -> None:
+def test_serve_fails_if_another_process_takes_the_port() -> None:
     (one,) = bound_sockets("127.0.0.1", 0, shared=False)
     config = uvicorn.Config(FastAPI(), lifespan="off", loop="uvloop", log_config=None)
     with one, socket.socket() as other:

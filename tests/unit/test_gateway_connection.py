@@ -63,7 +63,7 @@ async def test_an_address_has_a_limited_number_of_connections(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("read_timeout_s", [0, 10 * HANG_S])
-async def test_a_connection_ends_whose_body_came_after_the_answer(read_timeout_s: float) -> None:
+async def test_connection_with_a_late_body_ends(read_timeout_s: float) -> None:
     async with served(answers_before_it_reads, read_timeout_s, keep_alive_s=1) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n")
         assert (await asyncio.wait_for(reader.readuntil(b"no"), HANG_S)).startswith(b"HTTP/1.1 413 ")
@@ -82,9 +82,7 @@ async def says_how_long_the_body_is(scope: dict[str, Any], receive: Any, send: A
 
 @pytest.mark.parametrize("size", [MAX_HEAD_BYTES, MAX_HEAD_BYTES + 1, 100_000])
 @pytest.mark.parametrize("body", [0, 200_000])
-async def test_a_head_may_have_so_many_bytes_and_not_one_more_also_when_it_comes_in_one_piece(
-    size: int, body: int
-) -> None:
+async def test_head_has_a_size_limit_also_in_one_piece(size: int, body: int) -> None:
     start, end = b"POST / HTTP/1.1\r\nHost: localhost\r\nX: ", f"\r\nContent-Length: {body}\r\n\r\n".encode()
     head = start + b"x" * (size - len(start) - len(end)) + end
     assert len(head) == size

@@ -180,14 +180,14 @@ async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, h
             assert answer.status_code in (200, beyond.get(path)), (method, path, answer.text)
 
 
-async def test_white_space_around_a_key_is_none_of_it(file: KeyFile) -> None:
+async def test_white_space_around_a_key_is_ignored(file: KeyFile) -> None:
     async with guarded(file) as (web, _):
         for headers in ({"x-api-key": f"{file.texts['bob']} "}, {"Authorization": f"bearer  {file.texts['bob']}\t"}):
             assert (await web.get("/v1/models", headers=headers)).status_code == 200
         assert (await web.get("/v1/models", headers={"x-api-key": " "})).status_code == 401
 
 
-async def test_a_key_uses_its_own_models_and_does_what_it_has_access_to(file: KeyFile) -> None:
+async def test_key_uses_only_its_models_and_its_access(file: KeyFile) -> None:
     async with guarded(file) as (web, server):
         for (method, path), body in ROUTES.items():
             if path in OF_NO_MODEL:
@@ -203,7 +203,7 @@ async def test_a_key_uses_its_own_models_and_does_what_it_has_access_to(file: Ke
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "access_denied")
 
 
-async def test_the_document_says_what_needs_a_key(file: KeyFile) -> None:
+async def test_openapi_names_the_routes_that_need_a_key(file: KeyFile) -> None:
     async with guarded(file) as (web, _):
         document = (await web.get("/openapi.json", headers=file.bearer("bob"))).json()
     (name,) = document["components"]["securitySchemes"]
@@ -228,7 +228,7 @@ async def test_however_the_path_is_written_the_metrics_need_their_own_access(fil
         assert (await web.get(path, headers=file.bearer("prometheus"))).status_code == 200
 
 
-async def test_stored_answers_are_those_of_their_key(file: KeyFile) -> None:
+async def test_stored_responses_belong_to_their_key(file: KeyFile) -> None:
     async with guarded(file) as (web, _):
         stored = {**RESPONSE, "store": True}
         id = (await web.post("/v1/responses", json=stored, headers=file.bearer("alice"))).json()["id"]
@@ -293,7 +293,7 @@ async def test_each_key_has_a_prefix_cache_of_its_own_whatever_salt_it_sends(fil
     assert all(0 < len(salt.encode()) <= 256 for salt in [*salts, forged])
 
 
-async def test_keys_share_the_prefix_cache_where_a_setting_says_so(file: KeyFile) -> None:
+async def test_keys_share_the_prefix_cache_if_a_setting_allows_it(file: KeyFile) -> None:
     async with guarded(file, cache_by_key=False) as (web, server):
         for body in (CHAT, {**CHAT, "cache_salt": "ours"}):
             for name in ("alice", "bob"):
@@ -441,7 +441,7 @@ def test_a_file_that_could_not_be_read_for_a_while_is_read_later(
     assert ring.find(late) is not None
 
 
-def test_a_pipe_is_no_file_of_keys_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_pipe_is_rejected_as_a_keys_file_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(keys.KeysError, match=f"{path} is not a file"):

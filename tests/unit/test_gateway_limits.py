@@ -165,7 +165,7 @@ async def test_a_key_may_send_its_next_request_at_the_end_of_a_response(file: Ke
         assert (answer.status_code, (await following[0]).status_code) == (200, 200)
 
 
-async def test_a_key_has_as_many_requests_at_once_as_it_may(file: KeyFile) -> None:
+async def test_key_has_at_most_max_concurrent_requests(file: KeyFile) -> None:
     file.add("one", max_concurrent=1)
     begun, go = asyncio.Event(), asyncio.Event()
 

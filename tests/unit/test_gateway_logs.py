@@ -26,7 +26,7 @@ def request_record() -> Record:
     return record
 
 
-def test_a_json_line_has_its_head_first_and_what_the_event_has() -> None:
+def test_json_line_begins_with_its_head_and_has_the_events_fields() -> None:
     line = json_formatter().format(event('quotes " and\nlines', status=200, color_message="\x1b[1mno"))
     assert "\n" not in line
     said = json.loads(line)
@@ -85,7 +85,7 @@ def test_lines_of_unserved_requests_are_limited_and_counted(monkeypatch: pytest.
     assert "dropped" not in str(passes())
 
 
-def test_what_is_logged_of_a_request_has_its_id_and_its_trace(request_record: Record) -> None:
+def test_log_lines_of_a_request_have_its_id_and_trace(request_record: Record) -> None:
     token = current_record.set(request_record)
     try:
         logged = event("late")

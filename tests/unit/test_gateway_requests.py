@@ -51,7 +51,7 @@ def interactive(**fields: object) -> InteractiveRequest:
 
 
 @pytest.mark.parametrize(("model", "field"), [(ChatRequest, "messages"), (InteractiveRequest, "prompt")])
-def test_a_plain_string_is_the_users_message_and_the_documentation_says_so(
+def test_plain_string_is_the_users_message_and_is_documented(
     model: type[ChatRequest] | type[InteractiveRequest], field: str
 ) -> None:
     request = parse(model, json.dumps({"model": "m", field: "hi"}).encode())
@@ -361,7 +361,7 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         ({"skip_special_tokens": False}, "skip_special_tokens", "send true"),
     ],
 )
-def test_a_wrong_chat_field_is_named_with_what_would_be_right(fields: dict[str, object], param: str, says: str) -> None:
+def test_wrong_chat_field_is_named_with_the_remedy(fields: dict[str, object], param: str, says: str) -> None:
     with pytest.raises(ApiError) as caught:
         chat(**fields)
     error = caught.value
@@ -418,9 +418,7 @@ def test_structured_output_is_the_engines_guide(fields: dict[str, object], guide
         ({"model": None}, "model", "send a text"),
     ],
 )
-def test_a_wrong_completion_field_is_named_with_what_would_be_right(
-    fields: dict[str, object], param: str, says: str
-) -> None:
+def test_wrong_completion_field_is_named_with_the_remedy(fields: dict[str, object], param: str, says: str) -> None:
     with pytest.raises(ApiError) as caught:
         completion(**fields)
     assert (caught.value.status, caught.value.param) == (400, param), caught.value.message
@@ -431,7 +429,7 @@ def test_a_wrong_completion_field_is_named_with_what_would_be_right(
     "body",
     [b"", b"{", b"nul", b'{"model": "\\ud800"}', b'{"model": "\xff"}', b"[" * 100_000, b'{"a":' * 100_000, b"[]", b"7"],
 )
-def test_what_is_no_json_object_is_a_bad_request(body: bytes) -> None:
+def test_body_that_is_no_json_object_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse(ChatRequest, body)
     assert caught.value.status == 400
@@ -535,7 +533,7 @@ def test_status_of_the_engines_errors(error: Exception, status: int, code: str, 
         (Unavailable("the engine is shutting down"), "the engine is shutting down"),
     ],
 )
-def test_where_servers_are_is_said_to_the_log_alone(
+def test_addresses_of_servers_are_only_in_the_log(
     error: CharoniaError, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert from_engine(error).message == says
@@ -567,7 +565,7 @@ def test_completion_logprobs_offsets_count_characters_over_the_stream() -> None:
     assert logprobs.of(answer_with_logprobs())["text_offset"] == [3, 5, 5]
 
 
-def test_offsets_also_count_what_is_no_character() -> None:
+def test_offsets_count_bytes_that_are_no_character() -> None:
     """Each replacement character counts as one character of the text."""
     response = GenerateResponse("", (1,) * 6, logprobs=(-1.0,) * 6, top_logprobs=[[]] * 6)
     response.token_bytes = (b"\xa9", b"a\xc3", b"b", b"\xe4\xb8", b"\xad\xff", b"c")
@@ -596,7 +594,7 @@ def test_an_echos_log_probabilities_begin_with_null() -> None:
     assert logprobs.of(answer_with_logprobs())["text_offset"] == [4, 6, 6]
 
 
-def test_what_a_tokenizer_adds_to_a_prompt_is_not_in_its_echo() -> None:
+def test_added_special_tokens_are_not_in_the_echo() -> None:
     """A beginning token and a leading space are omitted, but a special token in the prompt is not."""
     part = prompt_part([b"<s>", b" Hi", b"<s>", b"!"], [True, False, True, False])
     shown = CompletionLogprobs().of_prompt(part, "Hi<s>!")
@@ -624,7 +622,7 @@ def test_a_prompt_of_one_token_has_no_log_probability() -> None:
     assert shown == {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
 
 
-async def test_what_came_before_a_drain_is_answered_before_the_server_ends() -> None:
+async def test_requests_before_a_drain_are_answered_before_the_server_ends() -> None:
     """A loop that was busy when the drain began has not read or accepted the connection."""
     drain = Drain(5)
     server = DrainingServer(uvicorn.Config(FastAPI()), drain)
@@ -655,7 +653,7 @@ def test_a_tokenizer_may_have_several_chat_templates() -> None:
         ("chat_template", "{{ messages }}"),
     ],
 )
-def test_what_other_routes_and_servers_have_is_not_ignored_in_chats(name: str, value: Any) -> None:
+def test_fields_of_other_routes_and_servers_are_rejected_in_chats(name: str, value: Any) -> None:
     with pytest.raises(ApiError) as caught:
         chat(**{name: value})
     assert (caught.value.status, caught.value.param) == (400, name)
@@ -699,7 +697,7 @@ def test_errors_of_the_engine_name_the_fields_of_the_request() -> None:
 
 
 @pytest.mark.parametrize("name", ["response_format", "structured_outputs", "guided_json", "regex", "grammar"])
-def test_what_constrains_an_answer_is_refused_where_it_has_no_effect(name: str) -> None:
+def test_constraints_without_effect_on_a_route_are_rejected(name: str) -> None:
     """Otherwise only the header of ignored fields would show that the response is not constrained."""
     value = {"type": "json_object"}
     for model, fields in (

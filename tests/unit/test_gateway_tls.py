@@ -91,7 +91,7 @@ async def ask(port: int, authority: Authority, own: Pair | None = None) -> str:
         writer.close()
 
 
-async def test_request_without_tls_is_told_to_use_https(authority: Authority) -> None:
+async def test_request_without_tls_gets_a_hint_to_use_https(authority: Authority) -> None:
     pair = authority.issue("server", "localhost", "127.0.0.1")
     async with served(Certificates(pair.cert, pair.key), pair) as port:
         async with httpx.AsyncClient(trust_env=False) as web:

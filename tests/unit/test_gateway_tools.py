@@ -158,13 +158,13 @@ async def test_openais_items_come_one_after_the_other() -> None:
     ("thinking", "thinks"),
     [(None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True), ({"type": "between_tools"}, True)],
 )
-def test_a_model_thinks_for_who_asks_for_it(thinking: Any, thinks: bool) -> None:
+def test_model_reasons_if_requested(thinking: Any, thinks: bool) -> None:
     asked = anthropic(*USER, thinking=thinking)
     for request in (asked.engine_request(reasons=True), asked.tokenize_request()):
         assert request.chat_template_kwargs == {"enable_thinking": thinks}
 
 
-async def test_reasoning_is_shown_to_who_asks_for_it() -> None:
+async def test_reasoning_is_shown_if_requested() -> None:
     answers = {"reasoning": "hm", "content": "so"}
     shown = await whole("/v1/messages", {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 1024}}, **answers)
     assert [block["type"] for block in shown["content"]] == ["thinking", "text"]
@@ -536,7 +536,7 @@ def test_a_wrong_field_of_messages_is_named(fields: dict[str, Any], param: str, 
         ({"type": "text", "text": 7}, "its text is missing"),
     ],
 )
-def test_what_is_wrong_with_a_block_is_said(block: dict[str, Any], says: str) -> None:
+def test_wrong_content_block_is_rejected_with_the_reason(block: dict[str, Any], says: str) -> None:
     with pytest.raises(ApiError) as caught:
         anthropic({"role": "user", "content": [block]})
     assert caught.value.status == 400 and says in caught.value.message, caught.value.message

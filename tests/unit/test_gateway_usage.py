@@ -99,7 +99,7 @@ def test_the_endpoint_is_a_collector_or_its_whole_url(endpoint: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_off_is_not_imported() -> None:
+def test_features_that_are_off_import_no_packages() -> None:
     code = (
         "import sys\n"
         "from charonia_gateway.app import create_app\n"

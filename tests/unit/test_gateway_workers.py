@@ -282,7 +282,7 @@ async def test_requests_that_are_cut_off_get_an_error_and_one_line_in_the_log(tm
         ]
 
 
-async def test_a_gateway_that_cannot_start_says_what_would_be_right(tmp_path: Path) -> None:
+async def test_gateway_that_cannot_start_names_the_remedy(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

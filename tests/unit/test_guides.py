@@ -185,7 +185,7 @@ def test_other_kinds_of_vocabularies_follow_a_guide(write: Callable[[Path], int]
     assert any(not text.isascii() for answer in ended for text in answer.values())
 
 
-def test_what_is_wrong_is_an_error_of_the_request(engine: Engine) -> None:
+def test_wrong_guide_is_an_error_of_the_request(engine: Engine) -> None:
     for guide, says in (
         (Guide.json_schema({"properties": {"a": {"not": {}}}}), "at /properties/a: Unimplemented keys"),
         (Guide.json_schema("{"), "is not JSON"),
@@ -203,7 +203,7 @@ def test_what_is_wrong_is_an_error_of_the_request(engine: Engine) -> None:
         engine.generate("x", guide="[0-9]+")  # type: ignore[arg-type]
 
 
-def test_guides_of_the_client_library_are_those_of_the_engine() -> None:
+def test_guides_of_the_client_library_equal_those_of_the_engine() -> None:
     schema = {"type": "object", "properties": {"é": {"const": 1}}}
     made: list[tuple[str, tuple[Any, ...]]] = [
         ("json", ()),

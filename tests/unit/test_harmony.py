@@ -389,7 +389,7 @@ MESSAGES: dict[str, Any] = {
     [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSES), ("/v1/messages", MESSAGES)],
     ids=["chat", "responses", "messages"],
 )
-def test_prompt_of_each_api_is_that_of_transformers(released: Any, path: str, body: dict[str, Any]) -> None:
+def test_prompt_of_each_api_equals_transformers(released: Any, path: str, body: dict[str, Any]) -> None:
     request = engine_request(read_body(path, {"model": "m", **body}))
     made = encode_chat(released, request.messages or (), request.tools, variables=request.chat_template_kwargs)
     call = {"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}

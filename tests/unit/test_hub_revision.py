@@ -69,7 +69,7 @@ def test_an_id_is_its_repository_and_its_revision() -> None:
     "name",
     ["a", "a/", "/b", "a/b/c", "a@v1", "../b", "a b/c", "a/b--c", "a/b.git", "a/b@", "a/b@v 1", "a/b@../c", "a/b@v1@2"],
 )
-def test_what_is_no_hub_id_is_said_with_its_form(name: str) -> None:
+def test_wrong_hub_id_is_rejected_with_the_right_form(name: str) -> None:
     with pytest.raises(ModelError, match=re.escape(f"{name!r} is not a hub id (owner/name or owner/name@revision)")):
         parse_id(name)
 
@@ -82,7 +82,7 @@ def test_a_folder_is_not_pinned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000])
-def test_what_can_be_no_path_is_looked_for_as_a_hub_id(name: str) -> None:
+def test_name_that_is_no_path_is_a_hub_id(name: str) -> None:
     assert existing(name) is None
     with pytest.raises(ModelError, match="is not a hub id"):
         locate(name)

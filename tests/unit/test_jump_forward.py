@@ -65,7 +65,7 @@ def expect_same(engine: Engine, sampling: SamplingParams, guide: Guide, prompt: 
 
 
 @pytest.mark.parametrize("name", GUIDES)
-def test_responses_and_streams_are_those_of_step_by_step(engine: Engine, name: str) -> None:
+def test_responses_and_streams_equal_step_by_step_generation(engine: Engine, name: str) -> None:
     """engine/tests/engine_forced_test.cpp does this for every end of a response, for sessions and with preemptions."""
     for seed in range(3):
         expect_same(engine, params(seed=seed, n=2, repetition_penalty=1.2 if seed else 1.0), GUIDES[name])

@@ -54,7 +54,7 @@ def test_a_key_is_shown_once_and_the_file_has_its_hash(made: tuple[Path, str]) -
 
 
 @pytest.mark.slow
-def test_keys_are_listed_without_what_they_are(made: tuple[Path, str]) -> None:
+def test_list_of_keys_shows_no_key(made: tuple[Path, str]) -> None:
     file, text = made
     shown = charonia("list", file=file).stdout
     assert charonia("list", file=file, command=GATEWAY).stdout == shown
@@ -91,7 +91,9 @@ def test_a_revoked_key_holds_no_more_and_its_name_is_free(tmp_path: Path) -> Non
         (["revoke", "nobody"], "has no key 'nobody'"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(made: tuple[Path, str], arguments: list[str], said: str) -> None:
+def test_wrong_arguments_are_reported_and_change_no_file(
+    made: tuple[Path, str], arguments: list[str], said: str
+) -> None:
     file, _ = made
     before = file.read_bytes()
     done = charonia(*arguments, file=file)
@@ -99,7 +101,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(made: tuple[Path, str], ar
     assert file.read_bytes() == before
 
 
-def test_files_that_are_changed_at_once_lose_no_key(tmp_path: Path) -> None:
+def test_simultaneous_changes_of_a_file_lose_no_key(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
 
     def add(number: int) -> None:

@@ -32,7 +32,7 @@ def make(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_make_convert_writes_the_workspace_that_it_is_told(tmp_path: Path) -> None:
+def test_make_convert_writes_the_given_workspace(tmp_path: Path) -> None:
     model = tmp_path / "a model"
     write_random_model(model, SHAPES["tiny"])
     done = make("convert", f"MODEL={model}", f"DST={tmp_path / 'w'}")

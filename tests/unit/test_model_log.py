@@ -52,7 +52,7 @@ def test_text_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("prompts", ["0", "1"])
-def test_an_unexpected_error_says_where_and_quotes_nothing(monkeypatch: pytest.MonkeyPatch, prompts: str) -> None:
+def test_unexpected_error_names_its_place_and_quotes_no_content(monkeypatch: pytest.MonkeyPatch, prompts: str) -> None:
     log, lines = logger(monkeypatch, LOG_FORMAT="json", ACCESS_LOG="1", LOG_PROMPTS=prompts)
     try:
         raise ValueError(TEXT["prompt"])

@@ -97,7 +97,7 @@ def numbers(expr: promql.Expr) -> list[float]:
     return numbers(expr.lhs) + numbers(expr.rhs)
 
 
-def test_limits_in_graphs_are_those_of_the_alerts_that_the_panels_name() -> None:
+def test_limits_in_graphs_equal_those_of_the_named_alerts() -> None:
     exprs = {rule["alert"]: promql.parse(rule["expr"]) for rule in ALERTS}
     checked = set()
     for name in BOARDS:
@@ -188,7 +188,7 @@ def test_grafana_finds_prometheus_and_the_dashboards() -> None:
     assert provider["options"]["path"] == "/etc/grafana/dashboards"
 
 
-def test_prometheus_scrapes_what_the_rules_and_the_dashboards_name() -> None:
+def test_prometheus_scrapes_every_metric_of_rules_and_dashboards() -> None:
     scraped = load(PROMETHEUS / "prometheus.yml")["scrape_configs"]
     jobs = {job["job_name"] for job in scraped if "relabel_configs" not in job}
     assert jobs == {"triton", "gateway", "node", "gpu"}

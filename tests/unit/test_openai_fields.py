@@ -106,7 +106,7 @@ def test_the_table_has_the_fields_of_the_openai_package(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_what_is_taken_and_what_is_ignored_is_so(route: str) -> None:
+def test_fields_are_accepted_or_ignored_as_the_docs_list_them(route: str) -> None:
     schema = ROUTES[route][0]
     without_effect = set()
     for name, kind in rows(route).items():
@@ -133,7 +133,7 @@ def test_each_effort_of_openais_is_taken(effort: str) -> None:
 
 
 @pytest.mark.parametrize(("route", "fields"), [(route, fields) for route in REFUSED for fields in REFUSED[route]])
-def test_what_is_refused_is_so(route: str, fields: dict[str, Any]) -> None:
+def test_fields_that_the_docs_call_rejected_are_rejected(route: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as error:
         parse(ROUTES[route][0], body(route, **fields))
     assert error.value.status == 400 and error.value.param is not None

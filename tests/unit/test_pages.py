@@ -74,7 +74,7 @@ async def test_the_page_can_be_switched_off(libraries: None) -> None:
         assert (await web.get("/docs")).status_code == 200
 
 
-async def test_without_libraries_it_says_what_to_do(
+async def test_pages_without_libraries_name_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pages, "LIBRARIES", tmp_path / "nothing")

@@ -66,7 +66,7 @@ def test_users_and_contexts_follow_from_the_blocks() -> None:
     assert SMALL.user_counts() == [1, 4, 16, 64]
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+def test_plan_that_does_not_fit_is_rejected_with_the_numbers() -> None:
     assert SMALL.refusal(None, None) is None
     assert SMALL.refusal(50, 128) is None
     refusal = SMALL.refusal(51, 128)
@@ -92,7 +92,7 @@ def test_layers_with_a_window_need_blocks_for_the_window_only() -> None:
     assert windowed.refusal(2, 2048) is None
 
 
-def test_the_plan_of_a_model_with_windows_is_what_the_engine_has(tmp_path: Path) -> None:
+def test_plan_with_windows_equals_the_engines_sizes(tmp_path: Path) -> None:
     write_random_model(tmp_path / "m", SHAPES["tiny"], scale=0.2)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "model_type": "mistral", "sliding_window": 128}))
@@ -129,7 +129,7 @@ def test_bytes_are_spelled_with_three_digits(count: int, text: str) -> None:
     assert spell_bytes(count) == text
 
 
-def test_a_plan_is_what_the_engine_has(model: Path, tmp_path: Path) -> None:
+def test_plan_equals_the_engines_sizes(model: Path, tmp_path: Path) -> None:
     settings = {"device": "cpu", "cache_users": 3, "cache_user_tokens": 100, "cache_block_seq_len": 16}
     workspace = convert(model, tmp_path / "w", dtype="bf16")
     for source in (model, workspace):
@@ -186,7 +186,7 @@ def test_a_gpu_that_is_elsewhere_is_planned_from_its_memory(model: Path) -> None
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
-def test_a_gpu_that_is_not_here_is_said_with_the_remedy(model: Path) -> None:
+def test_missing_gpu_is_reported_with_the_remedy(model: Path) -> None:
     with pytest.raises(CharoniaError, match="--memory 80GiB"):
         make_plan(model, {"device": "cuda"})
 
@@ -198,7 +198,7 @@ def test_a_gpu_that_is_here_is_planned_from_its_free_memory(model: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_command_prints_tables_or_json_and_ends_with_what_was_asked(model: Path) -> None:
+def test_the_command_prints_tables_or_json_and_the_goals(model: Path) -> None:
     code, out, err = plan(model, "--device", "cpu")
     assert code == 0, err
     steps = "Steps of at most 512 tokens (token_budget) and 64 sequences (max_batch_size)."

@@ -152,7 +152,7 @@ def test_bin_weights_are_planned_from_config_json_with_a_warning(model: Path, hu
 
 
 @pytest.mark.slow
-def test_what_the_hub_does_not_give_is_said_with_the_remedy(
+def test_files_that_the_hub_lacks_are_named_with_the_remedy(
     model: Path, hub: HubDouble, nobody: str, tmp_path: Path
 ) -> None:
     hub.models["them/gated"] = model

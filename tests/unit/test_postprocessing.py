@@ -72,14 +72,12 @@ def test_a_table_loads_from_its_file(tmp_path: Path) -> None:
     assert detokenize.TokenTable.load(file).join(ids(1, 0)) == b"zxy"
 
 
-def test_a_table_whose_parts_do_not_fit_is_refused() -> None:
+def test_token_table_with_inconsistent_parts_is_rejected() -> None:
     with pytest.raises(ValueError, match="do not fit together"):
         detokenize.TokenTable(np.array([0, 9]), np.zeros(3, np.uint8), np.zeros(1, np.uint8))
 
 
-def test_quality_records_are_those_of_the_manifest_now_which_is_read_when_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quality_records_follow_a_changed_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "model_repository")])
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
     monkeypatch.setitem(sys.modules, "detokenize", detokenize)

@@ -180,7 +180,7 @@ def test_an_error_in_config_json_names_this_file(tmp_path: Path) -> None:
         load_tokenizer(folder)
 
 
-def test_a_text_that_a_tokenizer_without_an_unknown_token_cannot_encode_is_rejected() -> None:
+def test_text_that_the_tokenizer_cannot_encode_is_rejected() -> None:
     model = Tokenizer(models.WordLevel({"a": 0}, unk_token="?"))
     with pytest.raises(PromptError, match="text_input: the tokenizer cannot encode it"):
         encode(PreTrainedTokenizerFast(tokenizer_object=model), "text_input", "b", special=False)
@@ -232,7 +232,7 @@ def test_a_template_that_goes_too_deep_refuses_the_messages(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fails", ["messages[0].content.nothing.at_all()", "1 / 0", "2.0 ** 99999"])
-def test_what_a_template_fails_at_is_said_of_the_messages(tmp_path: Path, fails: str) -> None:
+def test_template_errors_name_the_messages(tmp_path: Path, fails: str) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "fails", f"{{{{ {fails} }}}}"))
     with pytest.raises(PromptError, match="the model's chat template rejects them"):
         build(tokenizer, messages="hi")
@@ -595,7 +595,7 @@ def test_a_conversation_and_its_continuation_spell_the_whole_conversation(tokeni
     assert whole.continuation_ids == []
 
 
-def test_a_system_message_begins_a_session_and_is_no_part_of_what_continues_it(tokenizer: Any) -> None:
+def test_system_message_begins_a_session_and_continues_none(tokenizer: Any) -> None:
     new = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "So?"}]
     built = build(tokenizer, messages=json.dumps(new), interactive=True)
     assert tokenizer.decode(built.continuation_ids) == "<|user|>So?<|assistant|>"
@@ -673,7 +673,20 @@ def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
         prompt.build_prompt(tokenizer, "x", None, None, continues=True)
 
 
-def test_fingerprint_changes_exactly_with_what_changes_tokens(tmp_path: Path) -> None:
+def test_template_shows_the_time_of_the_request(tmp_path: Path) -> None:
+    template = "{{ strftime_now('%d %b %Y, %H:%M') }} " + _EACH
+    preparation = Preparation(load_tokenizer(write_tokenizer(tmp_path / "other", template)), {}, None, GUIDE_MAX_BYTES)
+
+    def shown(time: str | None) -> str:
+        return preparation.prepare(Fields(messages="hi", prompt_time=time)).chat.text
+
+    assert shown("2020-02-29T23:59:59") == "29 Feb 2020, 23:59 <|user|>hi"
+    assert shown(None).endswith("<|user|>hi") and "2020" not in shown(None)
+    with pytest.raises(PromptError, match=r"^prompt_time: \"midnight\" is not a time; send a local time such as 20"):
+        shown("midnight")
+
+
+def test_fingerprint_changes_exactly_with_settings_that_change_tokens(tmp_path: Path) -> None:
     weights, tokenizer, config = tmp_path / "weights", tmp_path / "tokenizer", tmp_path / "config.pbtxt"
     for folder in (weights, tokenizer):
         folder.mkdir()

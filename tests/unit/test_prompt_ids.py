@@ -144,7 +144,7 @@ class Letters:
         return {"input_ids": [ord(letter) for letter in text]}
 
 
-def test_a_text_far_beyond_the_context_is_tokenized_as_far_as_the_context_goes() -> None:
+def test_text_beyond_the_context_is_tokenized_only_to_its_end() -> None:
     letters = Letters()
     with pytest.raises(PromptTooLongError, match=r"does not fit: it has more than 50000 tokens .*\(session_len\)"):
         check_length(letters, "prompt", "a" * 8_000_000, 50_000)
@@ -154,7 +154,7 @@ def test_a_text_far_beyond_the_context_is_tokenized_as_far_as_the_context_goes()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_text_that_fits_is_told_too_long(cases: dict[str, Case], kind: str) -> None:
+def test_text_that_fits_is_never_rejected_as_too_long(cases: dict[str, Case], kind: str) -> None:
     """Texts with long tokens or without tokens of their own: the limit is the smallest that they fit into."""
     tokenizer = cases[kind].tokenizer
     rng = random.Random(0)

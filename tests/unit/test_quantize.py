@@ -160,7 +160,7 @@ def test_a_model_that_is_destroyed_is_not_called_ready(
     assert list((tmp_path / "out").iterdir()) == [] and not any("llm-compressor is in" in line for line in said)
 
 
-def test_a_loss_comes_with_what_the_command_takes_and_was_not_done() -> None:
+def test_large_loss_is_reported_with_other_options() -> None:
     assert command._remedy("w4a16", "rtn", 128) == (
         "use --method awq or gptq, or a smaller --group-size, or --scheme w8a16, which has 8 bits"
     )
@@ -181,7 +181,7 @@ def test_a_loss_comes_with_what_the_command_takes_and_was_not_done() -> None:
         ("lazy", "python has written nothing"),
     ],
 )
-def test_a_failure_leaves_nothing_but_what_was_said(
+def test_failure_leaves_no_files(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, problem: str
 ) -> None:
     stand_in(tmp_path, monkeypatch, mode)
@@ -254,7 +254,7 @@ def test_a_signal_that_is_ignored_stays_so(model: Path, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("problem", ["appears", "cannot be copied"])
-def test_what_took_hours_stays_where_the_end_fails(
+def test_quantised_weights_survive_a_failure_of_the_last_step(
     problem: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, monkeypatch)
@@ -305,7 +305,7 @@ def test_a_destination_that_cannot_be_is_refused_before_any_work(
     assert not seen.exists() and not (tmp_path / "new").exists()
 
 
-def test_a_python_without_the_packages_is_refused_with_what_it_lacks(
+def test_python_without_the_packages_is_rejected_with_their_names(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real driver in an empty environment."""
@@ -331,7 +331,7 @@ def installed(command: list[str], folder: Path) -> None:
         python.symlink_to(sys.executable)
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_without_its_python_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path))
     monkeypatch.setattr(environment, "require_space", lambda *_: None)
@@ -364,9 +364,7 @@ def test_a_python_that_cannot_be_run_is_refused(model: Path, tmp_path: Path, mon
         quantize(model, tmp_path / "q", scheme="fp8")
 
 
-def test_environments_of_other_versions_go_when_nobody_uses_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_environments_of_other_versions_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path))
     monkeypatch.setattr(environment, "_run", installed)
@@ -433,7 +431,7 @@ def test_options_that_make_no_sense_are_refused(
         ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is not a JSON object"),
     ],
 )
-def test_a_calibration_file_without_text_is_refused_before_a_model_is_looked_at(
+def test_calibration_file_without_text_is_rejected_first(
     name: str, content: bytes, problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -471,7 +469,7 @@ def test_time_of_a_long_run_names_the_fast_method(driver: ModuleType, seconds: f
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_room_that_is_asked_for_is_what_the_weights_take(scheme: str, tmp_path: Path) -> None:
+def test_required_disk_space_equals_the_size_of_the_weights(scheme: str, tmp_path: Path) -> None:
     """The embedding and the output layer, half of this model, stay in 16 bits."""
     shape = Shape(2, 128, 4, 2, 256, 2000)
     write_random_model(tmp_path / "m", shape)
@@ -549,7 +547,7 @@ PLAIN = {key: value for key, value in WITH_CODE.items() if key not in ("attentio
         ),
     ],
 )
-def test_models_that_cannot_be_quantised_are_refused_before_anything_is_installed(
+def test_models_that_cannot_be_quantised_are_rejected_before_installing(
     config: dict[str, Any], scheme: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = stand_in(tmp_path, monkeypatch)
@@ -567,9 +565,7 @@ def test_models_that_cannot_be_quantised_are_refused_before_anything_is_installe
 
 
 @pytest.mark.slow
-def test_an_environment_that_cannot_be_installed_says_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_that_cannot_be_installed_names_its_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No index responds. The partial environment stays, and the next attempt continues."""
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "cache"))
@@ -599,7 +595,7 @@ def test_an_environment_that_cannot_be_installed_says_what_it_needs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_drivers_schemes_are_what_compressed_tensors_knows(driver: ModuleType, scheme: str) -> None:
+def test_the_drivers_schemes_equal_those_of_compressed_tensors(driver: ModuleType, scheme: str) -> None:
     quantization = needed_module("compressed_tensors.quantization")
     for method in SCHEMES[scheme].methods:
         job = {"scheme": scheme, "method": method, "group_size": SCHEMES[scheme].group_size}
@@ -648,7 +644,7 @@ def test_routers_stay_in_16_bits(driver: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_what_reads_images_and_the_output_layer_stay_in_16_bits(driver: ModuleType) -> None:
+def test_vision_layers_and_the_output_layer_stay_in_16_bits(driver: ModuleType) -> None:
     torch = needed_module("torch")
     matching = needed_module("compressed_tensors.utils.match")
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -692,7 +688,7 @@ def weights_by_name(model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "family", ["llama", "phi3", "gemma2", "gemma3_text", "vaultgemma", "glm4", "cohere2", *NORMS_BEHIND, *EXPERTS]
 )
-def test_what_smoothing_divides_all_that_read_it_make_up_for(driver: ModuleType, family: str, method: str) -> None:
+def test_smoothing_leaves_the_models_output_unchanged(driver: ModuleType, family: str, method: str) -> None:
     """Instead of llm-compressor, divide everything by random numbers: the model's output must not change."""
     torch = needed_module("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -798,7 +794,7 @@ def test_models_are_compared_on_ends_that_differ(driver: ModuleType, tmp_path: P
 
 
 @pytest.mark.slow
-def test_predictions_are_those_of_each_row(driver: ModuleType, model: Path) -> None:
+def test_predictions_of_a_batch_equal_those_of_single_rows(driver: ModuleType, model: Path) -> None:
     torch = needed_module("torch")
     loaded, _ = driver.load({"model": str(model)})
     rows = [list(range(at, at + 8)) for at in (3, 40)]
@@ -810,7 +806,7 @@ def test_predictions_are_those_of_each_row(driver: ModuleType, model: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [IndexError("of a library"), RuntimeError("no memory")])
-def test_what_took_hours_is_written_where_it_cannot_be_compared(
+def test_quantised_weights_are_written_although_they_cannot_be_compared(
     problem: Exception, driver: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed_module("torch")
@@ -848,7 +844,7 @@ def test_the_driver_runs_no_code_that_comes_with_a_model(
 
 
 @pytest.mark.slow
-def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantize_prints_the_next_command(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch)
     command = command_of(model, tmp_path / "q")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -860,7 +856,7 @@ def test_the_command_names_what_comes_next(model: Path, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_calibrate_shows_the_ranges_of_what_the_model_computes(
+def test_calibrate_shows_the_ranges_of_activations(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The real driver. It needs only PyTorch and transformers of the environment's packages."""
@@ -898,7 +894,7 @@ def test_calibrate_shows_the_ranges_of_what_the_model_computes(
 
 
 @pytest.mark.slow
-def test_calibrate_shows_what_routers_and_experts_get(
+def test_calibrate_shows_the_inputs_of_routers_and_experts(
     driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed_module("torch")
@@ -957,7 +953,7 @@ def test_the_advice_names_the_worst_input_of_each_kind() -> None:
 
 
 @pytest.mark.slow
-def test_outliers_of_an_expert_are_not_hidden_by_those_of_others(driver: ModuleType) -> None:
+def test_outliers_of_each_expert_are_shown(driver: ModuleType) -> None:
     torch = needed_module("torch")
 
     def expert(channel: int, tokens: int) -> Any:

@@ -48,14 +48,14 @@ def test_the_first_files_of_llama_have_the_context_of_the_class() -> None:
     assert found.max_position_embeddings == CONFIG_MAPPING["llama"]().max_position_embeddings == 2048
 
 
-def test_sizes_that_older_files_leave_out_are_those_of_the_class() -> None:
+def test_missing_sizes_of_older_files_are_the_class_defaults() -> None:
     found = describe(COMPOSITE["BakLLaVA"], "m").config
     assert (found.hidden_units, found.num_layer, found.head_num, found.kv_head_num) == (4096, 32, 32, 8)
     assert (found.layers[0].window, found.max_position_embeddings) == (4096, 32768)
 
 
 @pytest.mark.parametrize("text_type", ["mistral", "qwen2"])
-def test_sizes_of_a_text_part_are_those_of_transformers(text_type: str) -> None:
+def test_sizes_of_a_text_part_equal_transformers(text_type: str) -> None:
     """llava has no own defaults for these types."""
     found = describe({"model_type": "llava", "text_config": {"model_type": text_type}}, "m").config
     theirs = CONFIG_MAPPING[text_type]()

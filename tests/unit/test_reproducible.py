@@ -161,7 +161,7 @@ def test_a_request_without_a_seed_gets_a_fresh_one(case: Case) -> None:
         assert len({tuple(output.token_ids) for output in outputs}) == 4
 
 
-def test_a_seed_gives_the_same_answers_after_a_restart_whatever_was_sampled_before(case: Case) -> None:
+def test_seed_gives_the_same_response_after_a_restart(case: Case) -> None:
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=2**64 - 2, ignore_eos=True, logprobs=1, n=4)
     answers = []
     for before in (0, 3):
@@ -172,7 +172,7 @@ def test_a_seed_gives_the_same_answers_after_a_restart_whatever_was_sampled_befo
     assert len({tuple(tokens) for tokens, _, _ in answers[0]}) == 4
 
 
-def test_arithmetic_changes_only_with_what_changes_tokens(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic_changes_only_with_settings_that_change_tokens(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     def arithmetic(**changes: int) -> str:
         with case.engine(**changes) as engine:
             assert engine.info.deterministic

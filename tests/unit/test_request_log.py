@@ -12,7 +12,7 @@ import pytest
 from charonia_gateway import request_log
 from charonia_gateway.request_log import RequestLog
 from gateway_in_process import MODEL, gateway
-from triton_double import error, input_number, part, says
+from triton_double import error, input_number, input_text, part, says
 
 from charonia.errors import ModelError
 from charonia.replay import Outcome, difference, read_log, replay, replayed, stateless, summary
@@ -80,9 +80,13 @@ async def test_a_replay_has_the_logged_seeds_and_returns_tokens(path: str, tmp_p
         server.behaviour = says(part("a"), part("b", "stop"))
         await web.post(path, json={"model": MODEL, **ROUTES[path]})
         (line,) = lines_of(file)
+        assert {input_text(one, "prompt_time") for one in server.requests} <= {"", line["prompt_time"]}
+        line["prompt_time"] = "2020-01-01T23:59:59"
         seeds = [input_number(one, "seed") for one in server.requests]
         replayed = await web.post("/v1/replay", json=line)
         assert replayed.status_code == 200
+        times = {input_text(one, "prompt_time") for one in server.requests[len(seeds) :]}
+        assert times == {"" if path == "/v1/completions" else line["prompt_time"]}, "only chats have a template"
         assert [input_number(one, "seed") for one in server.requests] == seeds * 2
         assert difference(line["choices"], replayed.json()["choices"]) is None
         assert {name: line[name] for name in replayed.json()} == replayed.json()
@@ -138,7 +142,7 @@ def test_different_tokens_break_the_promise_only_with_equal_fingerprints() -> No
     assert [one["line"] for one in found["not_equal"]] == [2, 3, 4]
 
 
-async def test_a_replay_waits_as_long_as_a_full_gateway_says() -> None:
+async def test_replay_waits_for_the_time_of_retry_after() -> None:
     same = {"system_fingerprint": "f", "choices": choices(([1], "stop"))}
     responses = [httpx.Response(429, headers={"retry-after": "0"}), httpx.Response(200, json=same)]
     entry = {"path": "/v1/completions", "body": "{}", "choices": same["choices"]}

@@ -21,7 +21,7 @@ from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
 from gateway_in_process import MODEL, ask
-from triton_double import Behaviour, Double, error, input_number, part, progress, says
+from triton_double import Behaviour, Double, error, input_number, input_text, part, progress, says
 from tritonclient.grpc import service_pb2 as pb
 from waiting import until
 
@@ -168,7 +168,8 @@ class Two:
             await double.__aexit__()
 
     async def text(self, **fields: Any) -> str:
-        parts = Engine(self.pool).answer(GenerateRequest(text="Count", **fields), "id")
+        given = {} if "messages" in fields else {"text": "Count"}
+        parts = Engine(self.pool).answer(GenerateRequest(**given, **fields), "id")
         return "".join([part.text async for part in parts])
 
 
@@ -180,6 +181,14 @@ async def test_another_server_continues(stream: bool, caplog: pytest.LogCaptureF
         assert seen == [None, ([10, 11], [2])]
         assert (two.resumes, two.record.num_resumes) == (1, 1)
     assert f"continues at server {two.doubles[1].target} after 2 tokens: it ends" in caplog.text
+
+
+async def test_both_servers_show_the_time_of_the_request() -> None:
+    async with Two(counting(2, []), counting(9, [])) as two:
+        two.record.prompt_time = "2020-12-31T23:59:59"
+        await two.text(messages=[{"role": "user", "content": "Count"}])
+        sent = [input_text(request, "prompt_time") for double in two.doubles for request in double.requests]
+        assert sent == ["2020-12-31T23:59:59"] * 2
 
 
 async def test_other_server_begins_again_after_progress_of_the_prompt() -> None:
@@ -244,7 +253,7 @@ async def test_a_request_that_breaks_every_server_ends_with_the_first_error() ->
 
 
 @pytest.mark.parametrize("different", [{"arithmetic": b"gpu"}, {"deterministic": False}])
-async def test_a_server_whose_tokens_may_differ_does_not_continue(
+async def test_server_with_another_fingerprint_does_not_continue(
     different: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []
@@ -295,7 +304,7 @@ async def test_the_only_server_continues_after_its_restart(stream: bool) -> None
         assert seen == [None, ([10, 11], [2])]
 
 
-async def test_a_server_that_has_other_weights_since_its_last_check_does_not_continue() -> None:
+async def test_server_with_new_weights_does_not_continue() -> None:
     seen: list[Any] = []
     async with Two(counting(2, seen), counting(9, seen), resume_timeout_s=0, check_interval_s=HANG_S) as two:
         reloaded = two.doubles[1]
@@ -375,7 +384,7 @@ async def test_timings_of_a_stream_count_resumes(path: str, field: str) -> None:
         assert resumes[0] is None
 
 
-async def test_a_request_whose_server_fails_before_its_first_token_waits_for_another_one() -> None:
+async def test_request_waits_for_another_server_before_its_first_token() -> None:
     seen: list[Any] = []
     async with Two(counting(0, seen), counting(9, seen)) as two:
         other = two.pool.endpoints[1]

@@ -136,7 +136,7 @@ def test_a_line_becomes_a_json_object_with_its_fields(line: str, fields: dict[st
         assert said["time"].endswith("-11-21T07:33:19.808+00:00")
 
 
-def test_text_stays_as_it_is_and_empty_lines_are_no_events() -> None:
+def test_text_is_unchanged_and_empty_lines_are_no_events() -> None:
     assert renderer("text", "triton")("| a |") == "| a |"
     for line in ("  ", f"I{STAMP} server.cc:604] ", f'I{STAMP} server.cc:604] ""'):
         assert renderer("json", "triton")(line) is None

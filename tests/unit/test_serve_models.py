@@ -309,7 +309,7 @@ def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(
     assert [one["state"] for one in models.describe()] == ["loaded", "unloaded"]
 
 
-def test_a_model_that_cannot_be_loaded_leaves_nothing_and_says_why(orders: drain.ModelControl) -> None:
+def test_model_that_cannot_be_loaded_leaves_nothing_and_gives_the_reason(orders: drain.ModelControl) -> None:
     log, models = Log(orders), make_models(orders)
     models.unload("b")
     log.orders.clear()

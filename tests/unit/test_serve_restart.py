@@ -61,7 +61,7 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stack]:
     assert left_in_shared_memory(one) == []
 
 
-def test_a_new_server_has_not_unloaded_what_the_one_before_had(stack: _Stack) -> None:
+def test_new_server_loads_the_models_that_the_old_one_had_unloaded(stack: _Stack) -> None:
     def is_unloaded() -> bool:
         return stack._control.wait_unloaded(["ensemble"], 0, lambda: True)
 
@@ -149,7 +149,7 @@ def killed(name: str, number: signal.Signals, said: str = "") -> Child:
         (signal.SIGSEGV, False, "SIGSEGV;"),
     ],
 )
-def test_a_death_by_signal_names_what_often_sends_it(
+def test_death_by_a_signal_names_the_usual_cause(
     stack: _Stack, number: signal.Signals, http_inference: bool, hint: str
 ) -> None:
     stack._settings = ServeSettings(gateway=False, http_inference=http_inference)

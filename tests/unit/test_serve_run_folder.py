@@ -26,7 +26,7 @@ with held(Path(sys.argv[1]), 33337) as folder:
 """
 
 
-def test_the_second_launcher_on_a_port_says_who_runs_and_deletes_nothing(
+def test_second_launcher_on_a_port_names_the_first_and_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checked before the ports, because the ports are still free while the first launcher starts."""

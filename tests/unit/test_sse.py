@@ -57,9 +57,7 @@ async def test_an_error_of_work_whose_client_has_left_is_not_logged_as_unread() 
 
 
 @pytest.mark.parametrize(("write", "prefix"), [(event, "data: "), (line, "")])
-def test_text_with_any_character_is_one_line_to_every_reader_and_comes_back(
-    write: Callable[[Any], bytes], prefix: str
-) -> None:
+def test_text_with_any_character_is_one_line_and_is_read_unchanged(write: Callable[[Any], bytes], prefix: str) -> None:
     lines = [text for text in write({"text": EVERY_CHARACTER}).decode().splitlines() if text]
     assert len(lines) == 1
     assert lines[0].startswith(prefix)
@@ -69,7 +67,7 @@ def test_text_with_any_character_is_one_line_to_every_reader_and_comes_back(
 @pytest.mark.parametrize(
     "text", ["", " fox", 'a "quote", a \\ and \n', EVERY_CHARACTER], ids=["none", "plain", "escaped", "all"]
 )
-def test_an_event_whose_text_alone_is_new_is_as_one_that_is_written_whole(text: str) -> None:
+def test_event_with_new_text_equals_an_event_that_is_written_whole(text: str) -> None:
     def data(text: str) -> dict[str, Any]:
         return {"id": "\u2028", "choices": [{"delta": {"content": text}, "logprobs": None}], "usage": None}
 
@@ -155,7 +153,7 @@ async def test_a_stream_that_is_not_silent_has_no_heartbeat(heartbeat_s: float) 
     assert [message["body"] for message in sent[1:]] == [event({})] * 3 + [DONE, b""]
 
 
-async def test_what_follows_the_first_text_goes_past_all_layers() -> None:
+async def test_events_after_the_first_text_bypass_the_middleware() -> None:
     seen: list[Any] = []
     sent: list[Any] = []
 

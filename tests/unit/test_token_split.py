@@ -82,7 +82,7 @@ KINDS += ["sentence piece", "sentence piece, metaspace", "sentence piece across 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_tokens_are_those_of_the_tokenizer_whatever_follows(name: str, tmp_path: Path) -> None:
+def test_certain_tokens_equal_the_tokenizer_for_every_continuation(name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(name)
     split = engine_split(tokenizer, tmp_path)
     table = build_token_table(tokenizer, len(tokenizer))
@@ -149,7 +149,7 @@ def test_of_a_long_text_a_part_is_looked_at(tmp_path: Path) -> None:
     assert ("it is " * 400_000).startswith(text) and 500 < len(text) <= 512
 
 
-def test_what_is_not_known_says_so(tmp_path: Path) -> None:
+def test_unsupported_tokenizer_is_named_as_the_reason(tmp_path: Path) -> None:
     unigram = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
     split_at_spaces, folded, no_bytes = (Tokenizer(models.BPE(byte_fallback=True)) for _ in range(3))
     split_at_spaces.pre_tokenizer = pre_tokenizers.Metaspace()

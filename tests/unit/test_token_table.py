@@ -48,7 +48,7 @@ def test_byte_level_tokens_joined_are_the_text(text: str) -> None:
 
 
 @given(TEXTS)
-def test_byte_level_tokens_joined_are_what_the_decoder_says(text: str) -> None:
+def test_byte_level_tokens_joined_equal_the_decoded_text(text: str) -> None:
     ids = encode(BYTE_LEVEL, text)
     assert BYTE_LEVEL_TABLE.text(ids).decode() == BYTE_LEVEL.decode(ids)
 
@@ -60,7 +60,7 @@ def test_sentencepiece_tokens_joined_are_the_text_after_one_space(text: str) -> 
 
 
 @given(TEXTS)
-def test_sentencepiece_tokens_joined_and_stripped_are_what_the_decoder_says(text: str) -> None:
+def test_sentencepiece_tokens_joined_and_stripped_equal_the_decoded_text(text: str) -> None:
     ids = encode(SENTENCEPIECE, text)
     assert SENTENCEPIECE_TABLE.strip_leading_space
     assert SENTENCEPIECE_TABLE.text(ids).decode().removeprefix(" ") == SENTENCEPIECE.decode(ids)
@@ -113,7 +113,7 @@ def test_byte_tokens_are_one_byte() -> None:
     assert SENTENCEPIECE_TABLE.tokens[SENTENCEPIECE.convert_tokens_to_ids("<0xE4>")] == b"\xe4"
 
 
-def test_a_vocabulary_larger_than_the_tokenizers_is_padded_with_empty_special_tokens() -> None:
+def test_larger_vocabulary_is_padded_with_empty_special_tokens() -> None:
     table = build_token_table(BYTE_LEVEL, len(BYTE_LEVEL) + 7)
     assert len(table.tokens) == len(BYTE_LEVEL) + 7
     assert table.tokens[-7:] == [b""] * 7 and all(table.special[-7:])
@@ -133,7 +133,7 @@ def test_an_unknown_decoder_is_refused(decoder: decoders.Decoder | None) -> None
         build_token_table(PreTrainedTokenizerFast(tokenizer_object=tokenizer), 1)
 
 
-def test_the_file_has_offsets_bytes_flags_and_the_rule_for_the_leading_space(tmp_path: Path) -> None:
+def test_file_has_offsets_bytes_flags_and_the_leading_space_rule(tmp_path: Path) -> None:
     TokenTable([b"a", b"", b"\xe4\xb8"], [False, True, False], True).save(tmp_path / "t.safetensors")
     with safe_open(tmp_path / "t.safetensors", framework="np") as file:
         assert file.metadata() == {"strip_leading_space": "1"}

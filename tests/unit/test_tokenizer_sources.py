@@ -62,7 +62,7 @@ def parts(tokenizer: Tokenizer) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_those_of_tokenizer_json_for_every_family_and_class(kind: str, tmp_path: Path) -> None:
+def test_ids_equal_tokenizer_json_for_every_family_and_class(kind: str, tmp_path: Path) -> None:
     KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
     file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     expected = [file.encode(text, add_special_tokens=False).ids for text in TEXTS]
@@ -142,7 +142,7 @@ STYLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("kind", SAME)
-def test_special_tokens_and_templates_are_those_of_transformers(kind: str, style: str, tmp_path: Path) -> None:
+def test_special_tokens_and_templates_equal_transformers(kind: str, style: str, tmp_path: Path) -> None:
     KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
     model_type, name = SAME[kind]
     settings, files = STYLES[style]
@@ -298,9 +298,7 @@ SENTENCEPIECE_KINDS = ("llama", "gemma", "normalized", "without bytes", "unigram
 
 
 @pytest.mark.parametrize("kind", SENTENCEPIECE_KINDS)
-def test_ids_of_tokenizer_model_alone_are_those_of_sentencepiece(
-    kind: str, trained: dict[str, Path], tmp_path: Path
-) -> None:
+def test_ids_of_tokenizer_model_equal_sentencepiece(kind: str, trained: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(trained[kind].read_bytes())
     reference = sentencepiece.SentencePieceProcessor(model_file=str(trained[kind]))
     texts = [text for text in TEXTS if "</s>" not in text]  # SentencePiece does not tokenize special tokens
@@ -342,7 +340,7 @@ def test_ids_of_tokenizer_model_alone_are_those_of_sentencepiece(
         ({}, False),
     ],
 )
-def test_a_text_of_tokenizer_model_begins_as_its_class_says(
+def test_text_of_tokenizer_model_begins_as_its_class_defines(
     settings: dict[str, Any], begins: bool, trained: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(trained["llama"].read_bytes())

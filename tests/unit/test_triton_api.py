@@ -83,7 +83,7 @@ def test_every_declaration_has_been_compared_with_public_headers(own: Api) -> No
     assert own.digest() == COMPARED, "triton_api.h has changed: compare it with Triton's headers (docs/testing.md)"
 
 
-def test_it_is_what_the_public_headers_say(own: Api) -> None:
+def test_declarations_equal_the_public_headers(own: Api) -> None:
     folder = Path(os.environ.get("CHARONIA_TEST_TRITON_HEADERS") or IMAGE)
     if not (folder / "triton" / "core" / "tritonbackend.h").is_file():
         if "CHARONIA_TEST_TRITON_HEADERS" in os.environ:

@@ -101,7 +101,7 @@ def test_the_address_is_printed_and_has_the_page_and_the_api(running: Web) -> No
     assert httpx.get(f"{running.url}/tokenizer_info", timeout=HANG_S).json()["chat_template"]
 
 
-def test_answers_are_those_of_the_engine(running: Web, model: Path) -> None:
+def test_responses_equal_the_engine(running: Web, model: Path) -> None:
     with Engine.from_pretrained(model, threads=1) as engine:
         params = SamplingParams(max_tokens=12, temperature=0, logprobs=2, ignore_eos=True)
         [of_chat] = engine.generate([CHAT], params)
@@ -139,7 +139,7 @@ def test_answers_are_those_of_the_engine(running: Web, model: Path) -> None:
     assert (stopped["text"], stopped["finish_reason"]) == (of_text.text.partition(word)[0], "stop")
 
 
-def test_structure_sessions_and_errors_are_those_of_the_gateway(running: Web) -> None:
+def test_structure_sessions_and_errors_equal_the_gateway(running: Web) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["red", "blue"]}, "strict": True}}
     chosen = running.ask("/v1/chat/completions", messages=CHAT, response_format=form, max_tokens=40).json()
     assert json.loads(chosen["choices"][0]["message"]["content"]) in ("red", "blue")
@@ -266,7 +266,7 @@ def test_files_of_the_gateway_are_read_before_a_model_is_loaded(tmp_path: Path, 
         assert str(missing) in started.log.read_text() and "nothing/here" not in started.log.read_text()
 
 
-def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_taken_port_is_reported_before_a_model_is_loaded(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

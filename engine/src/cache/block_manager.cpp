@@ -107,6 +107,7 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
 BlockManager::~BlockManager() = default;
 
 int BlockManager::block_len() const { return impl_->block_len; }
+bool BlockManager::has_prefix_index() const { return impl_->index.enabled(); }
 int BlockManager::num_blocks() const { return impl_->free.total(); }
 int BlockManager::num_committed() const { return impl_->free.committed(); }
 int BlockManager::num_free() const { return impl_->free.size(); }

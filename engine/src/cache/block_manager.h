@@ -94,6 +94,7 @@ class BlockManager {
   ~BlockManager();
 
   int block_len() const;
+  bool has_prefix_index() const;  // enable_prefix_caching
   int num_blocks() const;
   int num_committed() const;  // blocks that have memory
   int num_free() const;       // with memory or without

@@ -60,19 +60,23 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
            config.delta_v_heads, " heads of delta_v_dim = ", config.delta_v_dim, " columns");
   }
 
+  // The rank's share of a width. The shares of the ranks may differ.
+  const auto share = [&](const std::string& module, int all, const char* key) {
+    const auto rows = [&](int one) { return manifest.tensor(cat(module, ".", one, ".weight")).rows; };
+    std::int64_t sum = 0;
+    for (int one = 0; one < ranks; ++one) sum += rows(one);
+    expect(sum == all, cat(module, ".", rank, ".weight"), "a share of ", key, " = ", all,
+           " rows: the shares of all ranks are ", sum, " rows");
+    return rows(rank);
+  };
   for (int layer = 0; layer < config.num_layer && (inter == 0 || expert_inter == 0); ++layer) {
+    const auto forward = cat("layers.", layer, ".feed_forward.");
     const bool experts = has_experts(manifest.layers()[static_cast<std::size_t>(layer)]);
-    auto& size = experts ? expert_inter : inter;
-    if (size > 0) continue;
-    const auto gate = name(layer, experts ? "feed_forward.experts.0.w1" : "feed_forward.w1");
-    const int all = experts ? config.expert_inter_size : config.inter_size;
-    size = manifest.tensor(gate).rows;
-    expect(size * ranks == all, gate, "a share of ", experts ? "expert_inter_size" : "inter_size", " = ", all, " rows");
-    if (!experts || config.shared_expert_inter_size == 0) continue;
-    const auto shared = name(layer, "feed_forward.shared.w1");
-    shared_inter = manifest.tensor(shared).rows;
-    expect(shared_inter * ranks == config.shared_expert_inter_size, shared,
-           "a share of shared_expert_inter_size = ", config.shared_expert_inter_size, " rows");
+    if (!experts && inter == 0) inter = share(forward + "w1", config.inter_size, "inter_size");
+    if (!experts || expert_inter > 0) continue;
+    expert_inter = share(forward + "experts.0.w1", config.expert_inter_size, "expert_inter_size");
+    if (config.shared_expert_inter_size == 0) continue;
+    shared_inter = share(forward + "shared.w1", config.shared_expert_inter_size, "shared_expert_inter_size");
   }
 
   const auto output = [](int one) { return cat("output.", one, ".weight"); };

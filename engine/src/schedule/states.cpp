@@ -35,6 +35,7 @@ int Scheduler::Impl::states_wanted(Seq& seq, std::size_t kind) {
 
 // How many of the next num_tokens tokens a part of prefill may compute.
 std::int32_t Scheduler::Impl::up_to_snapshot(const Seq& seq, std::int32_t num_tokens) const {
+  if (!pool.has_prefix_index()) return num_tokens;
   auto end = (seq.computed / snapshot_tokens + 1) * snapshot_tokens;
   for (const auto position : {seq.branch, seq.prefill_end}) {
     if (position > seq.computed) end = std::min(end, position);

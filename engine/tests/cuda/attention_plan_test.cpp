@@ -161,7 +161,7 @@ TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_sms_about_equally_busy) 
   }
 }
 
-TEST(AttentionPlanTest, a_long_sequence_has_one_split_for_each_thread_block_and_short_ones_have_one) {
+TEST(AttentionPlanTest, long_sequences_have_one_split_for_each_thread_block) {
   const auto plan_of = [](int kv_heads, int positions, bool reproducible = false) {
     Step one;
     one.add(positions - 1, 1);

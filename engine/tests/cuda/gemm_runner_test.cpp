@@ -203,7 +203,7 @@ TEST_F(GemmRunnerTest, concurrent_writers_leave_a_complete_file) {
   EXPECT_FALSE(AutotuneCache(file(), "device 1").find({.n = '0', .k = 64}, 1));
 }
 
-TEST_F(GemmRunnerTest, without_a_library_built_in_kernels_run_and_the_report_and_a_warning_name_the_reason) {
+TEST_F(GemmRunnerTest, built_in_kernels_run_without_a_library_and_the_reason_is_named) {
   const auto runner = [&](bool library, bool reproducible, const std::string& reason) {
     auto with = options(library, "library 7");
     with.reproducible = reproducible;

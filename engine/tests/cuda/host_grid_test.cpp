@@ -93,7 +93,7 @@ TEST(HostGridTest, the_seed_decides_the_order_of_blocks_and_threads) {
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_EQ(one[i].first, reversed[one.size() - 1 - i].first);
 }
 
-TEST(HostGridTest, a_barrier_that_not_all_reach_is_found_and_the_error_names_kernel_and_seed) {
+TEST(HostGridTest, a_barrier_that_some_threads_miss_is_found_with_kernel_and_seed) {
   host_grid::set_seed(5);
   const Body half_come = [] {
     dependency_wait();

@@ -36,6 +36,9 @@ class ReplayRequest(BaseModel):
         default_factory=dict,
         description="the seeds of prompts without one, by the index of the prompt's first response",
     )
+    prompt_time: str | None = Field(
+        None, max_length=40, description="the local time that the chat template shows; default: now"
+    )
 
 
 @router.post(
@@ -55,6 +58,7 @@ async def replay(request: Request, gateway: GatewayState) -> JSONResponse:
     asked = parse(ReplayRequest, await read_body(request, gateway.settings.max_body_bytes))
     record = record_of(request.scope)
     record.given_seeds = asked.seeds
+    record.prompt_time = asked.prompt_time or record.prompt_time
     record.tokens = {}
     unread: list[Message] = [{"type": "http.request", "body": asked.body.encode(), "more_body": False}]
     start: Message = {}
