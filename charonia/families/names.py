@@ -182,12 +182,8 @@ def _gated_qkv(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
     sizes = {"weight": (config.hidden_units,)} | ({"bias": ()} if config.attn_bias else {})
     rows = _grouped(heads, (head, head))
     for kind, width in sizes.items():
-        q_and_gate = [
-            TensorPart(f"{theirs}{names.qkv[0]}.{kind}", (2 * heads * head, *width), taken) for taken in rows
-        ]
-        k_and_v = [
-            TensorPart(f"{theirs}{name}.{kind}", (config.kv_head_num * head, *width)) for name in names.qkv[1:]
-        ]
+        q_and_gate = [TensorPart(f"{theirs}{names.qkv[0]}.{kind}", (2 * heads * head, *width), taken) for taken in rows]
+        k_and_v = [TensorPart(f"{theirs}{name}.{kind}", (config.kv_head_num * head, *width)) for name in names.qkv[1:]]
         made.tensors[f"{ours}.w_qkv.0.{kind}"] = (*q_and_gate[:heads], *k_and_v)
         made.tensors[f"{ours}.w_gate.0.{kind}"] = tuple(q_and_gate[heads:])
 

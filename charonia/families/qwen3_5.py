@@ -27,9 +27,7 @@ def _mixers(config: HfConfig) -> list[str]:
         raise ModelError(f"config.json: layer_types must list the types of num_hidden_layers = {layers} layers")
     for one in types:
         if one not in _MIXERS:
-            raise UnsupportedError(
-                f"config.json: layer type {one!r} is not supported; supported: {', '.join(_MIXERS)}"
-            )
+            raise UnsupportedError(f"config.json: layer type {one!r} is not supported; supported: {', '.join(_MIXERS)}")
     if "full_attention" not in types:
         raise UnsupportedError("config.json: layer_types without full_attention is not supported")
     return [_MIXERS[one] for one in types]
