@@ -12,6 +12,7 @@ from charonia.errors import ModelError
 from charonia.families.experts import expert_counts
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import llama_spec
+from charonia.families.mixers import MOST_CONV_KERNEL, mixers_of
 from charonia.families.names import Names
 from charonia.families.spec import HfConfig, ModelSpec, family
 
@@ -32,7 +33,6 @@ NAMES = Names(
     expert_up="w3",
     expert_down="w2",
 )
-MOST_CONV_KERNEL = 4  # the engine's limit
 _MIXERS = {"conv": "short_conv", "full_attention": "attention"}
 
 
@@ -44,17 +44,7 @@ def _mixers(config: HfConfig) -> list[str]:
         if attention is not None and not isinstance(attention, list):
             raise ModelError(f"config.json: full_attn_idxs {attention!r} must list the layers with attention")
         types = ["full_attention" if attention is None or at in attention else "conv" for at in range(layers)]
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or any(not isinstance(one, str) or one not in _MIXERS for one in types)
-    ):
-        raise ModelError(
-            f"config.json: layer_types must list num_hidden_layers = {layers} times one of {', '.join(_MIXERS)}"
-        )
-    if "full_attention" not in types:
-        raise ModelError("config.json: layer_types has no full_attention; a model needs at least one such layer")
-    return [_MIXERS[one] for one in types]
+    return mixers_of(types, layers, _MIXERS)
 
 
 def _describe(config: HfConfig, **own: Any) -> ModelSpec:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from charonia.errors import ModelError, UnsupportedError
+from charonia.errors import ModelError
 from charonia.families.experts import expert_counts, qwen_layers
 from charonia.families.hf_config import activation, optional, required
 from charonia.families.llama import attention_bias, llama_spec
+from charonia.families.mixers import MOST_CONV_KERNEL, mixers_of
 from charonia.families.names import LLAMA_NAMES, Names
 from charonia.families.spec import HfConfig, ModelSpec, family
+
+MOST_K_DIM = 256  # elements of a k head; the engine's limit
 
 NEXT_NAMES = Names(delta_grouped=True)
 _MIXERS = {"linear_attention": "delta_net", "full_attention": "attention"}
@@ -23,14 +26,7 @@ def _mixers(config: HfConfig) -> list[str]:
         if interval < 1:
             raise ModelError(f"config.json: full_attention_interval is {interval}; it must be at least 1")
         types = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
-    if not isinstance(types, list) or len(types) != layers:
-        raise ModelError(f"config.json: layer_types must list the types of num_hidden_layers = {layers} layers")
-    for one in types:
-        if one not in _MIXERS:
-            raise UnsupportedError(f"config.json: layer type {one!r} is not supported; supported: {', '.join(_MIXERS)}")
-    if "full_attention" not in types:
-        raise UnsupportedError("config.json: layer_types without full_attention is not supported")
-    return [_MIXERS[one] for one in types]
+    return mixers_of(types, layers, _MIXERS)
 
 
 def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
@@ -41,10 +37,10 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
         )
     kernel, k_dim = optional(config, "linear_conv_kernel_dim", 4), optional(config, "linear_key_head_dim", 128)
     v_dim = optional(config, "linear_value_head_dim", 128)
-    if not 2 <= kernel <= 4:
-        raise UnsupportedError(f"config.json: linear_conv_kernel_dim {kernel} is not supported; supported: 2 to 4")
-    if not 1 <= k_dim <= 256:
-        raise UnsupportedError(f"config.json: linear_key_head_dim {k_dim} is not supported; supported: 1 to 256")
+    if not 2 <= kernel <= MOST_CONV_KERNEL:
+        raise ModelError(f"config.json: linear_conv_kernel_dim is {kernel}; it must be 2 to {MOST_CONV_KERNEL}")
+    if not 1 <= k_dim <= MOST_K_DIM:
+        raise ModelError(f"config.json: linear_key_head_dim is {k_dim}; it must be 1 to {MOST_K_DIM}")
     if v_dim < 1:
         raise ModelError(f"config.json: linear_value_head_dim is {v_dim}; it must be positive")
     return llama_spec(

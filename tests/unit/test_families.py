@@ -112,6 +112,28 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
                 ({"model_type": "qwen2_moe", "num_hidden_layers": 3, "max_window_layers": 2}, [7, 0, 0]),
             )
         ),
+        # Gated delta nets
+        *(
+            (
+                {"model_type": one, "num_hidden_layers": 4, **given},
+                {"mixer": mixers, "ffn": ffn, "attention_gate": True},
+            )
+            for one, given, mixers, ffn in (
+                ("qwen3_5_text", {}, ["delta_net"] * 3 + ["attention"], ["dense"] * 4),
+                (
+                    "qwen3_5_moe_text",
+                    {"full_attention_interval": 2},
+                    ["delta_net", "attention"] * 2,
+                    ["experts"] * 4,
+                ),
+                (
+                    "qwen3_next",
+                    {"mlp_only_layers": [1], "layer_types": ["full_attention"] + ["linear_attention"] * 3},
+                    ["attention"] + ["delta_net"] * 3,
+                    ["experts", "dense", "experts", "experts"],
+                ),
+            )
+        ),
         # Short convolutions
         *(
             ({"model_type": "lfm2", **given}, {"mixer": mixers, "inter_size": size})
@@ -397,6 +419,13 @@ HUGE = 10**400
             of("lfm2", layer_types=["conv", {}]),
             "layer_types must list num_hidden_layers = 2 times one of conv, full_att",
         ),
+        (of("qwen3_5_text", layer_types=["conv"] * 2), "times one of linear_attention, full_attention"),
+        (of("qwen3_5_text", full_attention_interval=0), "full_attention_interval is 0"),
+        (of("qwen3_5_text"), "layer_types has no full_attention"),
+        (of("qwen3_next", linear_num_value_heads=24), "linear_num_value_heads 24 is not a multiple of"),
+        (of("qwen3_next", linear_conv_kernel_dim=5), "linear_conv_kernel_dim is 5; it must be 2 to 4"),
+        (of("qwen3_5_text", linear_key_head_dim=257), "linear_key_head_dim is 257; it must be 1 to 256"),
+        (of("qwen3_5_text", linear_value_head_dim=0), "linear_value_head_dim is 0; it must be positive"),
         (of("lfm2", full_attn_idxs=[]), "layer_types has no full_attention"),
         (of("lfm2", full_attn_idxs=1), "full_attn_idxs 1 must list the layers"),
         (of("lfm2", conv_dim=32), "conv_dim is 32, but hidden_size is 64"),
