@@ -10,7 +10,7 @@ using testing::Collector;
 using testing::request;
 using testing::tokens_of;
 
-// Parameters: the windows of the layers (-1: a short convolution), quant_policy, and whether the device computes
+// Parameters: the windows of the layers (-1: a short convolution, -2: a gated delta net), quant_policy, and whether the device computes
 // asynchronously.
 class EngineWindowTest : public testing::EngineFixtureBase,
                          public ::testing::WithParamInterface<std::tuple<std::vector<int>, std::string, bool>> {
@@ -22,7 +22,9 @@ class EngineWindowTest : public testing::EngineFixtureBase,
     model.layers = 3;
     model.windows = std::get<0>(GetParam());
     model.mixers.clear();
-    for (const int window : model.windows) model.mixers.emplace_back(window < 0 ? "short_conv" : "attention");
+    for (const int window : model.windows) {
+      model.mixers.emplace_back(window == -2 ? "delta_net" : window == -1 ? "short_conv" : "attention");
+    }
     write_tiny_workspace(weights(), model);
   }
   std::unique_ptr<Engine> reference() const {
@@ -49,7 +51,7 @@ class EngineWindowTest : public testing::EngineFixtureBase,
 };
 INSTANTIATE_TEST_SUITE_P(Models, EngineWindowTest,
                          ::testing::Combine(::testing::Values(std::vector{8, 0}, std::vector{8}, std::vector{0, 5, 8},
-                                                              std::vector{-1, 0}, std::vector{-1, 8, 0}),
+                                                              std::vector{-1, 0}, std::vector{-2, 8, 0}),
                                             ::testing::Values("0", "8", "4"), ::testing::Bool()));
 
 TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {

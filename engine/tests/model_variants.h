@@ -10,7 +10,7 @@ namespace charonia::testing {
 
 // Each model has some of the extensions.
 inline std::vector<TinyModel> model_variants() {
-  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe;
+  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe, qwen3_5;
   qwen3.qk_norm = true;
   gemma.qk_norm = gemma.post_norms = gemma.tied = true;
   gemma.layers = 3;
@@ -56,7 +56,13 @@ inline std::vector<TinyModel> model_variants() {
   lfm2_moe.mixers = {"short_conv", "short_conv", "attention"};
   lfm2_moe.experts = 5, lfm2_moe.router_bias = true, lfm2_moe.layer_experts = "dm";
   lfm2_moe.more = "router_score = sigmoid\nrouter_norm_min = 1e-6\n";
-  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe};
+  qwen3_5.layers = 3;
+  qwen3_5.qk_norm = qwen3_5.biases = qwen3_5.attention_gate = true;
+  qwen3_5.mixers = {"delta_net", "attention"};
+  qwen3_5.experts = 5, qwen3_5.shared_inter = 36, qwen3_5.shared_gate = true, qwen3_5.layer_experts = "md";
+  qwen3_5.more = "rotary_embedding = 2\n";
+  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe,
+          qwen3_5};
 }
 
 }  // namespace charonia::testing

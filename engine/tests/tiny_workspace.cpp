@@ -20,8 +20,8 @@ bool has_experts(const TinyModel& model, std::size_t layer) {
   return model.experts > 0 && model.layer_experts[layer % model.layer_experts.size()] == 'm';
 }
 
-bool is_conv(const TinyModel& model, std::size_t layer) {
-  return model.mixers[layer % model.mixers.size()] == "short_conv";
+const std::string& mixer_of(const TinyModel& model, std::size_t layer) {
+  return model.mixers[layer % model.mixers.size()];
 }
 
 // Creates the tensors of a model, and writes to the manifest which parts form the canonical tensors of each rank.
@@ -155,10 +155,12 @@ class TinyWeights {
   void add_layer(int index) {
     const std::string at = "layers." + std::to_string(index) + ".";
     const bool sparse = has_experts(model_, static_cast<std::size_t>(index));
-    const bool conv = is_conv(model_, static_cast<std::size_t>(index));
-    add_norms(at, !conv);
-    if (conv) {
+    const auto& mixer = mixer_of(model_, static_cast<std::size_t>(index));
+    add_norms(at, mixer == "attention");
+    if (mixer == "short_conv") {
       add_conv(at + "conv.");
+    } else if (mixer == "delta_net") {
+      add_delta(at + "delta.");
     } else {
       add_attention(at + "attention.");
     }
@@ -179,6 +181,10 @@ class TinyWeights {
   void add_attention(const std::string& at) {
     weight(at + "w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
     weight(at + "wo.0.weight", model_.hidden, q_, 0.3F);
+    if (model_.attention_gate) {
+      weight(at + "w_gate.0.weight", q_, model_.hidden, 0.3F);
+      if (model_.biases) tensor(at + "w_gate.0.bias", q_, 1, 0, 0.3F);
+    }
     if (model_.sinks) once(at + "sinks.weight", model_.heads, 1, 0, 1);
     if (model_.biases) {
       tensor(at + "w_qkv.0.bias", q_ + 2 * kv_, 1, 0, 0.3F);
@@ -194,6 +200,8 @@ class TinyWeights {
         stack(cat(at, "w_qkv.", rank, kind), rank,
               {range(qkv, "rows", rank * q_rows, q_rows), range(qkv, "rows", k_first, kv_rows),
                range(qkv, "rows", k_first + kv_, kv_rows)});
+        if (!model_.attention_gate) continue;
+        stack(cat(at, "w_gate.", rank, kind), rank, {range(at + "w_gate.0" + kind, "rows", rank * q_rows, q_rows)});
       }
       stack(cat(at, "wo.", rank, ".weight"), rank, {range(at + "wo.0.weight", "cols", rank * q_rows, q_rows)});
     }
@@ -221,6 +229,35 @@ class TinyWeights {
         stack(cat(at, "w_conv.", rank, kind), rank, {range(at + "w_conv.0" + kind, "rows", rank * share, share)});
       }
       stack(cat(at, "w_out.", rank, ".weight"), rank, {range(at + "w_out.0.weight", "cols", rank * share, share)});
+    }
+  }
+
+  void add_delta(const std::string& at) {
+    const int k = model_.k_heads * model_.k_dim, v = model_.v_heads * model_.v_dim, channels = 2 * k + v;
+    weight(at + "w_qkvz.0.weight", channels + v, model_.hidden, 0.3F);
+    weight(at + "w_ba.0.weight", std::int64_t{2} * model_.v_heads, model_.hidden, 0.3F);
+    tensor(at + "conv_qkv.0.weight", channels, kConvKernel, 0, 0.6F, {channels, 1, kConvKernel});
+    weight(at + "w_out.0.weight", model_.hidden, v, 0.3F);
+    once(at + "a_log.weight", model_.v_heads, 1, -3, 1);
+    once(at + "dt_bias.weight", model_.v_heads, 1, 0, 0.3F);
+    once(at + "norm.weight", model_.v_dim, 1, 1, 0.1F);
+    // A rank has a share of each section of rows.
+    const auto share = [&](const char* name, int rank, const std::vector<int>& sections) {
+      std::vector<nlohmann::json> parts;
+      int first = 0;
+      for (const int size : sections) {
+        const int mine = size / model_.ranks;
+        parts.push_back(range(cat(at, name, ".0.weight"), "rows", first + rank * mine, mine));
+        first += size;
+      }
+      stack(cat(at, name, ".", rank, ".weight"), rank, parts);
+    };
+    for (int rank = 0; rank < model_.ranks; ++rank) {
+      share("w_qkvz", rank, {k, k, v, v});
+      share("w_ba", rank, {model_.v_heads, model_.v_heads});
+      share("conv_qkv", rank, {k, k, v});
+      const int columns = v / model_.ranks;
+      stack(cat(at, "w_out.", rank, ".weight"), rank, {range(at + "w_out.0.weight", "cols", rank * columns, columns)});
     }
   }
 
@@ -361,6 +398,9 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
                       << "\nexpert_bias = " << model.expert_biases << "\nattention_sinks = " << model.sinks
                       << "\nrouter_bias = " << model.router_bias << "\nconv_kernel = 3\nconv_bias = " << model.biases
+                      << "\nattention_gate = " << model.attention_gate << "\ndelta_k_heads = " << model.k_heads
+                      << "\ndelta_v_heads = " << model.v_heads << "\ndelta_k_dim = " << model.k_dim
+                      << "\ndelta_v_dim = " << model.v_dim
                       << "\nshared_expert_inter_size = " << model.shared_inter
                       << "\nshared_expert_gate = " << model.shared_gate << "\n"
                       << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
@@ -377,11 +417,11 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
   write_token_table(dir / "token_table.safetensors", model);
   auto layers = nlohmann::json::array();
   for (std::size_t i = 0; i < static_cast<std::size_t>(model.layers); ++i) {
-    const bool conv = is_conv(model, i);
-    layers.push_back({{"window", conv ? 0 : model.windows[i % model.windows.size()]},
-                      {"rotation", conv ? "none" : model.rotations[i % model.rotations.size()]},
+    const bool attention = mixer_of(model, i) == "attention";
+    layers.push_back({{"window", attention ? model.windows[i % model.windows.size()] : 0},
+                      {"rotation", attention ? model.rotations[i % model.rotations.size()] : "none"},
                       {"ffn", has_experts(model, i) ? "experts" : "dense"},
-                      {"mixer", model.mixers[i % model.mixers.size()]}});
+                      {"mixer", mixer_of(model, i)}});
   }
   const nlohmann::json manifest = {{"format_version", 3},
                                    {"charonia_version", "test"},
