@@ -545,6 +545,11 @@ PLAIN = {key: value for key, value in WITH_CODE.items() if key not in ("attentio
             "fp8",
             r"charonia quantize does not support models of family minimax_m2",
         ),
+        (
+            {**PLAIN, "model_type": "qwen3_5_text", "num_hidden_layers": 2, "full_attention_interval": 2},
+            "w8a16",
+            r"charonia quantize does not support models of family qwen3_5, which have gated delta nets",
+        ),
     ],
 )
 def test_models_that_cannot_be_quantised_are_rejected_before_installing(
