@@ -248,8 +248,8 @@ def _check_family(spec: ModelSpec, method: str) -> None:
     if any(layer.mixer == "delta_net" for layer in spec.config.layers):
         raise UnsupportedError(
             f"charonia quantize does not support models of family {family}, which have gated delta nets. Use a copy "
-            "that is already quantised (AWQ, GPTQ, FP8, compressed-tensors), or quant_policy, which works with the same "
-            "weights"
+            "that is already quantised (AWQ, GPTQ, FP8, compressed-tensors), or quant_policy, which works with the "
+            "same weights"
         )
     if family in _NO_NORM_TO_RESCALE and method == "smoothquant":
         raise UnsupportedError(
