@@ -230,6 +230,12 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     if (router.dtype == DType::f32) elements.matrices += router.rows * router.cols;
   }
   auto floats = static_cast<std::size_t>(elements.vectors);
+  for (std::size_t i = 0; i < manifest.layers().size(); ++i) {
+    if (manifest.layers()[i].mixer != "short_conv") continue;
+    const auto& conv = manifest.tensor(cat("layers.", i, ".conv.w_conv.", shard.rank, ".weight"));
+    elements.matrices -= conv.rows * conv.cols;
+    floats += static_cast<std::size_t>(conv.rows * conv.cols);
+  }
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
   const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
