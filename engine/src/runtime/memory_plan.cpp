@@ -231,8 +231,10 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   }
   auto floats = static_cast<std::size_t>(elements.vectors);
   for (std::size_t i = 0; i < manifest.layers().size(); ++i) {
-    if (manifest.layers()[i].mixer != "short_conv") continue;
-    const auto& conv = manifest.tensor(cat("layers.", i, ".conv.w_conv.", shard.rank, ".weight"));
+    const auto& mixer = manifest.layers()[i].mixer;
+    if (mixer == "attention") continue;
+    const auto* const name = mixer == "delta_net" ? ".delta.conv_qkv." : ".conv.w_conv.";
+    const auto& conv = manifest.tensor(cat("layers.", i, name, shard.rank, ".weight"));
     elements.matrices -= conv.rows * conv.cols;
     floats += static_cast<std::size_t>(conv.rows * conv.cols);
   }
