@@ -99,6 +99,7 @@ def write_model(
     generator = torch.Generator().manual_seed(seed)
     model = _model(variant.config)
     gemma = "gemma" in variant.config.model_type
+    delta = variant.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
@@ -106,6 +107,8 @@ def write_model(
                 # Gemma's norms add 1. Without this, its scaled and tied embedding would outweigh the layers, and the
                 # model would repeat every token.
                 center = (8 if ".post_" in name else 0) if gemma else 1
+                # So do Qwen3.5's, except the norm of a gated delta net.
+                center = center if ".linear_attn." in name or not delta else 0
                 weight.copy_(center + 0.2 * noise)
             elif name.endswith("A_log"):
                 weight.copy_(noise - 3)  # states that last for many tokens
