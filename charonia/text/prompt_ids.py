@@ -962,8 +962,8 @@ def _complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _render(tokenizer: Any, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> str:
     import jinja2
 
-    _set_clock(tokenizer, tools)
     try:
+        _set_clock(tokenizer, tools)
         return str(
             tokenizer.apply_chat_template(
                 messages,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 _BIN = "pytorch_model*.bin"
+# Copies of the weights in other formats, which GPT-OSS and Mistral have. A star also matches folders.
+_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -58,7 +60,8 @@ def download(model: str) -> Path:
 
     repository, revision = parse_id(model)
     with _explained(model):
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=_FILES))
+        chosen: dict[str, Any] = {"allow_patterns": _FILES, "ignore_patterns": _COPIES}
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, **chosen))
         if not any(folder.glob("*.safetensors")):
             # Uses the same commit, because the branch may have changed since.
             patterns = [*_FILES, _BIN]

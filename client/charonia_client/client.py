@@ -241,7 +241,7 @@ class Client:
         return stream
 
     def _turns_for(self, message: Any) -> Turns:
-        return self._large if message.ByteSize() > _LARGE_BYTES else self._small
+        return self._large if sum(map(len, message.raw_input_contents)) > _LARGE_BYTES else self._small
 
     def _open_subscription(self) -> Subscription:
         """Returns the subscription for new requests."""

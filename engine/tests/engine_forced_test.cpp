@@ -1,4 +1,4 @@
-// Tokens that are certain are taken without a step for each, and answers are what they are when each is sampled.
+// A run of certain tokens takes one step. The response is the same as with one step for each token.
 #include <chrono>
 #include <memory>
 #include <string>
@@ -112,7 +112,7 @@ TEST_P(EngineForcedTest, ASessionGoesOnAfterAnAnswerThatEndedWithinARun) {
   one->check_integrity();
 }
 
-// Requests at once on a cache that does not hold them all, with prompts that begin alike and without.
+// More requests than the cache can hold. Some prompts have a common prefix.
 TEST_P(EngineForcedTest, ManyForcedSequencesArePreemptedAndGetTheirTokens) {
   for (const auto* const prefixes : {"True", "False"}) {
     const auto one =

@@ -72,7 +72,7 @@ class GuideCompilerTest : public ::testing::Test {
     const auto error = rejected(type, text);
     EXPECT_NE(error.find(part), std::string::npos) << text << "\n  " << error;
   }
-  // Whether the text, in tokens of one byte, is one of the grammar.
+  // Whether the grammar accepts the text, in tokens of one byte.
   bool accepts(GuideType type, const std::string& text, const std::string& whole, bool after_space = false) const {
     const auto provider = compile(type, text, after_space)->provider({kEnd});
     std::vector<TokenId> output;

@@ -1,4 +1,4 @@
-// What the Triton backend reads out of config.pbtxt: the device above all. The rest is tested in the real server.
+// The options that the Triton backend reads from config.pbtxt, such as the device. Tests of real servers cover the others.
 #include "model_options.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a Triton request's lists are made of, as bytes.
+// The lists in the bytes of a Triton request.
 #include "unpack.h"
 
 #include <gtest/gtest.h>

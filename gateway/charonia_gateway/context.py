@@ -91,7 +91,7 @@ class Gateway:
             body = parse(model, raw)
         else:
             async with self.parsing.turn(current_owner() or ""):
-                body = await asyncio.to_thread(parse, model, raw)
+                body = await asyncio.to_thread(_parse_large, model, raw)
         record = record_of(request.scope)
         record.operation = body.operation
         record.names = {} if isinstance(body, TokenizeBody | DetokenizeBody) else body.engine_names
@@ -138,6 +138,14 @@ class Gateway:
                 param="logprobs",
                 code="invalid_value",
             )
+
+
+def _parse_large(model: type[Body], raw: bytes) -> Body:
+    """Parse a body, and compute what reads all its messages. Other requests go on while a thread does this."""
+    body = parse(model, raw)
+    for cached in ("ignored_parts", "conversation"):
+        getattr(body, cached, None)
+    return body
 
 
 def _check_biases(biases: Mapping[int, float], vocab_size: int | None) -> None:

@@ -1,6 +1,10 @@
 """Attacks on a gateway, for test_attacks.py. As a program, it runs all of them again and again:
 
 python tests/stack/attacks.py http://127.0.0.1:8080 --key KEY --seconds 300
+
+With --beside, it measures what each attack costs a client with another key:
+
+python tests/stack/attacks.py http://127.0.0.1:8080 --key KEY --beside OTHER --seconds 10
 """
 
 from __future__ import annotations
@@ -9,7 +13,10 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import socket
+import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -194,11 +201,57 @@ async def main(url: str, key: str | None, seconds: float, only: Iterable[str]) -
         print(json.dumps({"rounds": rounds, "statuses": target.statuses}))
 
 
+async def first_token_ms(target: Target) -> float:
+    """Milliseconds from a request to its first token; infinity if it fails."""
+    began = time.perf_counter()
+    body = {"model": target.model, "prompt": "Hello", "max_tokens": 8, "ignore_eos": True, "stream": True}
+    with contextlib.suppress(httpx.TransportError):
+        async with target.http.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {") and answer.status_code == 200:
+                    return (time.perf_counter() - began) * 1000
+    return math.inf
+
+
+async def beside(url: str, key: str | None, other: str, seconds: float, only: Iterable[str]) -> None:
+    """Print the times to the first token of a client with the key `other`, alternately without and with each attack.
+    The attacks run in a process of lower priority, because real ones come from other machines."""
+    print(f"{'attack':24} {'requests':>8} {'quiet p50':>10} {'p99':>8} {'attacked p50':>12} {'p99':>8} {'ratio':>6}")
+    async with target_of(url, other) as target:
+        for attack in [one.__name__ for one in ATTACKS if not only or one.__name__ in only]:
+            times: tuple[list[float], list[float]] = ([], [])
+            for turn in range(2 * _TURNS):
+                process = None
+                if turn % 2:
+                    options = ["--seconds", str(seconds), "--only", attack, *(("--key", key) if key else ())]
+                    command = ["nice", "-n", "5", sys.executable, __file__, url, *options]
+                    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+                    await asyncio.sleep(1)
+                requests = []
+                for _ in range(int(seconds / _REQUEST_S)):
+                    requests.append(asyncio.create_task(first_token_ms(target)))
+                    await asyncio.sleep(_REQUEST_S)
+                times[turn % 2].extend(await asyncio.gather(*requests))
+                if process:
+                    await process.wait()
+            (a, b), (c, d) = (
+                (statistics.median(one), statistics.quantiles(one, n=100, method="inclusive")[98]) for one in times
+            )
+            print(f"{attack:24} {len(times[1]):8} {a:10.1f} {b:8.1f} {c:12.1f} {d:8.1f} {d / b:6.1f}", flush=True)
+
+
+_TURNS = 4
+_REQUEST_S = 0.05
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("url", type=lambda text: urlsplit(text).geturl())
     parser.add_argument("--key")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--beside", metavar="KEY", help="measure a client with this key beside each attack")
     given = parser.parse_args()
-    asyncio.run(main(given.url, given.key, given.seconds, given.only))
+    if given.beside:
+        asyncio.run(beside(given.url, given.key, given.beside, given.seconds, given.only))
+    else:
+        asyncio.run(main(given.url, given.key, given.seconds, given.only))

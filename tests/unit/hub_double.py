@@ -69,14 +69,15 @@ def _handler(hub: HubDouble) -> type[BaseHTTPRequestHandler]:
                 self._send_file(model, REVISIONS[named], file[3], body)
 
         def _list(self, model: str, commit: str, *, tree: bool, body: bool) -> None:
-            files = sorted(path for path in hub.models[model].iterdir() if path.is_file())
+            folder = hub.models[model]
+            files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
             if tree:
                 said: object = [
-                    {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _digest(path)}
-                    for path in files
+                    {"type": "file", "path": name, "size": path.stat().st_size, "oid": _digest(path)}
+                    for name, path in files.items()
                 ]
             else:
-                said = {"id": model, "sha": commit, "siblings": [{"rfilename": path.name} for path in files]}
+                said = {"id": model, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
             self._send(200, {"Content-Type": "application/json"}, json.dumps(said).encode(), body)
 
         def _send_file(self, model: str, commit: str, name: str, body: bool) -> None:

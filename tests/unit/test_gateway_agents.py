@@ -160,7 +160,7 @@ NO_CONTENT: list[dict[str, Any]] = [
 def test_null_and_blocks_of_anthropics_tools_do_not_end_a_conversation() -> None:
     body = {"model": "m", "max_tokens": 1, "messages": [USER, *NO_CONTENT, USER]}
     request = parse(MessagesRequest, json.dumps(body).encode())
-    assert [one["role"] for one in request.conversation()] == ["user", "assistant", "tool", "user"]
+    assert [one["role"] for one in request.conversation] == ["user", "assistant", "tool", "user"]
     assert ignored_fields(request) == [
         "messages[4].content[0] (server_tool_use)",
         "messages[5].content[0] (web_search_tool_result)",

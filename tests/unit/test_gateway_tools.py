@@ -656,7 +656,7 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
             anthropic(*turns, **more)
         assert caught.value.param == "messages"
     call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
-    assert anthropic(*turns, {"role": "assistant", "content": ""}).conversation() == turns
+    assert anthropic(*turns, {"role": "assistant", "content": ""}).conversation == turns
     for content, why in (("The ", "white space"), ("", "not be empty"), ([call], "send the tool_result")):
         for before in (turns[:1], turns) if content else (turns[:1],):
             with pytest.raises(ApiError, match=f"^{said}.*{why}"):

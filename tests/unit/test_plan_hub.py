@@ -173,11 +173,18 @@ def test_files_that_the_hub_lacks_are_named_with_the_remedy(
 def test_a_model_that_is_in_the_cache_is_planned_without_a_network(
     model: Path, hub: HubDouble, nobody: str, tmp_path: Path
 ) -> None:
+    # As GPT-OSS and Mistral, it has copies of its weights in other formats.
+    folder = Path(shutil.copytree(model, tmp_path / "small"))
+    (folder / "original").mkdir()
+    for copy in (folder / "original" / "model.safetensors", folder / "consolidated.safetensors"):
+        shutil.copy(model / "model.safetensors", copy)
+    hub.models["them/small"] = folder
     environment = {**PLAIN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
     code = "from charonia.weights.hub import download; print(download('them/small'))"
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, timeout=300)
     sent = dict(hub.sent)
     assert sent["model.safetensors"] == (model / "model.safetensors").stat().st_size
+    assert [name for name in sent if name.endswith(".safetensors")] == ["model.safetensors"]
     said = planned(hub.url, tmp_path, "them/small")
     assert hub.sent == sent
     assert planned(nobody, tmp_path, "them/small") == said

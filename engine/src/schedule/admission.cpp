@@ -2,7 +2,7 @@
 //
 // A sequence gets blocks for all its tokens when it is admitted, so later only decoding takes blocks. For each running
 // sequence that will need another block, one block stays in reserve. Without the reserve, admitting a sequence would
-// soon cause a preemption. Of the kinds with windows, it gets the units for its window and the largest step. Of kind
+// soon cause a preemption. For kinds with windows, it gets the units for its window and the largest step. For kind
 // `state`, it gets one unit, and uses the unit of the snapshot that it begins with until its first step is computed.
 #include <algorithm>
 #include <cstdint>

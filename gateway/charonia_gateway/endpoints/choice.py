@@ -81,6 +81,8 @@ def prefix_key(request: GenerateRequest) -> str | None:
             parts.append(f"{message['role']}\0{message.get('content') or ''}\0")
             if message["role"] == "user" and not beginning:
                 beginning = "".join(parts)
+            if beginning and sum(map(len, parts)) >= MIN_CHARACTERS:
+                break
         beginning = beginning or "".join(parts)
         length = sum(map(len, parts))
     if length < MIN_CHARACTERS:

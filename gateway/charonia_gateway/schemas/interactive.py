@@ -10,7 +10,15 @@ from charonia_client import GenerateRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from charonia_gateway.schemas.fields import CACHE_SALT, CacheSalt, OrText, SessionId, StopOrEnd, wrong
-from charonia_gateway.schemas.requests import INT32, MAX_TIMEOUT_S, TIMINGS, Messages, engine_top_p, messages_of
+from charonia_gateway.schemas.requests import (
+    INT32,
+    MAX_TIMEOUT_S,
+    TIMINGS,
+    Messages,
+    engine_top_p,
+    messages_of,
+    to_template,
+)
 from charonia_gateway.schemas.responses import TimingsBody
 from charonia_gateway.schemas.structured import refuse_guides
 
@@ -115,7 +123,7 @@ class InteractiveRequest(BaseModel):
         assert self.prompt is not None
         assert not isinstance(self.stop, bool)
         return GenerateRequest(
-            messages=[message.to_template() for message in self.prompt],
+            messages=to_template(self.prompt),
             session_id=self.session_id,
             interactive=self.session_id is not None,
             end_session=self.session_id is not None and not self.interactive_mode,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest, Guide, TokenizeRequest
@@ -38,7 +39,7 @@ from charonia_gateway.schemas.fields import (
     wrong,
     wrong_value,
 )
-from charonia_gateway.schemas.media import NAME_MEDIA, WithMedia, name_replaced
+from charonia_gateway.schemas.media import NAME_MEDIA, media_of, name_replaced
 from charonia_gateway.schemas.requests import INT32, engine_top_p
 from charonia_gateway.schemas.structured import refuse_guides
 from charonia_gateway.schemas.turns import Turns
@@ -197,7 +198,7 @@ def _output_config(value: Any) -> Any:
 _TEXT_OR_OBJECTS = [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MAX_PARTS}]
 
 
-class AnthropicMessage(WithMedia):
+class AnthropicMessage(BaseModel):
     """One turn."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -290,7 +291,7 @@ class CountTokensRequest(BaseModel):
             raise wrong(f"{begun}: send the user's message before it")
         if any(block["type"] != "text" for message in last for block in message.content):
             raise wrong(f"{begun}: it must be text; after a call send the tool_result")
-        text = self.conversation()[-1]["content"]
+        text = self.conversation[-1]["content"]
         if not text or text != text.rstrip():
             raise wrong(f"{begun}: its text must not be empty, and must not end with white space")
         if self.shows_thinking:
@@ -333,14 +334,14 @@ class CountTokensRequest(BaseModel):
     def functions(self) -> list[dict[str, Any]]:
         return [tool for tool in self.tools or () if tool["type"] == "function"]
 
-    @property
+    @cached_property
     def ignored_parts(self) -> list[str]:
         """The tools and content blocks that this server does not support."""
         found = unsupported("tools", (tool["type"] for tool in self.tools or ()))
         for at, message in enumerate(self.messages):
             kinds = (block.get("ignored") for block in message.content)
             found += unsupported(f"messages[{at}].content", kinds, (None,))
-        return found + name_replaced("messages", (message.media for message in self.messages))
+        return found + name_replaced("messages", media_of(self.messages))
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
@@ -355,6 +356,7 @@ class CountTokensRequest(BaseModel):
             return {"type": "function", "function": {"name": choice["name"]}}
         return "required" if choice.get("type") == "any" else None
 
+    @cached_property
     def conversation(self) -> list[dict[str, Any]]:
         """The conversation in the form of the chat template."""
         turns = Turns()
@@ -375,7 +377,7 @@ class CountTokensRequest(BaseModel):
 
     def tokenize_request(self) -> TokenizeRequest:
         return TokenizeRequest(
-            messages=self.conversation(),
+            messages=self.conversation,
             tools=self.offered_tools,
             tool_choice=self.engine_tool_choice,
             chat_template_kwargs=self.template_variables(),
@@ -417,7 +419,7 @@ class MessagesRequest(CountTokensRequest):
         tools = self.offered_tools
         single = tools and (self.tool_choice or {}).get("disable_parallel_tool_use") is True
         return GenerateRequest(
-            messages=self.conversation(),
+            messages=self.conversation,
             tools=tools,
             tool_choice=self.engine_tool_choice,
             parallel_tool_calls=False if single else None,

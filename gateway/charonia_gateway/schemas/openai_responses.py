@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, get_args
 
 from charonia_client import GenerateRequest, Guide
@@ -273,7 +274,7 @@ class ResponsesRequest(BaseModel):
             if tool["type"] == "function"
         }
 
-    @property
+    @cached_property
     def ignored_parts(self) -> list[str]:
         """The tools and input items that this server does not support, and the parts of items that are not text."""
         tools = self.tools or ()

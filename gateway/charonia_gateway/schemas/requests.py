@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from charonia_client import GenerateRequest, Guide
 from charonia_client.contract import SCALARS
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from charonia_gateway.schemas.fields import (
@@ -40,7 +41,7 @@ from charonia_gateway.schemas.fields import (
     unsupported,
     wrong,
 )
-from charonia_gateway.schemas.media import NAME_MEDIA, WithMedia, name_replaced
+from charonia_gateway.schemas.media import NAME_MEDIA, media_of, name_replaced
 from charonia_gateway.schemas.structured import (
     GuidedChoice,
     GuidedGrammar,
@@ -201,7 +202,7 @@ def engine_top_p(top_p: float | None) -> float | None:
     return None if top_p is None else max(top_p, 1e-6)
 
 
-class Message(WithMedia):
+class Message(BaseModel):
     """One message of a conversation. Its other fields are passed to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -218,11 +219,17 @@ class Message(WithMedia):
             raise wrong("content is missing: send the message's text")
         return self
 
-    def to_template(self) -> dict[str, Any]:
-        message = self.model_dump(exclude_none=True)
-        if self.role == "developer":
+
+_MESSAGES = TypeAdapter(list[Message])
+
+
+def to_template(messages: list[Message]) -> list[dict[str, Any]]:
+    """Return the messages as a chat template gets them."""
+    dumped: list[dict[str, Any]] = _MESSAGES.dump_python(messages, exclude_none=True)
+    for message in dumped:
+        if message["role"] == "developer":
             message["role"] = "system"
-        return message
+    return dumped
 
 
 def _check_calls(messages: list[Message]) -> list[Message]:
@@ -303,10 +310,10 @@ class ChatRequest(Sampling):
     def functions_offered(self) -> list[dict[str, Any]]:
         return [tool for tool in self.tools or () if tool["type"] == "function"]
 
-    @property
+    @cached_property
     def ignored_parts(self) -> list[str]:
         tools = unsupported("tools", (tool["type"] for tool in self.tools or ()))
-        return tools + name_replaced("messages", (message.media for message in self.messages))
+        return tools + name_replaced("messages", media_of(self.messages))
 
     @property
     def names_function(self) -> bool:
@@ -326,7 +333,7 @@ class ChatRequest(Sampling):
         """Build the engine's request. reasons: the model's responses may contain reasoning."""
         tools = None if self.tool_choice == "none" else self.functions_offered or None
         return self.to_engine(
-            messages=[message.to_template() for message in self.messages],
+            messages=to_template(self.messages),
             tools=tools,
             tool_choice=self.tool_choice if tools and self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,

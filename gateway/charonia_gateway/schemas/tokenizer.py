@@ -19,7 +19,7 @@ from charonia_gateway.schemas.fields import (
     template_end,
     wrong,
 )
-from charonia_gateway.schemas.requests import Messages, messages_of
+from charonia_gateway.schemas.requests import Messages, messages_of, to_template
 
 
 class TokenizeBody(BaseModel):
@@ -65,7 +65,7 @@ class TokenizeBody(BaseModel):
         variables = template_end(self.add_generation_prompt, self.continue_final_message)
         return TokenizeRequest(
             text=self.prompt,
-            messages=None if self.messages is None else [message.to_template() for message in self.messages],
+            messages=None if self.messages is None else to_template(self.messages),
             tools=self.tools,
             chat_template_kwargs={**variables, **(self.chat_template_kwargs or {})} or None,
             continue_final_message=bool(self.continue_final_message),

@@ -2,8 +2,8 @@
 //
 // The same source is compiled twice. nvcc compiles it to device code. A host compiler compiles it to functions that the
 // emulated device (engine/tests/emulator) runs on the CPU: one thread block after another, every thread as a fiber. So
-// kernels can be compared with their references on a machine without a GPU. All differences between the two are in the
-// headers native_*.h, of which each has a second implementation in the emulator. The include path selects one.
+// kernels can be compared with their references on a machine without a GPU. All differences are in the headers
+// native_*.h. Each of them has a second implementation in the emulator. The include path selects one.
 //
 // Kernels use threadIdx, blockIdx, blockDim, gridDim, __syncthreads, __syncwarp, the functions of native_language.h and
 // of this header, and
