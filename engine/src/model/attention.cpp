@@ -60,11 +60,11 @@ class Attention final : public Block {
 
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
     const auto qkv_gate = step.view(qkv_), attended = step.view(attended_);
-    const auto qkv = columns(qkv_gate, 0, shard_.qkv_size);
+    const auto qkv = columns_of(qkv_gate, 0, shard_.qkv_size);
     step.ops.linear(qkv_gate, in, *qkv_weight_);
     step.ops.rotary_store(qkv, rotary_params(step, qkv), step.cache, cache_layer_, shard_.heads);
     step.ops.attention(attended, qkv, step.cache, cache_layer_, shard_.heads, params_);
-    if (config_.attention_gate) step.ops.sigmoid_gate(attended, columns(qkv_gate, shard_.qkv_size, shard_.q_size));
+    if (config_.attention_gate) step.ops.sigmoid_gate(attended, columns_of(qkv_gate, shard_.qkv_size, shard_.q_size));
     step.ops.linear(out, attended, *out_weight_);
   }
 

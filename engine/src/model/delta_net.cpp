@@ -57,10 +57,10 @@ class DeltaNet final : public Block {
     step.ops.linear(inputs, in, *in_weight_);
     step.ops.linear(gates, in, *gates_weight_);
     const ops::ShortConvParams conv{.weight = data(conv_), .kernel = config_.conv_kernel, .silu = true};
-    step.ops.short_conv(mixed, columns(inputs, 0, how_.columns()), conv, step.cache, cache_layer_);
+    step.ops.short_conv(mixed, columns_of(inputs, 0, how_.columns()), conv, step.cache, cache_layer_);
     step.ops.delta_net(mixed, gates, how_, step.cache, cache_layer_);
-    step.ops.gated_norm(normed, columns(mixed, how_.columns() - v_size_, v_size_),
-                        columns(inputs, how_.columns(), v_size_), data(norm_), config_.norm_eps, how_.v_dim);
+    step.ops.gated_norm(normed, columns_of(mixed, how_.columns() - v_size_, v_size_),
+                        columns_of(inputs, how_.columns(), v_size_), data(norm_), config_.norm_eps, how_.v_dim);
     step.ops.linear(out, normed, *out_weight_);
   }
 

@@ -49,10 +49,10 @@ struct Tensor {
   std::int64_t rows = 0, cols = 0, stride = 0;
 };
 
-// Columns [first, first + cols) of all rows.
-inline Tensor columns(const Tensor& of, std::int64_t first, std::int64_t cols) {
-  return {static_cast<std::byte*>(of.data) + static_cast<std::size_t>(first) * size_of(of.dtype), of.dtype, of.rows, cols,
-          of.stride};
+// Columns [begin, begin + cols).
+inline Tensor columns_of(const Tensor& tensor, std::int64_t begin, std::int64_t cols) {
+  auto* const data = static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(begin) * size_of(tensor.dtype);
+  return {data, tensor.dtype, tensor.rows, cols, tensor.stride};
 }
 
 }  // namespace charonia::ops
