@@ -80,7 +80,8 @@ TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
     }
     one->check_integrity();
   }
-  EXPECT_GT(one->stats().num_preemptions, 0);
+  // With both kinds, sequences wait for a unit before they are admitted.
+  if (!has_window || !has_state) EXPECT_GT(one->stats().num_preemptions, 0);
   EXPECT_EQ(tokens_of(*one, request(prompt(40, 1), 3)), tokens_of(*expected, request(prompt(40, 1), 3)));
   Collector again(*one, request(prompt(40, 1), 3));
   EXPECT_EQ(again.tokens(), tokens_of(*expected, request(prompt(40, 1), 3)));
