@@ -148,11 +148,12 @@ async def test_a_page_of_the_gateways_own_needs_a_key_under_any_host_name(file: 
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
+@pytest.mark.parametrize("host_name", ["GPUbox", "GPUbox.lab.example"])
 async def test_page_under_a_name_of_the_machine_is_accepted_unless_local(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, host_name: str
 ) -> None:
     """A gateway on loopback rejects it: the network may have chosen the machine's domain."""
-    monkeypatch.setattr("socket.gethostname", lambda: "GPUbox")
+    monkeypatch.setattr("socket.gethostname", lambda: host_name)
     monkeypatch.setattr("socket.getfqdn", lambda: "gpubox.lab.example")
 
     async def status(web: httpx.AsyncClient, name: str) -> int:
