@@ -74,7 +74,11 @@ def test_greedy_tokens_equal_and_logprobs_are_near_with_1_and_2_ranks(name: str,
 @pytest.mark.parametrize(
     ("name", "kv_heads"),
     [
-        *((name, heads) for name in ("llama-biases", "llama-tied", "qwen2", "gpt-oss", "lfm2", "qwen3.5-moe") for heads in (2, 4)),
+        *(
+            (name, heads)
+            for name in ("llama-biases", "llama-tied", "qwen2", "gpt-oss", "lfm2", "qwen3.5-moe")
+            for heads in (2, 4)
+        ),
         ("deepseek-v3", 8),  # one latent for all ranks
     ],
 )
