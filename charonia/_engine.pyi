@@ -131,6 +131,7 @@ class EngineInfo:
     kv_cache_bytes: int
     num_blocks: int
     num_window_blocks: int
+    num_states: int
     warnings: list[str]
     kernel_report: list[str]  # which kernels operations go to, as chosen at start; empty on the CPU
 

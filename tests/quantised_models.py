@@ -183,7 +183,7 @@ def _scheme(
                 "output_activations": None,
             }
         },
-        "ignore": ["lm_head", "re:.*gate$"],
+        "ignore": ["lm_head", "re:.*gate$", "re:.*in_proj_(?:a|b|ba)$"],
     }
     return config, _compressed(form, weights, inputs)
 
@@ -262,7 +262,9 @@ _GPT_OSS_CONFIG = {
 }
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
-_LINEAR = re.compile(r".*\b(?:layers|h)\.\d+\..*(?:proj|proj_with_mqa|W_pack|c_attn|wqkv|wo|w[123])\.weight")
+_LINEAR = re.compile(
+    r".*\b(?:layers|h)\.\d+\..*(?:proj|proj_with_mqa|in_proj_qkvz?|in_proj_z|W_pack|c_attn|wqkv|wo|w[123])\.weight"
+)
 
 
 def quantise(source: Path, folder: Path, name: str) -> Tensors:

@@ -23,7 +23,7 @@ from charonia.weights.safetensors_writer import write_safetensors
 # Canonical names of the weights that a scheme quantises. GPT-OSS' own files have only experts in MXFP4.
 _EXPERTS = re.compile(r"layers\.\d+\.feed_forward\.experts\.\d+\.w[123]\.0\.weight")
 _LINEAR = re.compile(
-    r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
+    r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|conv\.w_(?:in|out)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _CHAT_TEMPLATE = (

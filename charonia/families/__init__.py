@@ -16,6 +16,7 @@ from charonia.families import (
     granite,
     hunyuan,
     internlm,
+    lfm2,
     llama,
     minimax,
     mistral,
@@ -23,6 +24,7 @@ from charonia.families import (
     phi3,
     qwen,
     qwen2,
+    qwen3_5,
     smollm3,
 )
 from charonia.families.composite import COMPOSITES, outer_keys, text_config, text_part
@@ -112,6 +114,11 @@ FAMILIES: tuple[Family, ...] = (
     hunyuan.MOE,
     hunyuan.HY_V3,
     experts.ERNIE4_5_MOE,
+    qwen3_5.QWEN3_5,
+    qwen3_5.QWEN3_5_MOE,
+    qwen3_5.QWEN3_NEXT,
+    lfm2.LFM2,
+    lfm2.LFM2_MOE,
 )
 
 

@@ -170,4 +170,6 @@ COMPOSITES = (
     Composite("qwen2_5_vl", "Qwen2.5-VL", "qwen2_5_vl_text", flat=True),
     Composite("qwen3_vl", "Qwen3-VL", "qwen3_vl_text"),
     Composite("qwen3_vl_moe", "Qwen3-VL-MoE", "qwen3_vl_moe_text"),
+    Composite("qwen3_5", "Qwen3.5, 3.6 and 3.8", "qwen3_5_text"),
+    Composite("qwen3_5_moe", "Qwen3.5, 3.6 and 3.8 with experts", "qwen3_5_moe_text"),
 )

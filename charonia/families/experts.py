@@ -69,7 +69,7 @@ def _qwen3_moe(config: HfConfig, **own: Any) -> ModelSpec:
         qk_norm=True,
         expert_inter_size=optional(config, "moe_intermediate_size", 768),
         renormalize_experts=optional(config, "norm_topk_prob", False),
-        with_experts=_qwen_layers(config),
+        with_experts=qwen_layers(config),
         **expert_counts(config, count, optional(config, "num_experts_per_tok", 8)),
         **window_settings(switched_window(config, 4096), layer_types=False),
         **own,
@@ -88,7 +88,7 @@ def _qwen2_moe(config: HfConfig) -> ModelSpec:
         attn_bias=optional(config, "qkv_bias", True),
         expert_inter_size=optional(config, "moe_intermediate_size", 1408),
         renormalize_experts=optional(config, "norm_topk_prob", False),
-        with_experts=_qwen_layers(config),
+        with_experts=qwen_layers(config),
         shared_expert_inter_size=optional(config, "shared_expert_intermediate_size", 5632),
         shared_expert_gate=True,
         **expert_counts(config, optional(config, "num_experts", 60), optional(config, "num_experts_per_tok", 4)),
@@ -204,7 +204,7 @@ def _ernie4_5_moe(config: HfConfig) -> ModelSpec:
     )
 
 
-def _qwen_layers(config: HfConfig) -> list[bool]:
+def qwen_layers(config: HfConfig) -> list[bool]:
     """Return which layers have experts."""
     step = optional(config, "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []

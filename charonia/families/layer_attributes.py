@@ -13,3 +13,4 @@ class LayerAttributes:
     window: int = 0
     rotation: str = "global"
     ffn: str = "dense"
+    mixer: str = "attention"

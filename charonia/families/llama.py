@@ -46,12 +46,13 @@ def all_biases(config: HfConfig) -> dict[str, Any]:
     return {**attention_bias(config), "mlp_bias": optional(config, "mlp_bias", False)}
 
 
-def _layer(model: ModelConfig, window: int, rotated: bool, experts: bool) -> LayerAttributes:
+def _layer(model: ModelConfig, window: int, rotated: bool, experts: bool, mixer: str) -> LayerAttributes:
     rotation = "local" if window and model.rope_local_theta else "global"
     return LayerAttributes(
         window=window,
-        rotation=rotation if rotated and model.rotary_embedding else "none",
+        rotation=rotation if rotated and model.rotary_embedding and mixer == "attention" else "none",
         ffn="experts" if experts and model.num_experts else "dense",
+        mixer=mixer,
     )
 
 
@@ -71,6 +72,7 @@ def llama_spec(
     windows: Sequence[int] = (),
     rotated: Sequence[bool] = (),
     with_experts: Sequence[bool] = (),
+    mixers: Sequence[str] = (),
     **own: Any,
 ) -> ModelSpec:
     """Return the description of a Llama-shaped model, without its name and family.
@@ -78,10 +80,10 @@ def llama_spec(
     names: of its tensors. ignored, notes: see ModelSpec. head_dim, norm_eps, theta, local_theta, partial_rotary:
     defaults of values that config.json does not have. head_dim: see head_size(). partial_rotary None: heads are fully
     rotated. local_theta > 0: window layers have a separate rotary base. per_layer_rope: the family reads
-    rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. windows: the
-    window of each layer, 0 for none; empty: no layer has one. rotated, with_experts: whether a layer has a rotation, or
-    experts if the model has them; empty: all layers. own: keys of
-    ModelConfig that the family sets itself; they override the others.
+    rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. windows: the window
+    of each layer, 0 for none; empty: no layer has one. rotated, with_experts: whether a layer has a rotation, or
+    experts if the model has them; empty: all layers. mixers: LayerAttributes.mixer of each layer; empty: attention.
+    own: keys of ModelConfig that the family sets itself; they override the others.
     """
     heads = required(config, "num_attention_heads")
     kv_heads = optional(config, "num_key_value_heads", heads)
@@ -126,9 +128,13 @@ def llama_spec(
     model = replace(
         model,
         layers=tuple(
-            _layer(model, window, is_rotated, experts)
-            for window, is_rotated, experts in zip(
-                windows or [0] * layers, rotated or [True] * layers, with_experts or [True] * layers, strict=True
+            _layer(model, *of_layer)
+            for of_layer in zip(
+                windows or [0] * layers,
+                rotated or [True] * layers,
+                with_experts or [True] * layers,
+                mixers or ["attention"] * layers,
+                strict=True,
             )
         ),
     )

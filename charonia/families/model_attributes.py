@@ -54,6 +54,13 @@ class ModelAttributes:
     q_latent_size: int = 0
     value_size_per_head: int = 0
     attention_sinks: bool = False
+    attention_gate: bool = False
+    delta_k_heads: int = 0
+    delta_v_heads: int = 0
+    delta_k_dim: int = 0
+    delta_v_dim: int = 0
+    conv_kernel: int = 0
+    conv_bias: bool = False
     logit_soft_cap: float = 0.0
     qk_norm: bool = False
     qk_norm_rows: bool = False

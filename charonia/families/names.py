@@ -32,6 +32,11 @@ class Names:
     qkv_interleaved: bool = False  # the stacked tensor is [KV head][q heads of its group, k, v][head_dim]
     attention_output: str = "self_attn.o_proj"
     sinks: str = "self_attn.sinks"  # the full name; only with ModelConfig.attention_sinks
+    delta: str = "linear_attn."  # modules of a gated delta net
+    delta_grouped: bool = False  # in_proj_qkvz and in_proj_ba, grouped by k head, instead of qkv, z, b and a
+    conv_in: str = "conv.in_proj"  # this and the next two: only in layers with a short convolution
+    conv: str = "conv.conv"
+    conv_out: str = "conv.out_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"  # the same name as `gate`: one stacked tensor, gate first
     down: str = "mlp.down_proj"
@@ -88,7 +93,12 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
         if config.post_norms:
             made.vector(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, hidden)
             made.vector(f"{ours}.ffn_post_norm", theirs + names.ffn_post_norm, hidden)
-        _attention(made, config, names, f"{ours}.attention", theirs)
+        if attributes.mixer == "delta_net":
+            _delta_net(made, config, names, f"{ours}.delta", theirs + names.delta)
+        elif attributes.mixer == "short_conv":
+            _short_conv(made, config, names, f"{ours}.conv", theirs)
+        else:
+            _attention(made, config, names, f"{ours}.attention", theirs)
         if attributes.ffn == "experts":
             _experts(made, config, names, f"{ours}.feed_forward", theirs)
         else:
@@ -123,6 +133,8 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
         part = (theirs + names.qkv[0], q_size + 2 * kv_size, hidden)
         split = ((0, q_size), (q_size, q_size + kv_size), (q_size + kv_size, q_size + 2 * kv_size))
         made.linear(f"{ours}.w_qkv.0", config.attn_bias, part, rows=ranges or split)
+    elif config.attention_gate:
+        _gated_qkv(made, config, names, ours, theirs)
     else:
         sizes = zip(names.qkv, (q_size, kv_size, kv_size), strict=True)
         made.linear(f"{ours}.w_qkv.0", config.attn_bias, *((theirs + name, size, hidden) for name, size in sizes))
@@ -133,6 +145,66 @@ def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs:
     if config.attention_sinks:
         made.tensors[f"{ours}.sinks.weight"] = (TensorPart(theirs + names.sinks, (config.head_num,)),)
     made.linear(f"{ours}.wo.0", config.attn_output_bias, (theirs + names.attention_output, hidden, q_size))
+
+
+def _delta_net(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    """The rows of w_qkvz are all q heads, then k, v and z; those of w_ba are b of all v heads, then a."""
+    hidden, kernel = config.hidden_units, config.conv_kernel
+    k_heads, v_heads = config.delta_k_heads, config.delta_v_heads
+    k_size, v_size, group = k_heads * config.delta_k_dim, v_heads * config.delta_v_dim, v_heads // k_heads
+    channels = 2 * k_size + v_size
+    if names.delta_grouped:
+        k_dim, v_dim = config.delta_k_dim, group * config.delta_v_dim
+        qkvz, ba = (f"{theirs}in_proj_qkvz", channels + v_size, hidden), (f"{theirs}in_proj_ba", 2 * v_heads, hidden)
+        made.linear(f"{ours}.w_qkvz.0", False, qkvz, rows=_grouped(k_heads, (k_dim, k_dim, v_dim, v_dim)))
+        made.linear(f"{ours}.w_ba.0", False, ba, rows=_grouped(k_heads, (group, group)))
+    else:
+        qkv, z = (f"{theirs}in_proj_qkv", channels, hidden), (f"{theirs}in_proj_z", v_size, hidden)
+        made.linear(f"{ours}.w_qkvz.0", False, qkv, z)
+        made.linear(f"{ours}.w_ba.0", False, *((f"{theirs}in_proj_{name}", v_heads, hidden) for name in "ba"))
+    # The file's tensor is [channels, 1, kernel].
+    made.tensors[f"{ours}.conv_qkv.0.weight"] = (
+        TensorPart(f"{theirs}conv1d.weight", (channels, kernel), stack=channels),
+    )
+    made.tensors[f"{ours}.a_log.weight"] = (TensorPart(f"{theirs}A_log", (v_heads,)),)
+    made.tensors[f"{ours}.dt_bias.weight"] = (TensorPart(f"{theirs}dt_bias", (v_heads,)),)
+    made.vector(f"{ours}.norm", f"{theirs}norm", config.delta_v_dim)
+    made.linear(f"{ours}.w_out.0", False, (f"{theirs}out_proj", hidden, v_size))
+
+
+@lru_cache(2)  # the same in every layer
+def _grouped(groups: int, sizes: tuple[int, ...]) -> tuple[_Range, ...]:
+    """Return the row ranges of a tensor of `groups` groups, each with parts of these sizes: the first parts of all
+    groups, then the second parts, and so on."""
+    starts = [sum(sizes[:part]) for part in range(len(sizes))]
+    return tuple(
+        (group * sum(sizes) + start, group * sum(sizes) + start + size)
+        for start, size in zip(starts, sizes, strict=True)
+        for group in range(groups)
+    )
+
+
+def _short_conv(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    hidden, kernel, bias = config.hidden_units, config.conv_kernel, config.conv_bias
+    made.linear(f"{ours}.w_in.0", bias, (theirs + names.conv_in, 3 * hidden, hidden))
+    # The file's tensor is [hidden, 1, kernel].
+    weight = TensorPart(f"{theirs}{names.conv}.weight", (hidden, kernel), stack=hidden)
+    made.tensors[f"{ours}.w_conv.0.weight"] = (weight,)
+    if bias:
+        made.tensors[f"{ours}.w_conv.0.bias"] = (TensorPart(f"{theirs}{names.conv}.bias", (hidden,)),)
+    made.linear(f"{ours}.w_out.0", bias, (theirs + names.conv_out, hidden, hidden))
+
+
+def _gated_qkv(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    """The q projection has q and its gate of each head in turn."""
+    head, heads = config.size_per_head, config.head_num
+    sizes = {"weight": (config.hidden_units,)} | ({"bias": ()} if config.attn_bias else {})
+    rows = _grouped(heads, (head, head))
+    for kind, width in sizes.items():
+        q_and_gate = [TensorPart(f"{theirs}{names.qkv[0]}.{kind}", (2 * heads * head, *width), taken) for taken in rows]
+        k_and_v = [TensorPart(f"{theirs}{name}.{kind}", (config.kv_head_num * head, *width)) for name in names.qkv[1:]]
+        made.tensors[f"{ours}.w_qkv.0.{kind}"] = (*q_and_gate[:heads], *k_and_v)
+        made.tensors[f"{ours}.w_gate.0.{kind}"] = tuple(q_and_gate[heads:])
 
 
 @lru_cache(1)  # the same in every layer

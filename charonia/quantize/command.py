@@ -250,6 +250,12 @@ def _check_family(spec: ModelSpec, method: str) -> None:
             "routers and shared experts. Use a copy that is already quantised (AWQ, GPTQ, compressed-tensors), or "
             "quant_policy, which works with the same weights"
         )
+    if any(layer.mixer == "delta_net" for layer in spec.config.layers):
+        raise UnsupportedError(
+            f"charonia quantize does not support models of family {family}, which have gated delta nets. Use a copy "
+            "that is already quantised (AWQ, GPTQ, FP8, compressed-tensors), or quant_policy, which works with the "
+            "same weights"
+        )
     if family in _NO_NORM_TO_RESCALE and method == "smoothquant":
         raise UnsupportedError(
             f"smoothquant rescales the norms before attention and feed-forward, and family {family} has no such norms: "

@@ -59,6 +59,8 @@ class Plan:
     window: int = 0  # tokens that the layers with a window read; 0: there are none, and no window blocks
     kv_window_block_bytes: int = 0
     num_window_blocks: int = 0
+    state_bytes: int = 0  # of one state of the recurrent layers; 0: there are none, and no states
+    num_states: int = 0  # of running sequences and of snapshots
     warnings: list[str] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
 
@@ -77,8 +79,9 @@ class Plan:
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Return the size of all blocks."""
-        return self.num_blocks * self.kv_block_bytes + self.num_window_blocks * self.kv_window_block_bytes
+        """Return the size of all blocks and states."""
+        blocks = self.num_blocks * self.kv_block_bytes + self.num_window_blocks * self.kv_window_block_bytes
+        return blocks + self.num_states * self.state_bytes
 
     def most_users(self, context: int) -> int:
         """Return how many sequences of `context` tokens fit together; 0 for a context beyond session_len."""
@@ -227,18 +230,23 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     memory = Table(title=f"{plan.model_name} ({plan.weight_type}) on {plan.device}{ranks}", title_justify="left")
     memory.add_column("memory")
     memory.add_column("size", justify="right")
+    blocks = (
+        f"{plan.num_blocks} and {plan.num_window_blocks} window blocks" if plan.window else f"{plan.num_blocks} blocks"
+    )
+    states = f" and {plan.num_states} states" if plan.num_states else ""
     rows = [
         ("weights", plan.weight_bytes),
         ("activations and steps", plan.activation_bytes),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
         ("free", plan.free_bytes),
-        (f"KV cache of {plan.num_blocks} blocks", plan.kv_cache_bytes),
+        (f"KV cache of {blocks}{states}", plan.kv_cache_bytes),
     ]
     if plan.window:
         window_block = f"window block: {plan.cache_block_seq_len} of the last {plan.window} tokens"
         rows[4:4] = [(window_block, plan.kv_window_block_bytes)]
-        rows[-1] = (f"KV cache of {plan.num_blocks} and {plan.num_window_blocks} window blocks", plan.kv_cache_bytes)
+    if plan.num_states:
+        rows[-2:-2] = [("state of a sequence (recurrent layers)", plan.state_bytes)]
     for name, size in rows:
         memory.add_row(name, spell_bytes(size))
     console.print(memory)

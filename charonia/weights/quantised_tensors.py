@@ -26,7 +26,8 @@ _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports with a column order
 _QUANTISABLE = re.compile(
     r"output\.weight|layers\.\d+\.attention\.(?:wq_a|wkv_a)\.weight"
-    r"|layers\.\d+\.(?:attention\.(?:w_qkv|wq|wkv_b|wo)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
+    r"|layers\.\d+\.(?:attention\.(?:w_qkv|w_gate|wq|wkv_b|wo)|conv\.w_(?:in|out)|delta\.w_(?:qkvz|ba|out)"
+    r"|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
 _FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight")
 # Scales of keys and values. The engine ignores them, because it computes its own (quant_policy).

@@ -1,10 +1,10 @@
 """Splits a model over tensor-parallel ranks: computes the range of each tensor that each rank holds.
 
 Layers are split by columns, then by rows, so that a layer needs two sums over the ranks (Shoeybi et al., Megatron-LM,
-2019): q, k, v, gate and up by output features, o and down by input features. Experts are split like dense layers: every
-rank has a share of each expert and of the shared expert. The shares are equal, unless this would separate columns that
-are quantised together: then they are whole groups of columns. The output layer is split by rows. The engine reads the
-split from the shapes in the manifest.
+2019): q, k, v, gate and up by output features, o and down by input features; a short convolution by channels. Experts
+are split like dense layers: every rank has a share of each expert and of the shared expert. The shares are equal,
+unless this would separate columns that are quantised together: then they are whole groups of columns. The output layer
+is split by rows. The engine reads the split from the shapes in the manifest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from charonia.families import ModelConfig, TensorMap, TensorPart
 
 _LOGITS_ALIGNMENT = 4  # logits in a rank's share are a multiple of this: 16 bytes
 _LAYER_TENSOR = re.compile(
-    r"(layers\.\d+\.(?:attention|feed_forward(?:\.experts\.\d+|\.shared)?)\.)(w_qkv|wq|wkv_b|wo|w1|w2|w3)\.0\.(weight|bias)"
+    r"(layers\.\d+\.(?:attention|conv|delta|feed_forward(?:\.experts\.\d+|\.shared)?)\.)"
+    r"(w_qkv|w_gate|wq|wkv_b|wo|w_in|w_conv|w_qkvz|w_ba|conv_qkv|w_out|w1|w2|w3)\.0\.(weight|bias)"
 )
 
 
@@ -75,11 +76,14 @@ def _any_quantised(tensors: TensorMap) -> bool:
 
 
 def _widths(config: ModelConfig) -> list[str]:
-    """Return the keys of the widths of the model's feed-forward layers."""
+    """Return the keys of the widths that the ranks share."""
     dense = any(layer.ffn == "dense" for layer in config.layers)
     shared = bool(config.shared_expert_inter_size)
+    convolutions = any(layer.mixer == "short_conv" for layer in config.layers)
     return (
-        ["inter_size"] * dense
+        ["hidden_units"] * convolutions
+        + ["delta_k_heads"] * bool(config.delta_k_heads)
+        + ["inter_size"] * dense
         + ["expert_inter_size"] * bool(config.num_experts)
         + ["shared_expert_inter_size"] * shared
     )
@@ -164,7 +168,7 @@ def _parts_of(
     """unit: see units_of()."""
     if ranks == 1:
         return parts
-    if module in ("wo", "w2"):
+    if module in ("wo", "w_out", "w2"):
         if kind == "bias":
             return parts if rank == 0 else ()
         return tuple(part.take(1, *_bounds(part.taken[1], unit, rank, ranks)) for part in parts)
@@ -181,7 +185,26 @@ def _parts_of(
             *_stacked_rows(parts, k_first, k_first + kv),
             *_stacked_rows(parts, v_first, v_first + kv),
         )
-    return _stacked_rows(parts, *_bounds(sum(part.taken[0] for part in parts), unit, rank, ranks))
+    if module in ("w_qkvz", "w_ba", "conv_qkv"):
+        k_size, v_size = config.delta_k_heads * config.delta_k_dim, config.delta_v_heads * config.delta_v_dim
+        sizes = [config.delta_v_heads] * 2 if module == "w_ba" else [k_size, k_size, v_size]
+        return _sections(parts, sizes + [v_size] * (module == "w_qkvz"), rank, ranks)
+    rows = sum(part.taken[0] for part in parts)
+    if module == "w_in":  # B, C and x, each of all channels
+        channels = rows // 3
+        share = channels // ranks
+        first = [third * channels + rank * share for third in range(3)]
+        return tuple(part for begin in first for part in _stacked_rows(parts, begin, begin + share))
+    return _stacked_rows(parts, *_bounds(rows, unit, rank, ranks))
+
+
+def _sections(parts: tuple[TensorPart, ...], sizes: list[int], rank: int, ranks: int) -> tuple[TensorPart, ...]:
+    """Return the rank's share of each section of rows. sizes: of the sections."""
+    taken: list[TensorPart] = []
+    for index, size in enumerate(sizes):
+        first, share = sum(sizes[:index]), size // ranks
+        taken += _stacked_rows(parts, first + rank * share, first + (rank + 1) * share)
+    return tuple(taken)
 
 
 def _stacked_rows(parts: tuple[TensorPart, ...], begin: int, end: int) -> tuple[TensorPart, ...]:

@@ -331,8 +331,10 @@ void bind_plan(py::module_& m) {
         out["kv_token_bytes"] = plan.kv_token_bytes;
         out["kv_block_bytes"] = plan.kv_block_bytes;
         out["kv_window_block_bytes"] = plan.kv_window_block_bytes;
+        out["state_bytes"] = plan.state_bytes;
         out["window"] = plan.window;
         out["num_window_blocks"] = plan.num_window_blocks;
+        out["num_states"] = plan.num_states;
         out["free_bytes"] = plan.free_bytes;
         out["num_blocks"] = plan.num_blocks;
         out["cache_block_seq_len"] = plan.config.cache_block_seq_len;
@@ -420,6 +422,7 @@ void bind_info(py::module_& m) {
       .def_readonly("kv_cache_bytes", &EngineInfo::kv_cache_bytes)
       .def_readonly("num_blocks", &EngineInfo::num_blocks)
       .def_readonly("num_window_blocks", &EngineInfo::num_window_blocks)
+      .def_readonly("num_states", &EngineInfo::num_states)
       .def_readonly("warnings", &EngineInfo::warnings)
       .def_readonly("kernel_report", &EngineInfo::kernel_report)
       .def("__repr__", [](const EngineInfo& info) {

@@ -74,6 +74,7 @@ struct ReferenceKind {
     return true;
   }
   std::int32_t first_needed(int block_len, std::size_t depth) const {
+    if (kind.kind == CacheKind::state) return std::max(0, static_cast<std::int32_t>(depth) - 1);
     const int computed = static_cast<int>(depth) * block_len;
     int first = 0;  // the block of the first token that a query at position `computed` reads
     while ((first + 1) * block_len <= computed - kind.window + 1) ++first;
@@ -217,6 +218,8 @@ class Reference {
   std::uint64_t clock_ = 0;
 };
 
+UnitKind states(int num_units) { return {.num_units = num_units, .kind = CacheKind::state}; }
+
 class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::uint64_t>> {
  protected:
   struct User {
@@ -349,7 +352,11 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     const auto parent = user.nodes.empty() ? PrefixNode{} : user.nodes.back();
     const auto block = user.blocks[index];
     std::vector<BlockId> units;
-    for (auto& range : user.units) units.push_back(range.at(static_cast<std::int32_t>(index)));
+    for (std::size_t k = 0; k < user.units.size(); ++k) {
+      // Most blocks have no snapshot.
+      const bool none = shape_.kinds[k].kind == CacheKind::state && below(2) == 0;
+      units.push_back(none ? -1 : user.units[k].at(static_cast<std::int32_t>(index)));
+    }
     const auto own_units = units;
     const auto node = pool_->insert(parent, block, tokens_of(user, index), user.salt, units);
     if (parent.unique_id != 0 && reference_.at(parent.block).unique_id != parent.unique_id) {
@@ -375,6 +382,10 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
     const bool inserted = shape_.prefixes && node.unique_id != parent.unique_id;
     for (std::size_t k = 0; k < units.size(); ++k) {
       auto& kind = reference_.kinds[k];
+      if (own_units[k] < 0) {
+        ASSERT_EQ(units[k], -1);
+        continue;
+      }
       const auto existing = inserted ? kind.of_node(node.unique_id) : own_units[k];
       ASSERT_EQ(units[k], existing < 0 ? own_units[k] : existing);
       if (existing < 0) {
@@ -384,6 +395,23 @@ class AgainstReference : public testing::TestWithParam<std::tuple<Shape, std::ui
         kind.release(own_units[k]);
       }
       user.units[k].at(static_cast<std::int32_t>(index)) = units[k];
+    }
+  }
+
+  // A sequence takes a unit back to change it, or drops a snapshot.
+  void withdraw_or_drop(User& user) {
+    for (std::size_t k = 0; k < user.units.size(); ++k) {
+      auto& kind = reference_.kinds[k];
+      if (const auto& range = user.units[k]; !range.units.empty()) {
+        const auto unit = range.units[static_cast<std::size_t>(below(static_cast<int>(range.units.size())))];
+        ASSERT_EQ(pool_->withdraw_unit(k, unit), kind.at(unit).use == 1);
+        if (kind.at(unit).use == 1) kind.at(unit).node = 0;
+      }
+      if (user.nodes.empty()) continue;
+      const auto& node = user.nodes[static_cast<std::size_t>(below(static_cast<int>(user.nodes.size())))];
+      pool_->drop_unit(k, node);
+      const auto unit = node.unique_id == 0 ? -1 : kind.of_node(node.unique_id);
+      if (unit >= 0 && kind.at(unit).use == 0 && !kind.pins.contains(node.unique_id)) kind.at(unit).node = 0;
     }
   }
 
@@ -459,8 +487,10 @@ TEST_P(AgainstReference, BlocksPinsAndMemoryFollowTheRules) {
       const auto& user = *any(users_);
       pool_->forget_prefix(user.tokens, user.salt);
       if (std::ssize(user.tokens) >= shape_.block_len) reference_.forget(user.tokens, user.salt);
-    } else if (action < 85) {
+    } else if (action < 83) {
       release_first_units(*any(users_));
+    } else if (action < 85) {
+      withdraw_or_drop(*any(users_));
     } else {
       const auto user = any(users_);
       release(*user);
@@ -486,7 +516,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AgainstReference,
                                                           Shape{24, 2, 0, 0, false, true, {{5, 12}}},
                                                           Shape{40, 3, 7, 40, false, true, {{1, 25}, {7, 30}}},
                                                           Shape{30, 1, 4, 17, true, true, {{3, 17}}},
-                                                          Shape{20, 2, 0, 0, false, false, {{4, 11}}}),
+                                                          Shape{20, 2, 0, 0, false, false, {{4, 11}}},
+                                                          Shape{24, 2, 0, 0, false, true, {states(14)}},
+                                                          Shape{40, 3, 7, 40, false, true, {{7, 30}, states(30)}},
+                                                          Shape{30, 1, 4, 17, true, true, {states(17)}}),
                                           testing::Range<std::uint64_t>(1, 5)));
 
 std::vector<TokenId> numbers(int n, int first = 0) {

@@ -1,5 +1,6 @@
-// Models whose layers have a window free the KV that no window reads. This changes no token: the reference is an engine
-// with one block per sequence, which frees nothing.
+// Models whose layers have a window free the KV that no window reads, and models with recurrent layers keep snapshots of
+// their states. This changes no token: the reference is an engine with one block per sequence, which frees nothing and
+// finds no prefix.
 #include "engine_fixture.h"
 
 namespace charonia {
@@ -9,7 +10,8 @@ using testing::Collector;
 using testing::request;
 using testing::tokens_of;
 
-// Parameters: the windows of the layers, quant_policy, and whether the device computes asynchronously.
+// Parameters: the windows of the layers (-1: a short convolution, -2: a gated delta net), quant_policy, and whether the device computes
+// asynchronously.
 class EngineWindowTest : public testing::EngineFixtureBase,
                          public ::testing::WithParamInterface<std::tuple<std::vector<int>, std::string, bool>> {
  protected:
@@ -19,6 +21,10 @@ class EngineWindowTest : public testing::EngineFixtureBase,
     testing::TinyModel model;
     model.layers = 3;
     model.windows = std::get<0>(GetParam());
+    model.mixers.clear();
+    for (const int window : model.windows) {
+      model.mixers.emplace_back(window == -2 ? "delta_net" : window == -1 ? "short_conv" : "attention");
+    }
     write_tiny_workspace(weights(), model);
   }
   std::unique_ptr<Engine> reference() const {
@@ -44,14 +50,18 @@ class EngineWindowTest : public testing::EngineFixtureBase,
   }
 };
 INSTANTIATE_TEST_SUITE_P(Models, EngineWindowTest,
-                         ::testing::Combine(::testing::Values(std::vector{8, 0}, std::vector{8}, std::vector{0, 5, 8}),
+                         ::testing::Combine(::testing::Values(std::vector{8, 0}, std::vector{8}, std::vector{0, 5, 8},
+                                                              std::vector{-1, 0}, std::vector{-2, 8, 0}),
                                             ::testing::Values("0", "8", "4"), ::testing::Bool()));
 
 TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
   const auto expected = reference(), one = tight();
   EXPECT_EQ(one->info().num_blocks, 60);
-  EXPECT_EQ(one->info().num_window_blocks, 4 * 3 + 5);
-  EXPECT_EQ(expected->info().num_window_blocks, 1 * expected->info().num_blocks);
+  const auto& windows = std::get<0>(GetParam());
+  const bool has_window = std::ranges::max(windows) > 0, has_state = std::ranges::min(windows) < 0;
+  EXPECT_EQ(one->info().num_window_blocks, has_window ? 4 * 3 + 5 : 0);
+  EXPECT_EQ(expected->info().num_window_blocks, has_window ? 1 * expected->info().num_blocks : 0);
+  EXPECT_EQ(one->info().num_states, has_state ? 6 + 1 : 0);
   std::vector<Request> requests;
   for (int i = 0; i < 12; ++i) {
     auto& next = requests.emplace_back(request(prompt(12 + 7 * i, i % 5), 20));
@@ -70,7 +80,8 @@ TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
     }
     one->check_integrity();
   }
-  EXPECT_GT(one->stats().num_preemptions, 0);
+  // With both kinds, sequences wait for a unit before they are admitted.
+  if (!has_window || !has_state) EXPECT_GT(one->stats().num_preemptions, 0);
   EXPECT_EQ(tokens_of(*one, request(prompt(40, 1), 3)), tokens_of(*expected, request(prompt(40, 1), 3)));
   Collector again(*one, request(prompt(40, 1), 3));
   EXPECT_EQ(again.tokens(), tokens_of(*expected, request(prompt(40, 1), 3)));

@@ -97,6 +97,19 @@ class ForwardingOps : public ops::Ops {
                  const ops::AttentionParams& how) override {
     to_->attention(out, qkv, cache, layer, heads, how);
   }
+  void delta_net(const ops::Tensor& qkv, const ops::Tensor& gates, const ops::DeltaNetParams& how, ops::KvCache& cache,
+                 int layer) override {
+    to_->delta_net(qkv, gates, how, cache, layer);
+  }
+  void sigmoid_gate(const ops::Tensor& x, const ops::Tensor& gate) override { to_->sigmoid_gate(x, gate); }
+  void gated_norm(const ops::Tensor& out, const ops::Tensor& x, const ops::Tensor& gate, const float* weight, float eps,
+                  int head_dim) override {
+    to_->gated_norm(out, x, gate, weight, eps, head_dim);
+  }
+  void short_conv(const ops::Tensor& out, const ops::Tensor& in, const ops::ShortConvParams& how, ops::KvCache& cache,
+                  int layer) override {
+    to_->short_conv(out, in, how, cache, layer);
+  }
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override {
     to_->gated_activation(out, gate_up, activation);
   }

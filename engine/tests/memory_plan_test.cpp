@@ -95,7 +95,7 @@ TEST(CacheSize, AUserOf32kTokensHasBlocksForItsWindowAndOneStep) {
   auto one = config(64, 32'768);
   one.cache_users = 1;
   const auto full = blocks_that_fit(one, gemma(3236 * kMiB));
-  EXPECT_EQ(blocks_by_kind(one, 1024, full), (PerKind<int>{512, 17 + 9}));
+  EXPECT_EQ(blocks_by_kind(one, gemma(0), full), (PerKind<int>{512, 17 + 9}));
   expect_error(ErrorCode::resource_exhausted, {"512 blocks of 5.00 MiB and 26 window blocks of 26.0 MiB"},
                [&] { blocks_that_fit(one, gemma(3235 * kMiB)); });
 }
@@ -104,13 +104,13 @@ TEST(CacheSize, AShareOfTheMemoryIsDividedForSequencesOfFourWindows) {
   auto one = config(64, 131'072);
   one.device = "cuda";
   one.cache_max_entry_count = 0.5;
-  const auto blocks = blocks_by_kind(one, 1024, blocks_that_fit(one, gemma(40960 * kMiB)));
+  const auto blocks = blocks_by_kind(one, gemma(0), blocks_that_fit(one, gemma(40960 * kMiB)));
   EXPECT_NEAR(blocks.window, blocks.full / 64.0 * 17 + 9, 17);
   const auto bytes = static_cast<std::size_t>(blocks.full) * 5 + static_cast<std::size_t>(blocks.window) * 26;
   EXPECT_LE(bytes, 20480U);
   EXPECT_GT(bytes, 20480U - 17 * 26 - 5);
   one.cache_user_tokens = 1000;
-  const auto short_chats = blocks_by_kind(one, 1024, blocks_that_fit(one, gemma(40960 * kMiB)));
+  const auto short_chats = blocks_by_kind(one, gemma(0), blocks_that_fit(one, gemma(40960 * kMiB)));
   EXPECT_EQ(short_chats.full, 20480 / 31);
   EXPECT_EQ(short_chats.window, short_chats.full) << "each block is in the window of its sequence";
 }
@@ -118,9 +118,22 @@ TEST(CacheSize, AShareOfTheMemoryIsDividedForSequencesOfFourWindows) {
 TEST(CacheSize, TheDefaultOnACpuHasWindowBlocksForItsShortChatsOrItsLongSequence) {
   auto one = config(64, 32'768);
   one.device = "cpu";
-  EXPECT_EQ(blocks_by_kind(one, 512, blocks_that_fit(one, {{1}, 512, kMiB, 1})), (PerKind<int>{1024, 64 * 9 + 9}));
+  const CacheMemory memory{{1}, 512, kMiB, 1};
+  EXPECT_EQ(blocks_by_kind(one, memory, blocks_that_fit(one, memory)), (PerKind<int>{1024, 64 * 9 + 9}));
   one.max_batch_size = 4;
-  EXPECT_EQ(blocks_by_kind(one, 512, blocks_that_fit(one, {{1}, 512, kMiB, 1})), (PerKind<int>{512, 9 + 9}));
+  EXPECT_EQ(blocks_by_kind(one, memory, blocks_that_fit(one, memory)), (PerKind<int>{512, 9 + 9}));
+}
+
+TEST(CacheSize, StatesOfRunningSequencesAndSnapshotsCountBesideTheBlocks) {
+  auto one = config(64, 32'768);
+  one.cache_users = 2;
+  one.max_batch_size = 16;
+  const auto memory = [](std::size_t state, std::size_t free) { return CacheMemory{{kMiB, 0, state}, 0, free, 1}; };
+  const auto small = memory(kMiB, (1024 + 16 + 128) * kMiB), large = memory(64 * kMiB, (1024 + 64 * 32) * kMiB);
+  EXPECT_EQ(blocks_by_kind(one, small, blocks_that_fit(one, small)), (PerKind<int>{1024, 0, 16 + 128}));
+  EXPECT_EQ(blocks_by_kind(one, large, blocks_that_fit(one, large)), (PerKind<int>{1024, 0, 16 + 16}));
+  expect_error(ErrorCode::resource_exhausted, {"1024 blocks of 1.00 MiB and 32 states of 64.0 MiB"},
+               [&] { blocks_that_fit(one, memory(64 * kMiB, (1024 + 64 * 32) * kMiB - 1)); });
 }
 
 TEST(CacheSize, AChunkIsANumberOfBlocksAllOrTheSquareRoot) {

@@ -10,7 +10,7 @@ namespace charonia::testing {
 
 // Each model has some of the extensions.
 inline std::vector<TinyModel> model_variants() {
-  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss;
+  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe, qwen3_5;
   qwen3.qk_norm = true;
   gemma.qk_norm = gemma.post_norms = gemma.tied = true;
   gemma.layers = 3;
@@ -50,7 +50,19 @@ inline std::vector<TinyModel> model_variants() {
   gpt_oss.experts = 5, gpt_oss.biases = gpt_oss.router_bias = gpt_oss.expert_biases = gpt_oss.sinks = true;
   gpt_oss.windows = {8, 0};
   gpt_oss.more = "router_logit_bias = 1\nactivation = clamped_swiglu\nswiglu_limit = 1\n";
-  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss};
+  lfm2.layers = lfm2_moe.layers = 3;
+  lfm2.qk_norm = lfm2.tied = lfm2.biases = lfm2_moe.qk_norm = true;
+  lfm2.mixers = {"short_conv", "attention"};
+  lfm2_moe.mixers = {"short_conv", "short_conv", "attention"};
+  lfm2_moe.experts = 5, lfm2_moe.router_bias = true, lfm2_moe.layer_experts = "dm";
+  lfm2_moe.more = "router_score = sigmoid\nrouter_norm_min = 1e-6\n";
+  qwen3_5.layers = 3;
+  qwen3_5.qk_norm = qwen3_5.biases = qwen3_5.attention_gate = true;
+  qwen3_5.mixers = {"delta_net", "attention"};
+  qwen3_5.experts = 5, qwen3_5.shared_inter = 36, qwen3_5.shared_gate = true, qwen3_5.layer_experts = "md";
+  qwen3_5.more = "rotary_embedding = 2\n";
+  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe,
+          qwen3_5};
 }
 
 }  // namespace charonia::testing

@@ -193,6 +193,76 @@ TEST_P(RowsTest, gated_activations_are_correct_far_from_zero) {
   }
 }
 
+TEST_P(RowsTest, sigmoid_gates_multiply_in_place) {
+  Random random(31);
+  const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
+  for (int trial = 0; trial < trials(GetParam(), 40); ++trial) {
+    const Columns columns(random, trial, 300);
+    const int rows = uniform(random, 1, 30), cols = columns.count;
+    const auto type = ops->precision(any_type(trial));
+    const auto x = Matrix::random(random, type.activation, rows, cols, 2, columns.gap(random));
+    const auto gate = Matrix::random(random, type.gemm_out, rows, cols, trial % 4 == 0 ? 60.0F : 2.0F,
+                                     columns.gap(random));
+    const auto run = [&](Ops& on, int begin, int end) {
+      const DeviceMatrix values(on, x), gates(on, gate);
+      on.sigmoid_gate(values.slice(begin, end), gates.slice(begin, end));
+      return values.host();
+    };
+    const auto out = run(*ops, 0, rows);
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < cols; ++c) {
+        const double expected = x.at(r, c) / (1 + std::exp(-double{gate.at(r, c)}));
+        ASSERT_NEAR(out.at(r, c), expected,
+                    std::abs(expected) * (1e-6 + std::abs(gate.at(r, c)) * 0x1p-22 + 1.01 * rounding(type.activation)) +
+                        (type.activation == DType::f16 ? 0x1p-24 : 1e-30));
+      }
+    }
+    const int r = rows / 2;
+    const auto alone = run(*one, r, r + 1);
+    ASSERT_TRUE(alone.same_bits(r, out, r)) << "row " << r << " alone";
+    ASSERT_TRUE(rows == 1 || alone.same_bits(0, x, 0)) << "only the tensor's own rows may change";
+  }
+}
+
+TEST_P(RowsTest, gated_norms_are_of_each_head) {
+  Random random(37);
+  const auto ops = make_ops(GetParam(), 3), one = make_ops(GetParam(), 1);
+  for (int trial = 0; trial < trials(GetParam(), 40); ++trial) {
+    const int rows = uniform(random, 1, 20), heads = uniform(random, 1, 9);
+    const int dim = trial % 3 == 0 ? 128 : trial % 3 == 1 ? 8 * uniform(random, 1, 40) : uniform(random, 1, 90);
+    const int gap = trial % 2 == 0 ? 8 : 3;
+    const float eps = trial % 5 == 0 ? 4.0F : 1e-6F;
+    const auto type = ops->precision(any_type(trial));
+    const auto x = Matrix::random(random, type.gemm_out, rows, heads * dim, 2, gap);
+    const auto gate = Matrix::random(random, type.gemm_out, rows, heads * dim, trial % 4 == 0 ? 30.0F : 2.0F, gap);
+    const auto weight = Matrix::random(random, DType::f32, 1, dim);
+    const auto run = [&](Ops& on, int begin, int end) {
+      const DeviceMatrix values(on, x), gates(on, gate), weights(on, weight);
+      const DeviceMatrix result(on, type.activation, rows, heads * dim, gap);
+      on.gated_norm(result.slice(begin, end), values.slice(begin, end), gates.slice(begin, end), weights.floats(), eps,
+                    dim);
+      return result.host();
+    };
+    const auto out = run(*ops, 0, rows);
+    for (int r = 0; r < rows; ++r) {
+      for (int h = 0; h < heads; ++h) {
+        double squares = 0;
+        for (int i = 0; i < dim; ++i) squares += std::pow(x.at(r, h * dim + i), 2.0);
+        const double factor = 1 / std::sqrt(squares / dim + eps);
+        for (int i = 0; i < dim; ++i) {
+          const int c = h * dim + i;
+          const double g = gate.at(r, c), expected = x.at(r, c) * factor * weight.at(0, i) * g / (1 + std::exp(-g));
+          ASSERT_NEAR(out.at(r, c), expected,
+                      std::abs(expected) * (3e-6 + std::abs(g) * 0x1p-22 + 1.01 * rounding(type.activation)) +
+                          (type.activation == DType::f16 ? 0x1p-24 : 1e-30));
+        }
+      }
+    }
+    const int r = rows / 2;
+    ASSERT_TRUE(run(*one, r, r + 1).same_bits(r, out, r)) << "row " << r << " alone";
+  }
+}
+
 TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
   Random random(20);
   const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);

@@ -58,13 +58,17 @@ struct StepResult {
 };
 
 // Runs plans like the engine, on a cache that holds a state for each position, by kind. Like the engine's devices, it
-// knows the samples of the previous step if the scheduler has placeholders. windows: of the kinds after kind 0.
+// knows the samples of the previous step if the scheduler has placeholders. windows: of the kinds after kind 0; 0 for
+// kind `state`, which holds one state for each unit.
 class FakeDevice {
  public:
   explicit FakeDevice(const BlockManager& pool, std::vector<std::int32_t> windows = {})
       : block_len_(pool.block_len()), windows_(std::move(windows)) {
     slots_.emplace_back(static_cast<std::size_t>(pool.num_blocks() * block_len_));
-    for (const auto& kind : pool.kinds()) slots_.emplace_back(static_cast<std::size_t>(kind.num_units() * block_len_));
+    for (const auto& kind : pool.kinds()) {
+      const bool is_state = kind.kind() == CacheKind::state;
+      slots_.emplace_back(static_cast<std::size_t>(kind.num_units() * (is_state ? 1 : block_len_)));
+    }
   }
 
   // Every earlier position must be in the cache, because attention needs it.
@@ -75,12 +79,21 @@ class FakeDevice {
       for (std::int32_t i = 0; i < block_len_; ++i) slot(k, to, i) = slot(k, from, i);
     }
     std::set<const std::uint64_t*> computed;
+    std::multiset<const std::uint64_t*> read;
+    std::vector<std::pair<std::uint64_t*, std::uint64_t>> written;
+    std::size_t own_reads = 0;
     for (const auto& part : plan.seqs) {
       const auto& voice = voices.at(part.id);
       const auto tokens = scheduler.tokens(part.id);
       const auto end = part.first_position + part.num_tokens;
       auto state = state_before_first_token(voice);
       for (std::int32_t position = 0; position < end; ++position) {
+        if (position == part.first_position && position > 0) {
+          for (auto* const slot : states_of(scheduler, part, true)) {
+            EXPECT_EQ(*slot, state) << "sequence " << part.id << " does not find its state before " << position;
+            read.insert(slot);
+          }
+        }
         state = mix(state, static_cast<std::uint64_t>(known(tokens[static_cast<std::size_t>(position)])));
         for (auto* const slot : slots_of(scheduler, part, position)) {
           if (position < part.first_position) {
@@ -94,12 +107,24 @@ class FakeDevice {
         if (part.all_rows || (part.samples && position == end - 1)) result.rows.push_back(next_token(state, voice));
       }
       if (part.samples) result.sampled.push_back(result.rows.back());
+      for (auto* const slot : states_of(scheduler, part, false)) {
+        EXPECT_TRUE(computed.insert(slot).second) << "two sequences write to one state";
+        written.emplace_back(slot, state);
+        own_reads += part.first_position > 0 && states_of(scheduler, part, true) == states_of(scheduler, part, false);
+      }
     }
+    std::size_t all_reads = 0;
+    for (const auto& [slot, state] : written) {
+      all_reads += read.count(slot);
+      *slot = state;
+    }
+    EXPECT_EQ(all_reads, own_reads) << "a sequence reads a state that another one writes";
     last_rows_ = result.rows;
     return result;
   }
 
-  // A step that was not launched or failed: the contents of its slots are undefined.
+  // A step that was not launched, or that failed: the contents of its slots are undefined, except for states. (A step
+  // with states is planned again only if it was not launched.)
   void fail(const Scheduler& scheduler, const StepPlan& plan) {
     for (const auto& [from, to, kind] : plan.block_copies) {
       for (std::int32_t i = 0; i < block_len_; ++i) slot(static_cast<std::size_t>(kind), to, i) = kSpoilt;
@@ -128,8 +153,19 @@ class FakeDevice {
     std::vector<std::uint64_t*> out{&slot(0, scheduler.blocks(part.id)[static_cast<std::size_t>(block)], position)};
     for (std::size_t k = 0; k < windows_.size(); ++k) {
       const auto& range = scheduler.units(part.id)[k];
-      if (position <= part.first_position - windows_[k]) continue;
+      if (windows_[k] == 0 || position <= part.first_position - windows_[k]) continue;
       out.push_back(&slot(k + 1, range.units.at(static_cast<std::size_t>(block - range.first)), position));
+    }
+    return out;
+  }
+
+  // The states that a part reads (with computed tokens), or writes.
+  std::vector<std::uint64_t*> states_of(const Scheduler& scheduler, const ScheduledSeq& part, bool reads) {
+    std::vector<std::uint64_t*> out;
+    for (std::size_t k = 0; k < windows_.size(); ++k) {
+      if (windows_[k] != 0) continue;
+      const auto& units = scheduler.units(part.id)[k].units;
+      out.push_back(&slots_[k + 1].at(static_cast<std::size_t>(reads ? units.front() : units.back())));
     }
     return out;
   }

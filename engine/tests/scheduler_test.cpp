@@ -614,5 +614,66 @@ TEST(SchedulerWindow, AChildCopiesTheParentsPartialBlockOfEachKind) {
                                        {parent.units[1], child.units[1], CacheKind::window}}));
 }
 
+// The first `shared` tokens of numbers(), then others.
+std::vector<TokenId> branching(int shared, int n, int others) {
+  auto out = numbers(n, others);
+  std::iota(out.begin(), out.begin() + shared, 0);
+  return out;
+}
+
+TEST(SchedulerState, ATurnBeginsAtTheLastSnapshotAndAPrefixAtTheEndOfThePrompt) {
+  const cache::UnitKind state{.num_units = 12, .kind = CacheKind::state};
+  Bed bed(64, 4, {4, 64, 0, 16}, true, {&state, 1});
+  bed.scheduler.add(1, numbers(26), 60);
+  EXPECT_EQ(bed.step(), "1:0+16") << "every snapshot_tokens";
+  EXPECT_EQ(bed.step(), "1:16+8") << "the last end of a block of the prompt";
+  EXPECT_EQ(bed.step(), "1:24+2s");
+  for (int i = 0; i < 9; ++i) bed.step();
+  auto turn = std::vector<TokenId>(bed.scheduler.tokens(1).begin(), bed.scheduler.tokens(1).end());
+  ASSERT_EQ(turn.size(), 36U);
+  bed.scheduler.remove(1);
+  EXPECT_EQ(bed.pool.kinds()[0].num_cached(), 3) << "at 16, 24 and 32: decoding keeps the last snapshot only";
+  bed.scheduler.add(2, turn, 60);
+  EXPECT_EQ(bed.step(), "2:32+4s");
+  bed.scheduler.remove(2);
+  turn.resize(31);
+  bed.scheduler.add(3, turn, 60);
+  EXPECT_EQ(bed.step(), "3:24+4");
+  EXPECT_EQ(bed.step(), "3:28+3s");
+}
+
+TEST(SchedulerState, ASharedBeginningHasASnapshotAfterTheSecondPrompt) {
+  const cache::UnitKind state{.num_units = 12, .kind = CacheKind::state};
+  Bed bed(64, 4, {4, 64, 0, 16}, true, {&state, 1});
+  bed.scheduler.add(1, branching(10, 15, 100), 40);
+  EXPECT_EQ(bed.step(), "1:0+12");
+  bed.scheduler.add(2, branching(10, 15, 200), 40);
+  EXPECT_EQ(bed.step(), "1:12+3s 2:0+8");
+  bed.scheduler.add(3, branching(10, 15, 300), 40);
+  EXPECT_EQ(bed.step(), "1:15+1s 2:8+4 3:8+4");
+}
+
+TEST(SchedulerState, WithoutAFreeUnitASequenceTakesItsSnapshotBack) {
+  const cache::UnitKind state{.num_units = 2, .kind = CacheKind::state};
+  Bed bed(64, 4, {4, 64, 0, 64}, true, {&state, 1});
+  bed.scheduler.add(1, branching(0, 10, 100), 20);
+  bed.scheduler.add(2, branching(0, 10, 200), 20);
+  EXPECT_EQ(bed.step(), "1:0+8 2:0+8");
+  const auto units = bed.scheduler.units(1)[0].units;
+  EXPECT_EQ(bed.step(), "1:8+2s 2:8+2s");
+  EXPECT_EQ(bed.scheduler.units(1)[0].units, units);
+  EXPECT_EQ(bed.pool.kinds()[0].num_cached(), 0);
+}
+
+TEST(SchedulerState, AChildBeginsAtTheLastSnapshotOfItsPrompt) {
+  const cache::UnitKind state{.num_units = 12, .kind = CacheKind::state};
+  Bed bed(64, 4, {4, 64, 0, 64}, true, {&state, 1});
+  bed.scheduler.add(1, numbers(11), 20);
+  bed.scheduler.add(2, numbers(11), 20, {.parent = 1});
+  EXPECT_EQ(bed.step(), "1:0+8");
+  EXPECT_EQ(bed.step(), "1:8+3s");
+  EXPECT_EQ(bed.step(), "1:11+1s 2:8+3s");
+}
+
 }  // namespace
 }  // namespace charonia::schedule

@@ -20,6 +20,10 @@ bool has_experts(const TinyModel& model, std::size_t layer) {
   return model.experts > 0 && model.layer_experts[layer % model.layer_experts.size()] == 'm';
 }
 
+const std::string& mixer_of(const TinyModel& model, std::size_t layer) {
+  return model.mixers[layer % model.mixers.size()];
+}
+
 // Creates the tensors of a model, and writes to the manifest which parts form the canonical tensors of each rank.
 class TinyWeights {
  public:
@@ -43,7 +47,7 @@ class TinyWeights {
   std::uintmax_t write(const std::filesystem::path& file) const { return weights_.write(file); }
 
  private:
-  static constexpr int kEvery = -1;
+  static constexpr int kEvery = -1, kConvKernel = 3;
 
   void tensor(const std::string& name, std::int64_t rows, std::int64_t cols, float mean, float deviation,
               std::vector<std::int64_t> shape = {}) {
@@ -151,10 +155,15 @@ class TinyWeights {
   void add_layer(int index) {
     const std::string at = "layers." + std::to_string(index) + ".";
     const bool sparse = has_experts(model_, static_cast<std::size_t>(index));
-    add_norms(at);
-    weight(at + "attention.w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
-    weight(at + "attention.wo.0.weight", model_.hidden, q_, 0.3F);
-    if (model_.sinks) once(at + "attention.sinks.weight", model_.heads, 1, 0, 1);
+    const auto& mixer = mixer_of(model_, static_cast<std::size_t>(index));
+    add_norms(at, mixer == "attention");
+    if (mixer == "short_conv") {
+      add_conv(at + "conv.");
+    } else if (mixer == "delta_net") {
+      add_delta(at + "delta.");
+    } else {
+      add_attention(at + "attention.");
+    }
     const std::string mlp = at + (sparse ? "feed_forward.shared." : "feed_forward.");
     const int inter = sparse ? model_.shared_inter : model_.inter;  // 0: no dense feed-forward
     if (sparse) add_experts(at);
@@ -163,18 +172,103 @@ class TinyWeights {
       weight(mlp + "w3.0.weight", inter, model_.hidden, 0.3F);
       weight(mlp + "w2.0.weight", model_.hidden, inter, 0.3F);
     }
-    if (model_.biases) add_biases(at, mlp, inter);
-    for (int rank = 0; rank < model_.ranks; ++rank) name_shards(at, mlp, inter, rank);
+    if (inter == 0) return;
+    if (model_.biases) add_biases(mlp, inter);
+    for (int rank = 0; rank < model_.ranks; ++rank) name_shards(mlp, inter, rank);
   }
 
-  void add_norms(const std::string& at) {
+  // With more ranks than KV heads, several ranks have the same head.
+  void add_attention(const std::string& at) {
+    weight(at + "w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
+    weight(at + "wo.0.weight", model_.hidden, q_, 0.3F);
+    if (model_.attention_gate) {
+      weight(at + "w_gate.0.weight", q_, model_.hidden, 0.3F);
+      if (model_.biases) tensor(at + "w_gate.0.bias", q_, 1, 0, 0.3F);
+    }
+    if (model_.sinks) once(at + "sinks.weight", model_.heads, 1, 0, 1);
+    if (model_.biases) {
+      tensor(at + "w_qkv.0.bias", q_ + 2 * kv_, 1, 0, 0.3F);
+      once(at + "wo.0.bias", model_.hidden, 1, 0, 0.3F, 0);
+    }
+    const int groups = std::min(model_.ranks, model_.kv_heads);
+    const int q_rows = q_ / model_.ranks, kv_rows = kv_ / groups;
+    for (int rank = 0; rank < model_.ranks; ++rank) {
+      const int k_first = q_ + rank * groups / model_.ranks * kv_rows;
+      for (const std::string kind : {".weight", ".bias"}) {
+        if (kind == ".bias" && !model_.biases) continue;
+        const std::string qkv = at + "w_qkv.0" + kind;
+        stack(cat(at, "w_qkv.", rank, kind), rank,
+              {range(qkv, "rows", rank * q_rows, q_rows), range(qkv, "rows", k_first, kv_rows),
+               range(qkv, "rows", k_first + kv_, kv_rows)});
+        if (!model_.attention_gate) continue;
+        stack(cat(at, "w_gate.", rank, kind), rank, {range(at + "w_gate.0" + kind, "rows", rank * q_rows, q_rows)});
+      }
+      stack(cat(at, "wo.", rank, ".weight"), rank, {range(at + "wo.0.weight", "cols", rank * q_rows, q_rows)});
+    }
+  }
+
+  // The convolution's own weight has three dimensions, as in LFM2.
+  void add_conv(const std::string& at) {
+    const int hidden = model_.hidden, share = hidden / model_.ranks;
+    weight(at + "w_in.0.weight", std::int64_t{3} * hidden, hidden, 0.3F);
+    tensor(at + "w_conv.0.weight", hidden, kConvKernel, 0, 0.6F, {hidden, 1, kConvKernel});
+    weight(at + "w_out.0.weight", hidden, hidden, 0.3F);
+    if (model_.biases) {
+      tensor(at + "w_in.0.bias", std::int64_t{3} * hidden, 1, 0, 0.3F);
+      tensor(at + "w_conv.0.bias", hidden, 1, 0, 0.3F);
+      once(at + "w_out.0.bias", hidden, 1, 0, 0.3F, 0);
+    }
+    for (int rank = 0; rank < model_.ranks; ++rank) {
+      for (const std::string kind : {".weight", ".bias"}) {
+        if (kind == ".bias" && !model_.biases) continue;
+        std::vector<nlohmann::json> thirds;
+        for (int third = 0; third < 3; ++third) {
+          thirds.push_back(range(at + "w_in.0" + kind, "rows", third * hidden + rank * share, share));
+        }
+        stack(cat(at, "w_in.", rank, kind), rank, thirds);
+        stack(cat(at, "w_conv.", rank, kind), rank, {range(at + "w_conv.0" + kind, "rows", rank * share, share)});
+      }
+      stack(cat(at, "w_out.", rank, ".weight"), rank, {range(at + "w_out.0.weight", "cols", rank * share, share)});
+    }
+  }
+
+  void add_delta(const std::string& at) {
+    const int k = model_.k_heads * model_.k_dim, v = model_.v_heads * model_.v_dim, channels = 2 * k + v;
+    weight(at + "w_qkvz.0.weight", channels + v, model_.hidden, 0.3F);
+    weight(at + "w_ba.0.weight", std::int64_t{2} * model_.v_heads, model_.hidden, 0.3F);
+    tensor(at + "conv_qkv.0.weight", channels, kConvKernel, 0, 0.6F, {channels, 1, kConvKernel});
+    weight(at + "w_out.0.weight", model_.hidden, v, 0.3F);
+    once(at + "a_log.weight", model_.v_heads, 1, -3, 1);
+    once(at + "dt_bias.weight", model_.v_heads, 1, 0, 0.3F);
+    once(at + "norm.weight", model_.v_dim, 1, 1, 0.1F);
+    // A rank has a share of each section of rows.
+    const auto share = [&](const char* name, int rank, const std::vector<int>& sections) {
+      std::vector<nlohmann::json> parts;
+      int first = 0;
+      for (const int size : sections) {
+        const int mine = size / model_.ranks;
+        parts.push_back(range(cat(at, name, ".0.weight"), "rows", first + rank * mine, mine));
+        first += size;
+      }
+      stack(cat(at, name, ".", rank, ".weight"), rank, parts);
+    };
+    for (int rank = 0; rank < model_.ranks; ++rank) {
+      share("w_qkvz", rank, {k, k, v, v});
+      share("w_ba", rank, {model_.v_heads, model_.v_heads});
+      share("conv_qkv", rank, {k, k, v});
+      const int columns = v / model_.ranks;
+      stack(cat(at, "w_out.", rank, ".weight"), rank, {range(at + "w_out.0.weight", "cols", rank * columns, columns)});
+    }
+  }
+
+  void add_norms(const std::string& at, bool has_attention) {
     if (model_.pre_norms) once(at + "attention_norm.weight", model_.hidden, 1, 1, 0.1F);
     if (model_.pre_norms && !model_.parallel_block) once(at + "ffn_norm.weight", model_.hidden, 1, 1, 0.1F);
     if (model_.post_norms) {
       once(at + "attention_post_norm.weight", model_.hidden, 1, 1, 0.1F);
       once(at + "ffn_post_norm.weight", model_.hidden, 1, 1, 0.1F);
     }
-    if (model_.qk_norm) {
+    if (model_.qk_norm && has_attention) {
       once(at + "attention.q_norm.weight", model_.qk_norm_rows ? q_ : model_.head_dim, 1, 1, 0.1F);
       once(at + "attention.k_norm.weight", model_.qk_norm_rows ? kv_ : model_.head_dim, 1, 1, 0.1F);
     }
@@ -231,35 +325,22 @@ class TinyWeights {
     }
   }
 
-  void add_biases(const std::string& at, const std::string& mlp, int inter) {
-    tensor(at + "attention.w_qkv.0.bias", q_ + 2 * kv_, 1, 0, 0.3F);
-    once(at + "attention.wo.0.bias", model_.hidden, 1, 0, 0.3F, 0);
-    if (inter == 0) return;
+  void add_biases(const std::string& mlp, int inter) {
     tensor(mlp + "w1.0.bias", inter, 1, 0, 0.3F);
     tensor(mlp + "w3.0.bias", inter, 1, 0, 0.3F);
     once(mlp + "w2.0.bias", model_.hidden, 1, 0, 0.3F, 0);
   }
 
-  // Writes the shares of attention and of a gated feed-forward: its names begin with `mlp`, and its width is
-  // `whole_inter`. With more ranks than KV heads, several ranks have the same head.
-  void name_shards(const std::string& at, const std::string& mlp, int whole_inter, int rank) {
+  // Writes the shares of a gated feed-forward: its names begin with `mlp`, and its width is `whole_inter`.
+  void name_shards(const std::string& mlp, int whole_inter, int rank) {
     const std::string number = cat(".", rank);
-    const int groups = std::min(model_.ranks, model_.kv_heads), inter = whole_inter / model_.ranks;
-    const int q_rows = q_ / model_.ranks, kv_rows = kv_ / groups, k_first = q_ + rank * groups / model_.ranks * kv_rows;
+    const int inter = whole_inter / model_.ranks;
     for (const std::string kind : {".weight", ".bias"}) {
       if (kind == ".bias" && !model_.biases) continue;
-      const std::string qkv = at + "attention.w_qkv.0" + kind;
-      stack(at + "attention.w_qkv" + number + kind, rank,
-            {range(qkv, "rows", rank * q_rows, q_rows), range(qkv, "rows", k_first, kv_rows),
-             range(qkv, "rows", k_first + kv_, kv_rows)});
-      if (inter == 0) continue;
       for (const auto* name : {"w1", "w3"}) {
         stack(mlp + name + number + kind, rank, {range(mlp + name + ".0" + kind, "rows", rank * inter, inter)});
       }
     }
-    stack(at + "attention.wo" + number + ".weight", rank,
-          {range(at + "attention.wo.0.weight", "cols", rank * q_rows, q_rows)});
-    if (inter == 0) return;
     stack(mlp + "w2" + number + ".weight", rank, {range(mlp + "w2.0.weight", "cols", rank * inter, inter)});
   }
 
@@ -316,7 +397,10 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
                       << "\nexpert_bias = " << model.expert_biases << "\nattention_sinks = " << model.sinks
-                      << "\nrouter_bias = " << model.router_bias
+                      << "\nrouter_bias = " << model.router_bias << "\nconv_kernel = 3\nconv_bias = " << model.biases
+                      << "\nattention_gate = " << model.attention_gate << "\ndelta_k_heads = " << model.k_heads
+                      << "\ndelta_v_heads = " << model.v_heads << "\ndelta_k_dim = " << model.k_dim
+                      << "\ndelta_v_dim = " << model.v_dim
                       << "\nshared_expert_inter_size = " << model.shared_inter
                       << "\nshared_expert_gate = " << model.shared_gate << "\n"
                       << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
@@ -333,9 +417,11 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
   write_token_table(dir / "token_table.safetensors", model);
   auto layers = nlohmann::json::array();
   for (std::size_t i = 0; i < static_cast<std::size_t>(model.layers); ++i) {
-    layers.push_back({{"window", model.windows[i % model.windows.size()]},
-                      {"rotation", model.rotations[i % model.rotations.size()]},
-                      {"ffn", has_experts(model, i) ? "experts" : "dense"}});
+    const bool attention = mixer_of(model, i) == "attention";
+    layers.push_back({{"window", attention ? model.windows[i % model.windows.size()] : 0},
+                      {"rotation", attention ? model.rotations[i % model.rotations.size()] : "none"},
+                      {"ffn", has_experts(model, i) ? "experts" : "dense"},
+                      {"mixer", mixer_of(model, i)}});
   }
   const nlohmann::json manifest = {{"format_version", 3},
                                    {"charonia_version", "test"},

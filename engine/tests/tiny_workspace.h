@@ -35,8 +35,13 @@ struct TinyModel {
   std::string layer_experts = "m";  // with experts (m), if there are any, or dense (d)
   std::vector<int> windows = {0};
   std::vector<std::string> rotations = {"global"};
+  // Or "short_conv" or "delta_net", then without window and rotation.
+  std::vector<std::string> mixers = {"attention"};
+  // Of delta nets.
+  int k_heads = 2, v_heads = 4, k_dim = 6, v_dim = 10;
   int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
-  bool router_bias = false, shared_gate = false, expert_biases = false, sinks = false;
+  bool router_bias = false, shared_gate = false, expert_biases = false, sinks = false,
+       attention_gate = false;
   std::string more;                                           // lines of config.ini
   std::string weight_type = "fp32";                           // unless quantised
   std::optional<TinyQuant> quantised;

@@ -82,7 +82,8 @@ VARIANTS = {
 
 def _model(config: Any, **options: Any) -> PreTrainedModel:
     """Return a random model of a config; with images, the complete model."""
-    causal = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "vision_config")
+    causal = AutoModelForCausalLM if text else AutoModelForImageTextToText
     model: PreTrainedModel = causal.from_config(config, attn_implementation="eager", **options)
     return model.eval()
 
@@ -98,6 +99,7 @@ def write_model(
     generator = torch.Generator().manual_seed(seed)
     model = _model(variant.config)
     gemma = "gemma" in variant.config.model_type
+    delta = variant.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
@@ -105,13 +107,17 @@ def write_model(
                 # Gemma's norms add 1. Without this, its scaled and tied embedding would outweigh the layers, and the
                 # model would repeat every token.
                 center = (8 if ".post_" in name else 0) if gemma else 1
+                # So do Qwen3.5's, except the norm of a gated delta net.
+                center = center if ".linear_attn." in name or not delta else 0
                 weight.copy_(center + 0.2 * noise)
+            elif name.endswith("A_log"):
+                weight.copy_(noise - 3)  # states that last for many tokens
             elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             else:
                 weight.copy_(scale * noise)
         for name, bias in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 bias.copy_(0.3 * torch.randn(bias.shape, generator=generator))
     # Not model.to(dtype), which would also round the rotary frequencies, which no checkpoint contains.
     for name, parameter in model.named_parameters():

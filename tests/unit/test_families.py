@@ -39,6 +39,7 @@ def test_engine_accepts_the_config_of_every_family(family: Any) -> None:
 
 
 MIXED = ["sliding_attention", "full_attention"]
+CONV = ["conv", "full_attention"]
 DENSE, EXPERTS = "dense", "experts"
 TEXT = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
 QWEN1 = {"model_type": "qwen", "kv_channels": 16, "seq_length": 64}
@@ -110,6 +111,47 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
                 ({"model_type": "qwen2", "layer_types": MIXED}, [7, 0]),
                 ({"model_type": "qwen2_moe", "num_hidden_layers": 3, "max_window_layers": 2}, [7, 0, 0]),
             )
+        ),
+        # Gated delta nets
+        *(
+            (
+                {"model_type": one, "num_hidden_layers": 4, **given},
+                {"mixer": mixers, "ffn": ffn, "attention_gate": True},
+            )
+            for one, given, mixers, ffn in (
+                ("qwen3_5_text", {}, ["delta_net"] * 3 + ["attention"], ["dense"] * 4),
+                (
+                    "qwen3_5_moe_text",
+                    {"full_attention_interval": 2},
+                    ["delta_net", "attention"] * 2,
+                    ["experts"] * 4,
+                ),
+                (
+                    "qwen3_next",
+                    {"mlp_only_layers": [1], "layer_types": ["full_attention"] + ["linear_attention"] * 3},
+                    ["attention"] + ["delta_net"] * 3,
+                    ["experts", "dense", "experts", "experts"],
+                ),
+            )
+        ),
+        # Short convolutions
+        *(
+            ({"model_type": "lfm2", **given}, {"mixer": mixers, "inter_size": size})
+            for given, mixers, size in (
+                ({"layer_types": CONV}, ["short_conv", "attention"], 256),
+                ({"full_attn_idxs": [0], "block_ff_dim": 900}, ["attention", "short_conv"], 768),
+                ({"block_auto_adjust_ff_dim": False}, ["attention", "attention"], 160),
+                ({"layer_types": CONV, "block_multiple_of": 8}, ["short_conv", "attention"], 112),
+                ({"block_ffn_dim_multiplier": None}, ["attention", "attention"], 106),
+            )
+        ),
+        (
+            {"model_type": "lfm2", "tie_embedding": False, "norm_eps": 1e-3},
+            {"tie_word_embeddings": False, "norm_eps": 1e-3},
+        ),
+        (
+            {"model_type": "lfm2_moe", "layer_types": CONV, "num_dense_layers": 1},
+            {"ffn": ["dense", "experts"], "inter_size": 160},
         ),
         # Only layers with a window are rotated, even if there is none.
         *(
@@ -373,6 +415,22 @@ HUGE = 10**400
             for one in ("mellum", "hy_v3")
             for wrong in ({}, "wide")
         ),
+        (
+            of("lfm2", layer_types=["conv", {}]),
+            "layer_types must list num_hidden_layers = 2 times one of conv, full_att",
+        ),
+        (of("qwen3_5_text", layer_types=["conv"] * 2), "times one of linear_attention, full_attention"),
+        (of("qwen3_5_text", full_attention_interval=0), "full_attention_interval is 0"),
+        (of("qwen3_5_text"), "layer_types has no full_attention"),
+        (of("qwen3_next", linear_num_value_heads=24), "linear_num_value_heads 24 is not a multiple of"),
+        (of("qwen3_next", linear_conv_kernel_dim=5), "linear_conv_kernel_dim is 5; it must be 2 to 4"),
+        (of("qwen3_5_text", linear_key_head_dim=257), "linear_key_head_dim is 257; it must be 1 to 256"),
+        (of("qwen3_5_text", linear_value_head_dim=0), "linear_value_head_dim is 0; it must be positive"),
+        (of("lfm2", full_attn_idxs=[]), "layer_types has no full_attention"),
+        (of("lfm2", full_attn_idxs=1), "full_attn_idxs 1 must list the layers"),
+        (of("lfm2", conv_dim=32), "conv_dim is 32, but hidden_size is 64"),
+        (of("lfm2", conv_L_cache=5), "conv_L_cache is 5; it must be 2 to 4"),
+        (of("lfm2", block_multiple_of=0), "block_multiple_of is 0"),
         (of("minimax_m2", head_dim=0, rotary_dim=8), "head_dim is 0"),
         (of("gpt_oss", num_experts_per_tok=4, experts_per_token=2), "experts_per_token is 2, but num_experts_per_tok"),
         (of("hunyuan_v1_dense", **scaled("dynamic", alpha=1e308)), "has the alpha 1e+308"),

@@ -108,6 +108,12 @@ def test_plan_with_windows_equals_the_engines_sizes(tmp_path: Path) -> None:
         assert engine.info.kv_cache_bytes == made.kv_cache_bytes == 23 * made.kv_window_block_bytes
 
 
+def test_states_of_recurrent_layers_count_in_the_size_of_the_cache() -> None:
+    recurrent = replace(SMALL, state_bytes=5000, num_states=70)
+    assert recurrent.kv_cache_bytes == 100 * 640 + 70 * 5000
+    assert recurrent.most_users(512) == SMALL.most_users(512)
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

@@ -550,6 +550,11 @@ PLAIN = {key: value for key, value in WITH_CODE.items() if key not in ("attentio
             r"charonia quantize does not support models of family minimax_m2",
         ),
         (
+            {**PLAIN, "model_type": "qwen3_5_text", "num_hidden_layers": 2, "full_attention_interval": 2},
+            "w8a16",
+            r"charonia quantize does not support models of family qwen3_5, which have gated delta nets",
+        ),
+        (
             {**PLAIN, **LATENT, "model_type": "deepseek_v2"},
             "fp8",
             r"charonia quantize does not support family deepseek_v2: latent attention has not been tested with it",

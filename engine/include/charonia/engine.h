@@ -32,6 +32,7 @@ struct EngineInfo {
   std::int64_t kv_cache_bytes = 0;
   int num_blocks = 0;
   int num_window_blocks = 0;  // as in MemoryPlan
+  int num_states = 0;         // as in MemoryPlan
   std::vector<std::string> warnings;
   // The kernels that the device chose at start, one line each; empty on the CPU, which has no choice.
   // Engine::kernel_report() returns the current state.
@@ -55,9 +56,11 @@ struct MemoryPlan {
   std::int64_t kv_token_bytes = 0;    // of one token in all layers
   std::int64_t kv_block_bytes = 0;    // of one block in the layers without a window
   std::int64_t kv_window_block_bytes = 0;  // in the layers with a window
+  std::int64_t state_bytes = 0;            // a sequence's state of the recurrent layers
   std::int64_t free_bytes = 0;  // memory that is free now
   int num_blocks = 0;           // according to the cache settings
   int num_window_blocks = 0;    // blocks of the layers with a window; 0 if there are none
+  int num_states = 0;           // states of running sequences and of snapshots; 0 without recurrent layers
   int window = 0;               // tokens that these layers read; 0 if there are none
   std::vector<std::string> warnings;
 };

@@ -1,4 +1,5 @@
-// The kinds of KV cache. Each kind has its own blocks and block tables.
+// The kinds of cache. Each kind has its own blocks. A block of kind `state` is a slot; kinds of kTableKinds have block
+// tables.
 #pragma once
 
 #include <array>
@@ -9,16 +10,20 @@ namespace charonia {
 enum class CacheKind : std::uint8_t {
   full,    // holds all tokens of a sequence
   window,  // holds the tokens that a sliding window still reads
+  state,   // holds the state of recurrent layers after all tokens of a sequence
 };
-inline constexpr std::array kCacheKinds = {CacheKind::full, CacheKind::window};
+inline constexpr std::array kCacheKinds = {CacheKind::full, CacheKind::window, CacheKind::state};
+inline constexpr std::array kTableKinds = {CacheKind::full, CacheKind::window};
 
 // One value for each kind.
 template <class T>
 struct PerKind {
-  T full{}, window{};
+  T full{}, window{}, state{};
 
-  T& operator[](CacheKind kind) { return kind == CacheKind::full ? full : window; }
-  const T& operator[](CacheKind kind) const { return kind == CacheKind::full ? full : window; }
+  T& operator[](CacheKind kind) {
+    return kind == CacheKind::full ? full : kind == CacheKind::window ? window : state;
+  }
+  const T& operator[](CacheKind kind) const { return const_cast<PerKind&>(*this)[kind]; }
   bool operator==(const PerKind&) const = default;
 };
 

@@ -93,7 +93,8 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
   if (chunk < 1) broken(cat("a pool that grows by ", chunk, " blocks: it must be at least 1"));
   if (chunk < num_blocks && !commit) broken("a pool that grows needs a commit function");
   for (const auto& kind : kinds) {
-    if (kind.window < 1 || kind.num_units < 1 || kind.chunk < 0) {
+    const bool has_window = kind.kind == CacheKind::window;
+    if ((has_window ? kind.window < 1 : kind.window != 0) || kind.num_units < 1 || kind.chunk < 0) {
       broken(cat("a kind with window ", kind.window, ", ", kind.num_units, " units and chunk ", kind.chunk));
     }
     if (kind.chunk > 0 && kind.chunk < kind.num_units && !kind.commit) {
@@ -106,6 +107,7 @@ BlockManager::BlockManager(int num_blocks, int block_len, bool enable_prefix_cac
 BlockManager::~BlockManager() = default;
 
 int BlockManager::block_len() const { return impl_->block_len; }
+bool BlockManager::has_prefix_index() const { return impl_->index.enabled(); }
 int BlockManager::num_blocks() const { return impl_->free.total(); }
 int BlockManager::num_committed() const { return impl_->free.committed(); }
 int BlockManager::num_free() const { return impl_->free.size(); }
@@ -138,6 +140,7 @@ PrefixMatch BlockManager::match(std::span<const TokenId> tokens, std::int32_t ma
     }
     if (valid) valid_depth = depth;
   }
+  result.num_indexed = depth * impl_->block_len;
   nodes.resize(static_cast<std::size_t>(valid_depth));
   for (const auto& node : nodes) {
     impl_->use(node.block);
@@ -197,7 +200,9 @@ PrefixNode BlockManager::insert(const PrefixNode& parent, BlockId block, std::sp
     impl_->index.insert(block, parent.block, key);
     id = block;
   }
-  for (std::size_t k = 0; k < units.size(); ++k) units[k] = impl_->kinds[k].join(id, units[k]);
+  for (std::size_t k = 0; k < units.size(); ++k) {
+    if (units[k] != kNone) units[k] = impl_->kinds[k].join(id, units[k]);
+  }
   return impl_->index.node(id);
 }
 
@@ -214,6 +219,12 @@ void BlockManager::release_units(std::size_t kind, std::span<const BlockId> unit
     if (pool.checked(*id, "release_units").use_count == 0) broken(cat("release_units(): unit ", *id, " is not Active"));
     pool.unuse(*id);
   }
+}
+
+bool BlockManager::withdraw_unit(std::size_t kind, BlockId unit) { return impl_->kinds[kind].withdraw(unit); }
+
+void BlockManager::drop_unit(std::size_t kind, const PrefixNode& node) {
+  if (const auto id = impl_->indexed(node, "drop_unit"); id != kNone) impl_->kinds[kind].drop(id);
 }
 
 void BlockManager::retain(std::span<const BlockId> blocks) {

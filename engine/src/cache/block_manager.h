@@ -2,9 +2,10 @@
 // docs/cache_and_scheduler.md describes it together with the scheduler.
 //
 // A model has one or more kinds of cache (base/cache_kind.h). The layers of kind 0, *full*, read all earlier tokens, so
-// a sequence needs a block for every block_len tokens. The layers of each further kind read only a window of the last
-// tokens. They have a pool of their own, whose blocks are called *units*. A sequence releases the units before its
-// window (UnitRange).
+// a sequence needs a block for every block_len tokens. Each further kind has a pool of its own, whose blocks are called
+// *units*. Layers of kind `window` read only a window of the last tokens: a sequence releases the units before its
+// window (UnitRange). Recurrent layers (kind `state`) read only their state after the last token: a sequence has one
+// unit for it. Its state at the end of a block can stay at this block's node as a *snapshot*.
 //
 // A block is in exactly one state:
 //   Free    no sequence uses it, and its contents are undefined
@@ -12,7 +13,7 @@
 //   Cached  no sequence uses it, but it is full and indexed: it can be reused or evicted (least recently used first)
 //
 // A unit has the same states. The prefix index is a tree of blocks of kind 0. A node also has one unit of each further
-// kind, or a tombstone if this unit was evicted or never computed.
+// kind, or a tombstone if this unit was evicted or never computed. Most nodes have no snapshot.
 //
 // Parts of a pool: block.h (one block), free_blocks.h (the Free blocks; growing memory), prefix_index.h (which block
 // holds which tokens), eviction_queue.h (the Cached blocks), pins.h (session pins), units.h (a kind after kind 0).
@@ -26,6 +27,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cache_kind.h"
+
 namespace charonia::cache {
 
 using BlockId = std::int32_t;
@@ -38,7 +41,8 @@ struct PrefixNode {
   std::uint64_t unique_id = 0;  // 0: the root
 };
 
-// The units of one kind that a sequence uses: for the blocks first .. end() - 1 of its tokens.
+// The units of one kind that a sequence uses: for the blocks first .. end() - 1 of its tokens. Of kind `state`: the unit
+// with its state and, while it may not change this unit, the unit that its next step writes (schedule/states.cpp).
 struct UnitRange {
   std::int32_t first = 0;
   std::vector<BlockId> units;
@@ -49,12 +53,13 @@ struct UnitRange {
 // Provides memory for the first n blocks of a pool. Throws Error(resource_exhausted) if there is not enough.
 using Commit = std::function<void(int num_blocks)>;
 
-// A kind of cache after kind 0. A query at position p reads the positions p - window + 1 to p. window >= 1.
+// A kind of cache after kind 0. With a window, a query at position p reads the positions p - window + 1 to p.
 struct UnitKind {
-  std::int32_t window = 0;
+  std::int32_t window = 0;  // >= 1; 0 for kind `state`
   int num_units = 0;  // >= 1
   int chunk = 0;      // as in the constructor of BlockManager; 0: all units have memory
   Commit commit = nullptr;
+  CacheKind kind = CacheKind::window;
 };
 
 class Units;
@@ -64,6 +69,7 @@ struct PrefixMatch {
   std::vector<PrefixNode> nodes;  // the nodes of those blocks
   std::vector<UnitRange> units;   // by kind: the units for the window of the next token, now used by the caller too
   std::int32_t num_tokens = 0;    // blocks.size() * block_len
+  std::int32_t num_indexed = 0;   // tokens whose blocks were found; more than num_tokens if units are missing
   PrefixNode last() const { return nodes.empty() ? PrefixNode{} : nodes.back(); }
 };
 
@@ -88,6 +94,7 @@ class BlockManager {
   ~BlockManager();
 
   int block_len() const;
+  bool has_prefix_index() const;  // enable_prefix_caching
   int num_blocks() const;
   int num_committed() const;  // blocks that have memory
   int num_free() const;       // with memory or without
@@ -116,7 +123,7 @@ class BlockManager {
   // caller may then retain the node's block and release its own block, which stays outside the index. If the parent has
   // left the index meanwhile (it was forgotten, or it or an ancestor was evicted), indexes nothing and returns the
   // parent.
-  // units[k]: the caller's Active unit of each kind for the same tokens. The node takes it if it has a tombstone.
+  // units[k]: the caller's Active unit of each kind for the same tokens, or -1. The node takes it if it has a tombstone.
   // Otherwise the caller's unit is released and replaced by the node's unit, which is retained.
   PrefixNode insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens, std::uint64_t salt = 0,
                     std::span<BlockId> units = {});
@@ -125,6 +132,11 @@ class BlockManager {
   // first, so the end of a chain is evicted before its beginning.
   void release(std::span<const BlockId> blocks);
   void release_units(std::size_t kind, std::span<const BlockId> units);
+  // Removes an Active unit from its node, which then has a tombstone, so that its only user may change it. Returns false
+  // if it has other users.
+  bool withdraw_unit(std::size_t kind, BlockId unit);
+  // Makes the unit of a node Free, if it is Cached and not pinned. Does nothing if the node has left the index.
+  void drop_unit(std::size_t kind, const PrefixNode& node);
 
   // Shares blocks with another sequence: raises their use counts.
   void retain(std::span<const BlockId> blocks);

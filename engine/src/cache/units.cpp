@@ -5,7 +5,8 @@
 namespace charonia::cache {
 
 Units::Units(const UnitKind& kind, int block_len, int num_nodes)
-    : window_(kind.window),
+    : kind_(kind.kind),
+      window_(kind.kind == CacheKind::state ? kStateWindow : kind.window),
       block_len_(block_len),
       free_(kind.num_units, kind.chunk == 0 ? kind.num_units : kind.chunk, kind.commit),
       cached_(kind.num_units),
@@ -62,6 +63,23 @@ BlockId Units::join(BlockId node, BlockId unit) {
   use(place.unit);
   unuse(unit);
   return place.unit;
+}
+
+bool Units::withdraw(BlockId unit) {
+  auto& own = checked(unit, "withdraw_unit");
+  if (own.use_count == 0) broken(cat("withdraw_unit(): unit ", unit, " is not Active"));
+  if (own.use_count > 1) return false;
+  if (own.node != kNone) at_node(std::exchange(own.node, kNone)).unit = kNone;
+  return true;
+}
+
+void Units::drop(BlockId node) {
+  auto& place = at_node(node);
+  if (place.unit == kNone || place.pins > 0 || at(place.unit).use_count > 0) return;
+  const auto unit = std::exchange(place.unit, kNone);
+  at(unit).node = kNone;
+  cached_.erase(unit);
+  free_.put(unit);
 }
 
 void Units::leave(BlockId node) {

@@ -24,7 +24,7 @@ class Attention final : public Block {
 
   void plan(Activations& activations) override {
     const auto& types = activations.precision;
-    qkv_ = activations.rows(shard_.qkv_size, types.gemm_out);
+    qkv_ = activations.rows(shard_.qkv_size + gate_size(), types.gemm_out);
     if (config_.qk_norm_rows) squares_ = activations.rows(2, DType::f32);
     attended_ = activations.rows(shard_.q_size, types.activation);
   }
@@ -45,7 +45,13 @@ class Attention final : public Block {
     if (config_.attn_bias) qkv_bias = files.get(qkv + ".bias", shard_.qkv_size, 1);
     // The ranks' outputs are summed, so only rank 0 adds the bias.
     if (config_.attn_output_bias && shard_.rank == 0) out_bias = files.get(out + ".0.bias", hidden, 1);
-    qkv_weight_ = loader.linear({{{qkv + ".weight", shard_.qkv_size, hidden}}}, qkv_bias);
+    std::vector<WeightLoader::Wanted> wanted{{qkv + ".weight", shard_.qkv_size, hidden}};
+    if (config_.attention_gate) {
+      const auto gate = prefix_ + "w_gate" + number;
+      wanted.push_back({gate + ".weight", shard_.q_size, hidden});
+      if (config_.attn_bias) qkv_bias = stacked(std::move(qkv_bias), files.get(gate + ".bias", shard_.q_size, 1));
+    }
+    qkv_weight_ = loader.linear(wanted, qkv_bias);
     out_weight_ = loader.linear({{{out + number + ".weight", hidden, shard_.q_size}}}, out_bias);
     set_params(loader.tables);
   }
@@ -53,14 +59,18 @@ class Attention final : public Block {
   const ops::Linear* input_weight() const override { return qkv_weight_.get(); }
 
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
-    const auto qkv = step.view(qkv_), attended = step.view(attended_);
-    step.ops.linear(qkv, in, *qkv_weight_);
+    const auto qkv_gate = step.view(qkv_), attended = step.view(attended_);
+    const auto qkv = columns_of(qkv_gate, 0, shard_.qkv_size);
+    step.ops.linear(qkv_gate, in, *qkv_weight_);
     step.ops.rotary_store(qkv, rotary_params(step, qkv), step.cache, cache_layer_, shard_.heads);
     step.ops.attention(attended, qkv, step.cache, cache_layer_, shard_.heads, params_);
+    if (config_.attention_gate) step.ops.sigmoid_gate(attended, columns_of(qkv_gate, shard_.qkv_size, shard_.q_size));
     step.ops.linear(out, attended, *out_weight_);
   }
 
  private:
+  std::int64_t gate_size() const { return config_.attention_gate ? shard_.q_size : 0; }
+
   void load_norms(const WeightLoader& loader) {
     const std::int64_t dim = config_.size_per_head;
     const auto load = [&](const char* name, int heads, int first, int count) {
@@ -114,7 +124,7 @@ class Attention final : public Block {
   LayerAttributes layer_;
   int cache_layer_ = 0;
   Activations::Part qkv_, squares_, attended_;
-  std::unique_ptr<ops::Linear> qkv_weight_, out_weight_;
+  std::unique_ptr<ops::Linear> qkv_weight_, out_weight_;  // q, k, v, and the gate of each q element if there is one
   Vector q_norm_, k_norm_;  // [size_per_head], or [all heads of the rank]; null if absent
   Vector sinks_;            // [heads of the rank]; null if absent
   ops::RotaryParams rotary_;

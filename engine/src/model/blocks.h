@@ -19,6 +19,11 @@ std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& sh
                                       const LayerAttributes& layer);
 // Multi-head latent attention. For a config with latent_size.
 std::unique_ptr<Block> make_latent_attention(const ModelConfig& config, const Shard& shard, std::string prefix);
+// A gated short convolution (ShortConvParams): out(C * conv(B * x)) with [B | C | x] = in(input).
+std::unique_ptr<Block> make_short_conv(const ModelConfig& config, const Shard& shard, std::string prefix);
+// A gated delta net (DeltaNetParams) after a short convolution: out(norm(o) * silu(z)) with [q | k | v | z] and
+// [b | a] = in(input), and the convolution of q, k and v.
+std::unique_ptr<Block> make_delta_net(const ModelConfig& config, const Shard& shard, std::string prefix);
 // A gated MLP: down(activation(gate x) * up x). inter: its columns on this rank.
 std::unique_ptr<Block> make_mlp(const ModelConfig& config, const Shard& shard, std::string prefix, std::int64_t inter);
 // A router and experts, and the shared expert if the model has one.

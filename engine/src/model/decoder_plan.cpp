@@ -43,8 +43,10 @@ void DecoderPlan::add_layer(const LayerAttributes& layer, std::size_t index) {
   const auto name = cat("layers.", index, "."), forward = name + "feed_forward.";
   const auto attention = name + "attention.";
   parts.push_back({.name = name + "attention",
-                   .block = config.latent_size > 0 ? make_latent_attention(config, shard, attention)
-                                                   : make_attention(config, shard, attention, layer)});
+                   .block = layer.mixer == "short_conv"   ? make_short_conv(config, shard, name + "conv.")
+                            : layer.mixer == "delta_net"  ? make_delta_net(config, shard, name + "delta.")
+                            : config.latent_size > 0      ? make_latent_attention(config, shard, attention)
+                                                          : make_attention(config, shard, attention, layer)});
   parts.push_back({.name = name + "ffn",
                    .block = has_experts(layer) ? make_experts(config, shard, forward)
                                                        : make_mlp(config, shard, forward, shard.inter),

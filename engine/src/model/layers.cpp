@@ -1,5 +1,6 @@
 #include "model/layers.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -115,12 +116,25 @@ void check_model(const ModelConfig& config) {
 void check_layers(const ModelConfig& config, std::span<const LayerAttributes> layers) {
   refuse_if(std::ssize(layers) != config.num_layer, kInvalid, "manifest.json has ", layers.size(),
             " layers for num_layer = ", config.num_layer);
+  refuse_if(std::ranges::find(layers, "attention", &LayerAttributes::mixer) == layers.end(), kUnsupported,
+            "no layer has mixer = attention");
+  const ops::DeltaNetParams delta{.k_heads = config.delta_k_heads,
+                                  .v_heads = config.delta_v_heads,
+                                  .k_dim = config.delta_k_dim,
+                                  .v_dim = config.delta_v_dim};
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    const auto& [window, rotation, ffn] = layers[i];
+    const auto& [window, rotation, ffn, mixer] = layers[i];
     refuse_if(rotation != "none" && config.rotary_embedding == 0, kInvalid, "layer ", i, " has rotation = ", rotation,
               ", and rotary_embedding is 0");
     refuse_if(rotation == "local" && config.rope_local_theta == 0, kInvalid, "layer ", i,
               " has rotation = local, and rope_local_theta is 0");
+    refuse_if(mixer != "attention" && config.conv_kernel < 2, kInvalid, "layer ", i, " has mixer = ", mixer,
+              ", and conv_kernel is ", config.conv_kernel);
+    refuse_if(mixer == "delta_net" && !delta.fits(), kInvalid, "layer ", i, " has mixer = delta_net with ",
+              delta.k_heads, " k heads of ", delta.k_dim, " and ", delta.v_heads, " v heads of ", delta.v_dim,
+              " elements: v heads must be a multiple of k heads, and delta_k_dim at most ", delta.kMaxKDim);
+    refuse_if(mixer != "attention" && (window != 0 || rotation != "none"), kInvalid, "layer ", i, " has mixer = ", mixer,
+              " with window = ", window, " and rotation = ", rotation);
     refuse_if(config.latent_size > 0 && (window > 0 || rotation != "global"), kUnsupported, "layer ", i,
               " has window = ", window, " and rotation = ", rotation, ", and the model has latents");
     refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,

@@ -1,5 +1,7 @@
 #include "model/shard.h"
 
+#include <algorithm>
+
 #include "base/text.h"
 #include "model/layers.h"
 
@@ -22,9 +24,14 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
     return cat("layers.", layer, ".", module, ".", rank, ".weight");
   };
 
+  const auto& layers = manifest.layers();
+  const auto first_with = [&](const char* mixer) {
+    return static_cast<int>(std::ranges::find(layers, mixer, &LayerAttributes::mixer) - layers.begin());
+  };
+  const int attention = first_with("attention"), conv = first_with("short_conv"), delta = first_with("delta_net");
   const bool latent = config.latent_size > 0;
   const std::int64_t dim = config.size_per_head, out_dim = latent ? config.value_size_per_head : dim;
-  const auto out = name(0, "attention.wo");
+  const auto out = name(attention, "attention.wo");
   const auto out_size = manifest.tensor(out).cols;
   expect(out_size % out_dim == 0 && out_size / out_dim * ranks == config.head_num, out, "a share of head_num = ",
          config.head_num, " heads of ", latent ? "value_size_per_head" : "size_per_head", " = ", out_dim, " columns");
@@ -33,13 +40,31 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   if (latent) {
     kv_heads = 1;
   } else {
-    const auto qkv = name(0, "attention.w_qkv");
+    const auto qkv = name(attention, "attention.w_qkv");
     qkv_size = manifest.tensor(qkv).rows;
     // With more ranks than KV heads, each rank has one head, and several ranks have the same one.
     const int kv = ranks > config.kv_head_num ? 1 : config.kv_head_num / ranks;
     expect(qkv_size == q_size + 2 * kv * dim && heads % kv == 0 && (kv * ranks) % config.kv_head_num == 0, qkv,
            "rows of ", heads, " q heads and of ", kv, " k and v heads each (kv_head_num = ", config.kv_head_num, ")");
     kv_heads = kv;
+  }
+
+  if (conv < config.num_layer) {
+    const auto of_conv = name(conv, "conv.w_out");
+    conv_channels = manifest.tensor(of_conv).cols;
+    expect(conv_channels * ranks == config.hidden_units, of_conv, "a share of hidden_units = ", config.hidden_units,
+           " columns");
+  }
+
+  if (delta < config.num_layer) {
+    const auto of_delta = name(delta, "delta.w_out");
+    const std::int64_t v_size = manifest.tensor(of_delta).cols;
+    delta_v_heads = config.delta_v_heads / ranks;
+    delta_k_heads = config.delta_k_heads / ranks;
+    expect(delta_k_heads * ranks == config.delta_k_heads && delta_v_heads * ranks == config.delta_v_heads &&
+               v_size == std::int64_t{delta_v_heads} * config.delta_v_dim,
+           of_delta, "a share of delta_k_heads = ", config.delta_k_heads, " heads, and of delta_v_heads = ",
+           config.delta_v_heads, " heads of delta_v_dim = ", config.delta_v_dim, " columns");
   }
 
   // The rank's share of a width. The shares of the ranks may differ.

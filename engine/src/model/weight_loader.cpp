@@ -171,6 +171,20 @@ ops::HostMatrix WeightLoader::bias(const std::string& name, std::int64_t rows) c
   return single(files.get(name, rows, 1), name);
 }
 
+Vector WeightLoader::conv(const std::string& name, std::int64_t channels, int kernel) const {
+  std::vector<float> out(static_cast<std::size_t>(channels * kernel));
+  std::int64_t channel = 0;
+  for (const auto& part : files.get(name, channels, kernel)) {
+    for (std::int64_t row = 0; row < part.rows; ++row, ++channel) {
+      for (int k = 0; k < kernel; ++k) {
+        out[static_cast<std::size_t>(k * channels + channel)] =
+            float_at(part.row(row), static_cast<std::size_t>(k), part.dtype);
+      }
+    }
+  }
+  return vector(out);
+}
+
 std::unique_ptr<ops::Embedding> WeightLoader::embedding(const Wanted& table) {
   auto out = ops_.make_embedding(single(files.get(table.name, table.rows, table.cols), table.name), weight);
   bytes += static_cast<std::int64_t>(out->bytes());

@@ -63,6 +63,8 @@ class WeightLoader {
                                         std::span<const ops::ExpertBiases> biases, int top_k);
   ops::HostMatrix bias(const std::string& name, std::int64_t rows) const;
   std::unique_ptr<ops::Embedding> embedding(const Wanted& table);
+  // A depthwise convolution's weight [channels, kernel], as ShortConvParams::weight [kernel, channels].
+  Vector conv(const std::string& name, std::int64_t channels, int kernel) const;
   std::vector<float> norm_values(const std::string& name, std::int64_t n) const;
   // The values [rows, cols] of a weight; a quantised weight is dequantised.
   std::vector<float> values(const std::string& name, std::int64_t rows, std::int64_t cols) const;

@@ -33,12 +33,16 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     require_that(row >= 0, [&] { return cat("rotary row ", row, " is negative"); });
   }
   const auto sequences = count(batch.query_start) - 1;
-  for (const auto kind : kCacheKinds) {
+  for (const auto kind : kTableKinds) {
     const auto entries = count(batch.block_tables[kind]);
     require(batch.table_stride >= 0 &&
                 (entries >= sequences * batch.table_stride || (entries == 0 && facts.num_blocks[kind] == 0)),
             "block_tables must be [sequences, table_stride]");
   }
+  const auto slots = facts.num_blocks.state;
+  require(count(batch.state_in) == count(batch.state_out) &&
+              (count(batch.state_in) == sequences || (batch.state_in.empty() && slots == 0)),
+          "state_in and state_out must have one entry for every sequence");
   for (std::int64_t s = 0; s < sequences; ++s) {
     const auto begin = batch.query_start[static_cast<std::size_t>(s)];
     const auto end = batch.query_start[static_cast<std::size_t>(s + 1)];
@@ -54,12 +58,21 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
     const auto last = first + (end - 1 - begin);
     require_that(facts.max_positions == 0 || last < facts.max_positions,
                  [&] { return cat("position ", last, " is not below the maximum of ", facts.max_positions); });
+    if (!batch.state_in.empty()) {
+      const auto in = batch.state_in[static_cast<std::size_t>(s)], out = batch.state_out[static_cast<std::size_t>(s)];
+      require_that((in >= 0 || first == 0) && (in < 0 || first > 0) && out >= 0 &&
+                       (slots == 0 || std::max(in, out) < slots),
+                   [&] {
+                     return cat("sequence ", s, " at position ", first, " reads the state of slot ", in,
+                                " and writes slot ", out, ", but the cache has ", slots, " slots");
+                   });
+    }
     if (facts.block_len == 0) continue;
     const auto blocks = last / facts.block_len + 1;
     require_that(blocks <= batch.table_stride, [&] {
       return cat("position ", last, " of sequence ", s, " is beyond its table of ", batch.table_stride, " blocks");
     });
-    for (const auto kind : kCacheKinds) {
+    for (const auto kind : kTableKinds) {
       const auto most = facts.num_blocks[kind];
       if (batch.block_tables[kind].empty()) continue;
       for (const auto block :

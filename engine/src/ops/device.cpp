@@ -23,6 +23,12 @@ void KvLayout::check() const {
             " bits: it must be 8, 4, or 0 for floats");
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto& layer = layers[i];
+    if (layer.kind == CacheKind::state) {
+      refuse_if(layer.state_floats < 1 || layer.kv_heads != 0 || layer.storage >= 0, "with a state of ",
+                layer.state_floats, " numbers and ", layer.kv_heads, " heads in layer ", i,
+                ": it must have at least 1 number, no heads, and its own storage");
+      continue;
+    }
     refuse_if(layer.kv_heads < 1 || layer.k_dim < 2 || layer.k_dim % 2 != 0 || layer.v_dim < 0 || layer.v_dim % 2 != 0,
               "of ", layer.kv_heads, " heads of ", layer.k_dim, " and ", layer.v_dim, " elements (k and v) in layer ", i,
               ": it must have at least 1 head, and even numbers of elements");
@@ -48,6 +54,12 @@ std::size_t KvLayout::head_bytes(const KvLayer& layer) const {
                                                                   : static_cast<std::size_t>(dim) * size_of(dtype));
   }
   return out;
+}
+
+std::size_t KvLayout::layer_bytes(const KvLayer& layer) const {
+  constexpr std::size_t kLine = 64;
+  if (layer.kind != CacheKind::state) return head_bytes(layer) * static_cast<std::size_t>(layer.kv_heads);
+  return (static_cast<std::size_t>(layer.state_floats) * sizeof(float) + kLine - 1) / kLine * kLine;
 }
 
 std::size_t KvLayout::block_bytes(CacheKind kind) const {

@@ -77,19 +77,22 @@ struct Precision {
   DType kv;          // elements of KV blocks
 };
 
-// The KV cache of one layer. Attention needs k_dim = v_dim; or v_dim = 0 and one head, for latent attention
+// The cache of one layer. Attention needs k_dim = v_dim; or v_dim = 0 and one head, for latent attention
 // (Operations::latent_store()).
 struct KvLayer {
   CacheKind kind = CacheKind::full;
   int kv_heads = 0, k_dim = 0, v_dim = 0;
   int storage = -1;  // the earlier layer whose k and v this layer reads; -1: its own
+  // Of kind `state`, which has no heads: the f32 numbers of a slot, on this rank. The layer's block defines their
+  // order: first the columns of its short convolution [kernel - 1, channels] (ShortConvParams), then the other numbers.
+  std::int64_t state_floats = 0;
 
   bool operator==(const KvLayer&) const = default;
 };
 
 struct KvLayout {
   std::vector<KvLayer> layers;
-  int block_len = 0;         // tokens per block, in all kinds
+  int block_len = 0;         // tokens per block, in all kinds of kTableKinds
   DType dtype = DType::f32;  // the type of k and v in computations and, if quant_bits is 0, in the cache
   int quant_bits = 0;        // 8 or 4: the cache stores integers (kv_quant.h); 0: it does not
   int window = 0;            // the widest window of the layers of kind `window`
@@ -101,12 +104,10 @@ struct KvLayout {
   std::size_t storage_of(std::size_t layer) const {
     return layers[layer].storage < 0 ? layer : static_cast<std::size_t>(layers[layer].storage);
   }
-  // Bytes of one block: of k and v of one head in one layer, of one layer, of all layers of a kind. A layer that shares
-  // its storage adds none.
+  // Bytes of one block or slot: of k and v of one head in one layer, of one layer, of all layers of a kind. A layer that
+  // shares its storage adds none. Slots of a layer begin at multiples of 64 bytes.
   std::size_t head_bytes(const KvLayer& layer) const;
-  std::size_t layer_bytes(const KvLayer& layer) const {
-    return head_bytes(layer) * static_cast<std::size_t>(layer.kv_heads);
-  }
+  std::size_t layer_bytes(const KvLayer& layer) const;
   std::size_t block_bytes(CacheKind kind) const;
   // Bytes of the first blocks of each kind.
   std::size_t bytes(const PerKind<int>& num_blocks) const;

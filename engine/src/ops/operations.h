@@ -51,6 +51,44 @@ struct AttentionParams {
   const float* sinks = nullptr;  // [heads of this rank] on the device; null: no sinks
 };
 
+// A causal depthwise convolution over the rows of each sequence, with all numbers in f32:
+//   y[p, c] = bias[c] + sum over k, ascending, of weight[k, c] * u[p - kernel + 1 + k, c]
+// u[p, c] is the input at position p, and 0 before position 0. The state holds the last kernel - 1 inputs, the oldest
+// first. Pointers are device pointers.
+struct ShortConvParams {
+  const float* weight = nullptr;  // [kernel, channels]
+  const float* bias = nullptr;    // [channels]; null: none
+  int kernel = 0;                 // 2 to 4
+  bool silu = false;              // out = silu(y); not with `gated`
+  bool gated = false;             // in [rows, 3 * channels] = B, C, x: u = B * x and out = C * y
+};
+
+// A gated delta net (Yang et al., Gated Delta Networks, 2025) over the rows of each sequence, with all numbers in f32. v
+// head h has the k head h / (v_heads / k_heads), and a state s [k_dim, v_dim]. A row with q, k, v, a and b does
+//   q = q / sqrt(|q|^2 + 1e-6) / sqrt(k_dim);  k = k / sqrt(|k|^2 + 1e-6)
+//   alpha = exp(-decay * softplus(a + dt_bias));  s = alpha s;  s += k (sigmoid(b) (v - s^T k))^T;  o = s^T q
+// Rows follow one after the other, so their bits do not depend on how a sequence is divided into steps.
+struct DeltaNetParams {
+  int k_heads = 0, v_heads = 0, k_dim = 0, v_dim = 0;  // of this rank; v_heads is a multiple of k_heads
+  const float* decay = nullptr;                        // [v_heads] on the device, positive
+  const float* dt_bias = nullptr;                      // [v_heads] on the device
+  std::int64_t state = 0;                              // the first float of s in a slot, a multiple of 16
+
+  // s is stored as [v_heads][strips of a head][k_dim][kStrip]: a strip has kStrip columns, the last one also unused ones.
+  static constexpr int kStrip = 32;
+  constexpr int strips() const { return (v_dim + kStrip - 1) / kStrip; }
+  constexpr std::int64_t state_floats() const { return std::int64_t{v_heads} * strips() * k_dim * kStrip; }
+  constexpr std::int64_t columns() const {
+    return std::int64_t{2} * k_heads * k_dim + std::int64_t{v_heads} * v_dim;
+  }
+  static constexpr int kMaxKDim = 256;
+  // Whether the numbers are in their ranges.
+  constexpr bool fits() const {
+    return k_heads >= 1 && v_heads >= k_heads && v_heads % k_heads == 0 && k_dim >= 1 && k_dim <= kMaxKDim &&
+           v_dim >= 1 && state >= 0 && state % 16 == 0;
+  }
+};
+
 // How latent_store() prepares a step of latent attention. Pointers are device pointers.
 struct LatentParams {
   const float* norm = nullptr;     // [latent size]: weight of the latent's RMS norm
@@ -162,8 +200,28 @@ class Operations {
   virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                          const AttentionParams& how) = 0;
 
+  // out [rows, channels] activation type or f32 = the convolution of in [rows, channels] GEMM type (or with `gated`
+  // [rows, 3 * channels]), which may have a larger stride. Reads and writes the first (kernel - 1) * channels floats
+  // [kernel - 1, channels] of the state of `layer`, as AttentionBatch says. out must not overlap in.
+  virtual void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache,
+                          int layer) = 0;
+
+  // qkv [rows, how.columns()] GEMM type: q heads, k heads, v heads. gates [rows, 2 * v_heads] f32: b of each v head, then
+  // a. Replaces v by o. q, k and gates are undefined afterwards. Reads and writes how.state_floats() floats of the state
+  // of `layer`, as AttentionBatch says.
+  virtual void delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetParams& how, KvCache& cache,
+                         int layer) = 0;
+
   // out [rows, inter] activation type = the activation of gate_up[:, :inter] and gate_up[:, inter:]; gate_up GEMM type.
   virtual void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) = 0;
+
+  // x [rows, cols] activation type *= sigmoid(gate). gate [rows, cols] GEMM type.
+  virtual void sigmoid_gate(const Tensor& x, const Tensor& gate) = 0;
+
+  // out [rows, heads * head_dim] activation type = norm(x, weight) * silu(gate), for each head of a row, with the norm of
+  // NormParams and weight [head_dim]. x, gate [rows, heads * head_dim] GEMM type.
+  virtual void gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                          int head_dim) = 0;
 
   // linear(gate_up, in, weight), then gated_activation(out, gate_up, activation), with the same bits. A device that
   // fuses both does not write gate_up.

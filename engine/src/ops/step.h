@@ -26,12 +26,20 @@ class KvCache;
 // has position positions[r] and attends to positions 0 .. positions[r] of its own sequence. Position p of sequence s is
 // in block block_tables[kind][s * table_stride + p / block_len], slot p % block_len, for layers of this kind of cache.
 // In a table of kind `window`, entries of blocks that no window of the step reaches may be any block.
+//
+// Recurrent layers (kind `state`): sequence s has the rows above, from position p = positions[query_start[s]] on. Such a
+// layer reads the state after the positions 0 .. p - 1 from slot state_in[s], and writes the state after the sequence's
+// last row to slot state_out[s]. state_in[s] = -1 exactly if p = 0: the state is all zeros. Both may be one slot. Two
+// sequences may read one slot, but no sequence reads or writes a slot that another one writes. A sequence without rows
+// reads and writes nothing. The scheduler ends a sequence's rows at a snapshot (docs/cache_and_scheduler.md), so a step
+// writes one state of each sequence.
 struct AttentionBatch {
   std::span<const std::int32_t> query_start;   // [sequences + 1]
   std::span<const std::int32_t> positions;     // [rows], ascending by one within a sequence
   PerKind<std::span<const std::int32_t>> block_tables;  // [sequences, table_stride]; empty for a kind without layers
   std::int64_t table_stride = 0;
   std::span<const std::int32_t> rotary_rows = {};  // [rows]: the row of cos_sin for each row; empty: its position
+  std::span<const std::int32_t> state_in = {}, state_out = {};  // [sequences]; empty without layers of kind `state`
 };
 
 // The tokens that a row may sample.

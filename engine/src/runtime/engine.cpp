@@ -76,6 +76,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   info.kv_cache_bytes = executor_->kv_cache_bytes();
   info.num_blocks = executor_->num_blocks().full;
   info.num_window_blocks = executor_->num_blocks().window;
+  info.num_states = executor_->num_blocks().state;
 }
 
 void Engine::Impl::make_scheduler() {
@@ -87,6 +88,9 @@ void Engine::Impl::make_scheduler() {
   std::vector<cache::UnitKind> kinds;
   if (const int window = executor_->window(); window > 0) {
     kinds.push_back({window, info.num_window_blocks, chunk.window, commit(CacheKind::window)});
+  }
+  if (info.num_states > 0) {
+    kinds.push_back({0, info.num_states, chunk.state, commit(CacheKind::state), CacheKind::state});
   }
   blocks_ = std::make_unique<cache::BlockManager>(
       info.num_blocks, config.cache_block_seq_len, config.enable_prefix_caching, chunk.full, commit(CacheKind::full),

@@ -89,6 +89,7 @@ class Engine::Impl {
     schedule::StepPlan plan;
     std::vector<std::int32_t> ids, positions, query_start, logits_rows, prompt_tokens;
     PerKind<std::vector<std::int32_t>> block_tables;
+    std::vector<std::int32_t> state_in, state_out;
     std::vector<ops::SampleRow> sample_rows;
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
     double streams = 0;  // sum of stream_weight() of the sequences that sample

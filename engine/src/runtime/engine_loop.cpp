@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "cache/units.h"
 #include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
 #include "runtime/stream_interval.h"
@@ -105,10 +106,12 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
   masks_.hand_over();
   const auto stride = static_cast<std::int64_t>(step.block_tables.full.size() / step.plan.seqs.size());
   executor_->launch({.ids = step.ids,
-                     .attention = {step.query_start,
-                                   step.positions,
-                                   {step.block_tables.full, step.block_tables.window},
-                                   stride},
+                     .attention = {.query_start = step.query_start,
+                                   .positions = step.positions,
+                                   .block_tables = {step.block_tables.full, step.block_tables.window, {}},
+                                   .table_stride = stride,
+                                   .state_in = step.state_in,
+                                   .state_out = step.state_out},
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
@@ -131,9 +134,13 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
   step.block_tables.full.assign(table_stride * step.plan.seqs.size(), 0);
-  const bool has_windows = !blocks_->kinds().empty();
-  // Units before the window stay 0, because no row reads them.
-  if (has_windows) step.block_tables.window.assign(step.block_tables.full.size(), 0);
+  step.state_in.clear();
+  step.state_out.clear();
+  const auto kinds = blocks_->kinds();
+  for (const auto& kind : kinds) {
+    // Units before the window stay 0, because no row reads them.
+    if (kind.kind() == CacheKind::window) step.block_tables.window.assign(step.block_tables.full.size(), 0);
+  }
 
   for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
     const auto& part = step.plan.seqs[s];
@@ -149,9 +156,14 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     const auto blocks = scheduler_->blocks(part.id);
     const auto row = static_cast<std::ptrdiff_t>(s * table_stride);
     std::ranges::copy(blocks, step.block_tables.full.begin() + row);
-    if (has_windows) {
-      const auto& units = scheduler_->units(part.id).front();
-      std::ranges::copy(units.units, step.block_tables.window.begin() + row + units.first);
+    for (std::size_t k = 0; k < kinds.size(); ++k) {
+      const auto& units = scheduler_->units(part.id)[k];
+      if (kinds[k].kind() == CacheKind::window) {
+        std::ranges::copy(units.units, step.block_tables.window.begin() + row + units.first);
+      } else {
+        step.state_in.push_back(part.first_position == 0 ? -1 : units.units.front());
+        step.state_out.push_back(units.units.back());
+      }
     }
     fill_rows(step, part, completion);
     if (part.samples) step.streams += runtime::stream_weight(completion.state.request);

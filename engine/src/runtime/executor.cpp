@@ -85,7 +85,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& 
   const model::WeightFiles files(weights_dir, config.tensor_para_size);
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](Rank& rank) { rank.load(model, files, limits); });
-  num_blocks_ = blocks_by_kind(config, window(), blocks_of_all(config));
+  num_blocks_ = blocks_by_kind(config, cache_memory(*ranks_.front()), blocks_of_all(config));
   for (const auto kind : kCacheKinds) {
     chunk_blocks_[kind] = committed_[kind] = blocks_per_chunk(config.cache_chunk_size, num_blocks_[kind]);
   }
@@ -109,16 +109,19 @@ std::int64_t Executor::sum(const Function& function) const {
   return out;
 }
 
+CacheMemory Executor::cache_memory(const Rank& rank) const {
+  CacheMemory out{.window = window(), .free_bytes = rank.free_for_cache(), .ranks = static_cast<int>(ranks_.size())};
+  for (const auto kind : kCacheKinds) out.block_bytes[kind] = rank.layout.block_bytes(kind);
+  return out;
+}
+
 int Executor::blocks_of_all(const EngineConfig& config) const {
   int out = std::numeric_limits<int>::max();
   for (const auto& rank : ranks_) {
-    CacheMemory memory{
-        .window = window(), .free_bytes = rank->free_for_cache(), .ranks = static_cast<int>(ranks_.size())};
-    for (const auto kind : kCacheKinds) memory.block_bytes[kind] = rank->layout.block_bytes(kind);
     try {
-      out = std::min(out, blocks_that_fit(config, memory));
+      out = std::min(out, blocks_that_fit(config, cache_memory(*rank)));
     } catch (const Error&) {
-      throw of_rank(std::current_exception(), rank->ops->rank(), memory.ranks);
+      throw of_rank(std::current_exception(), rank->ops->rank(), static_cast<int>(ranks_.size()));
     }
   }
   return out;

@@ -14,6 +14,8 @@
 
 namespace charonia::runtime {
 
+struct CacheMemory;
+
 class Executor {
  public:
   // Chooses the devices, loads the weights, and creates the KV cache. Its size follows from cache_users, cache_size or
@@ -60,6 +62,7 @@ class Executor {
   void on_ranks(const Task& task);
   template <class Function>
   std::int64_t sum(const Function& function) const;
+  CacheMemory cache_memory(const Rank& rank) const;
   int blocks_of_all(const EngineConfig& config) const;
 
   std::vector<std::unique_ptr<Rank>> ranks_;

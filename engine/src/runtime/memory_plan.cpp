@@ -102,9 +102,32 @@ int tokens_of_sequence(const EngineConfig& config, int window) {
   return static_cast<int>(std::min<std::int64_t>(tokens, config.session_len));
 }
 
+// The number of window blocks.
+int window_blocks(const EngineConfig& config, int window, int full_blocks) {
+  const auto sequence = std::max<std::int64_t>(1, blocks_of(config, tokens_of_sequence(config, window)));
+  const auto of_window = std::min(sequence, blocks_of(config, window - 1) + 1);
+  const auto of_step = blocks_of(config, config.token_budget) + 1;
+  const auto wanted = (full_blocks + sequence - 1) / sequence * of_window + of_step;
+  return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
+}
+
+// The number of states. A sequence needs two: at a snapshot, a step reads one and writes another.
+int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
+  constexpr int kTokensOfSnapshot = 512;
+  if (full_blocks == 0) return 0;
+  const auto by_tokens = std::int64_t{full_blocks} * config.cache_block_seq_len / kTokensOfSnapshot;
+  const auto by_memory = static_cast<std::int64_t>(static_cast<double>(full_blocks) *
+                                                   static_cast<double>(memory.block_bytes.full) /
+                                                   static_cast<double>(memory.block_bytes.state));
+  const auto running = std::min(config.max_batch_size, full_blocks);
+  return static_cast<int>(running + std::max<std::int64_t>(1, std::min(by_tokens, by_memory)));
+}
+
+std::size_t one_block_each(const PerKind<std::size_t>& bytes) { return bytes.full + bytes.window + bytes.state; }
+
 // Bytes of a cache with this many full blocks.
 double cache_bytes(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
-  const auto blocks = blocks_by_kind(config, memory.window, full_blocks);
+  const auto blocks = blocks_by_kind(config, memory, full_blocks);
   double bytes = 0;
   for (const auto kind : kCacheKinds) bytes += static_cast<double>(memory.block_bytes[kind]) * blocks[kind];
   return bytes;
@@ -112,7 +135,9 @@ double cache_bytes(const EngineConfig& config, const CacheMemory& memory, int fu
 
 // The largest number of full blocks that fit into this memory with their window blocks.
 std::int64_t most_blocks(const EngineConfig& config, const CacheMemory& memory, std::size_t bytes) {
-  if (memory.window == 0) return static_cast<std::int64_t>(bytes / memory.block_bytes.full);
+  if (memory.window == 0 && memory.block_bytes.state == 0) {
+    return static_cast<std::int64_t>(bytes / memory.block_bytes.full);
+  }
   std::int64_t fits = 0, too_many = std::numeric_limits<int>::max();
   while (too_many - fits > 1) {
     const auto middle = fits + (too_many - fits) / 2;
@@ -209,6 +234,14 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     elements.matrices -= table.rows * table.cols;
   }
   auto floats = static_cast<std::size_t>(elements.vectors);
+  for (std::size_t i = 0; i < manifest.layers().size(); ++i) {
+    const auto& mixer = manifest.layers()[i].mixer;
+    if (mixer == "attention") continue;
+    const auto* const name = mixer == "delta_net" ? ".delta.conv_qkv." : ".conv.w_conv.";
+    const auto& conv = manifest.tensor(cat("layers.", i, name, shard.rank, ".weight"));
+    elements.matrices -= conv.rows * conv.cols;
+    floats += static_cast<std::size_t>(conv.rows * conv.cols);
+  }
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
   const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
@@ -232,7 +265,7 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
                       std::size_t free_bytes) {
   require_step_sizes(config);
-  const auto kv_block = memory.kv_block.full + memory.kv_block.window;
+  const auto kv_block = one_block_each(memory.kv_block);
   if (memory.all_but_cache() + kv_block <= free_bytes) return;
   throw Error(ErrorCode::resource_exhausted,
               cat("the model does not fit: its weights take ", text(memory.weights), ", the activations of ",
@@ -243,20 +276,20 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
                   "max_batch_size, or free memory"));
 }
 
-PerKind<int> blocks_by_kind(const EngineConfig& config, int window, int full_blocks) {
-  if (window == 0) return {full_blocks, 0};
+PerKind<int> blocks_by_kind(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
+  PerKind<int> out{.full = full_blocks};
+  if (memory.window == 0 && memory.block_bytes.state == 0) return out;
   require_step_sizes(config);
-  const auto sequence = std::max<std::int64_t>(1, blocks_of(config, tokens_of_sequence(config, window)));
-  const auto of_window = std::min(sequence, blocks_of(config, window - 1) + 1);
-  const auto of_step = blocks_of(config, config.token_budget) + 1;
-  const auto wanted = (full_blocks + sequence - 1) / sequence * of_window + of_step;
-  return {full_blocks, static_cast<int>(std::min<std::int64_t>(full_blocks, wanted))};
+  if (memory.window > 0) out.window = window_blocks(config, memory.window, full_blocks);
+  if (memory.block_bytes.state > 0) out.state = num_states(config, memory, full_blocks);
+  return out;
 }
+
 
 int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory) {
   const auto asked = blocks_asked_for(config, memory);
   const auto most = most_blocks(config, memory, memory.free_bytes);
-  const auto one = memory.block_bytes.full + memory.block_bytes.window;
+  const auto one = one_block_each(memory.block_bytes);
   if (asked.blocks >= 1 && asked.blocks <= std::min<std::int64_t>(most, std::numeric_limits<int>::max())) {
     return static_cast<int>(asked.blocks);
   }
@@ -266,15 +299,14 @@ int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory) {
                     memory.ranks > 1 ? cat(" on each of ", memory.ranks, " ranks") : "", " (", text(memory.free_bytes),
                     " are free beside the model). ", asked.remedy, ", or free memory"));
   }
-  std::string windows;
-  if (memory.window > 0) {
-    const auto full = static_cast<int>(std::min<std::int64_t>(asked.blocks, std::numeric_limits<int>::max()));
-    windows = cat(" and ", blocks_by_kind(config, memory.window, full).window, " window blocks of ",
-                  text(memory.block_bytes.window));
-  }
+  const auto full = static_cast<int>(std::min<std::int64_t>(asked.blocks, std::numeric_limits<int>::max()));
+  const auto others = blocks_by_kind(config, memory, full);
+  std::string also;
+  if (others.window > 0) also += cat(" and ", others.window, " window blocks of ", text(memory.block_bytes.window));
+  if (others.state > 0) also += cat(" and ", others.state, " states of ", text(memory.block_bytes.state));
   throw Error(ErrorCode::resource_exhausted,
               cat("the KV cache does not fit: ", asked.setting, " takes ", asked.blocks, " blocks of ",
-                  text(memory.block_bytes.full), windows, " each, and the ", text(memory.free_bytes),
+                  text(memory.block_bytes.full), also, " each, and the ", text(memory.free_bytes),
                   " that are free beside the model hold ", most, ". ", asked.remedy, ", or free memory"));
 }
 
@@ -365,11 +397,15 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
       blocks = 0;
     }
   }
-  const auto num_blocks = runtime::blocks_by_kind(config, out.window, blocks);
+  runtime::CacheMemory memory{.window = out.window};
+  for (const auto kind : kCacheKinds) memory.block_bytes[kind] = static_cast<std::size_t>(kv_block[kind] / ranks);
+  const auto num_blocks = runtime::blocks_by_kind(config, memory, blocks);
   out.num_blocks = num_blocks.full;
   out.num_window_blocks = num_blocks.window;
+  out.num_states = num_blocks.state;
   out.kv_block_bytes = kv_block.full;
   out.kv_window_block_bytes = kv_block.window;
+  out.state_bytes = kv_block.state;
   out.kv_token_bytes = (kv_block.full + kv_block.window) / config.cache_block_seq_len;
   return out;
 }

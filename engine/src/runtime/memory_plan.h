@@ -69,7 +69,7 @@ struct RankMemory {
   std::size_t activations = 0;
   std::size_t loaded_steps = 0;   // for steps, allocated with the weights: scratch memory for dequantised weights
   std::size_t steps = 0;          // for steps, allocated later: arrays, workspace, captured CUDA graphs
-  PerKind<std::size_t> kv_block{};  // one block of each kind, in all its layers
+  PerKind<std::size_t> kv_block{};  // one block or state of each kind, in all its layers
   int window = 0;                   // KvLayout::window
 
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps; }
@@ -89,9 +89,12 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
 // cache_user_tokens. If this is not set, the length is session_len with cache_users, the length of a CPU's default, or
 // four windows. With four windows, the cache holds more long sequences than with a window block for each full block, and
 // fewer short ones.
+//
+// A model with recurrent layers has a state for each running sequence (max_batch_size), and further states for snapshots:
+// one for every 512 tokens of the full blocks, but no more than take as much memory as the full blocks.
 
 struct CacheMemory {
-  PerKind<std::size_t> block_bytes{};  // one block of each kind, in all its layers
+  PerKind<std::size_t> block_bytes{};  // one block or state of each kind, in all its layers
   int window = 0;                      // KvLayout::window; 0: no layers have a window
   std::size_t free_bytes = 0;          // available to the cache of one rank
   int ranks = 1;                       // cache_size is divided by this
@@ -101,8 +104,8 @@ struct CacheMemory {
 // config.session_len and the sizes of steps must be resolved.
 int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory);
 
-// Returns the numbers of blocks of a cache with this many full blocks. Without windows there are no window blocks.
-PerKind<int> blocks_by_kind(const EngineConfig& config, int window, int full_blocks);
+// Returns the numbers of blocks of a cache with this many full blocks. Kinds without layers have none.
+PerKind<int> blocks_by_kind(const EngineConfig& config, const CacheMemory& memory, int full_blocks);
 
 // Returns cache_chunk_size as a number of blocks: -1 means all blocks, 0 means the square root of their number.
 int blocks_per_chunk(int cache_chunk_size, int num_blocks);

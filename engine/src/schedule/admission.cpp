@@ -2,8 +2,8 @@
 //
 // A sequence gets blocks for all its tokens when it is admitted, so later only decoding takes blocks. For each running
 // sequence that will need another block, one block stays in reserve. Without the reserve, admitting a sequence would
-// soon cause a preemption. For kinds with windows, it gets the units for its
-// window and the largest step.
+// soon cause a preemption. For kinds with windows, it gets the units for its window and the largest step. For kind
+// `state`, it gets one unit, and uses the unit of the snapshot that it begins with until its first step is computed.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -55,7 +55,7 @@ bool Scheduler::Impl::begin_with_prefix(Seq& seq, std::int32_t slack) {
   for (std::size_t k = 0; k < num_kinds(); ++k) {
     const auto& range = match.units[k];
     const auto count = std::min(blocks_for(seq.num_tokens()) - range.first, most_units(k, limits.token_budget));
-    units_wanted[k] = count - static_cast<std::int32_t>(range.units.size());
+    units_wanted[k] = is_state(k) ? 1 : count - static_cast<std::int32_t>(range.units.size());
     seq.units_need[k] += units_wanted[k] - units_slack(seq, k);
     fits = fits && units_wanted[k] <= units_slack(seq, k);
   }
@@ -81,6 +81,7 @@ bool Scheduler::Impl::begin_with_prefix(Seq& seq, std::int32_t slack) {
   seq.nodes = std::move(match.nodes);
   seq.computed = match.num_tokens;
   seq.inserted_blocks = num_matched;
+  begin_states(seq, match.num_indexed);
   if (seq.num_cached_tokens < 0) {
     seq.num_cached_tokens = match.num_tokens;
     if (!seq.all_rows) prefix_query_tokens += seq.prompt_tokens;

@@ -25,9 +25,10 @@ Seq* Scheduler::Impl::parent_of(SeqId id, std::span<const TokenId> prompt, const
 }
 
 // Whether the parent still has the units that the child's first token reads. If the parent has generated tokens since,
-// it may have released some. Then the child becomes an ordinary sequence.
+// it may have released some. Its state already includes that token. Then the child becomes an ordinary sequence.
 bool Scheduler::Impl::has_parents_units(const Seq& seq) const {
   for (std::size_t k = 0; k < num_kinds(); ++k) {
+    if (is_state(k)) return false;
     if (seq.parent->units[k].first > pool.kinds()[k].first_needed(seq.prompt_tokens - 1)) return false;
   }
   return true;

@@ -39,6 +39,8 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   seq.units_need.clear();
   seq.nodes.clear();
   seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
+  seq.prefill_end = seq.branch = 0;
+  seq.last_snapshot = {};
   seq.forced = false;
   if (std::exchange(seq.forked, false)) seq.num_cached_tokens = -1;
   waiting_tokens += seq.prompt_tokens;
@@ -55,10 +57,18 @@ void Scheduler::Impl::insert_blocks(Seq& seq) {
     auto& block = seq.blocks[index];
     const auto parent = seq.nodes.empty() ? cache::PrefixNode{} : seq.nodes.back();
     units_of_block.clear();
-    for (auto& range : seq.units) units_of_block.push_back(range.at(seq.inserted_blocks));
+    for (std::size_t k = 0; k < num_kinds(); ++k) {
+      const auto end = (seq.inserted_blocks + 1) * pool.block_len();
+      units_of_block.push_back(is_state(k) ? snapshot_at(seq, k, end) : seq.units[k].at(seq.inserted_blocks));
+    }
     const auto node = pool.insert(parent, block, tokens.subspan(index * length, length), seq.salt, units_of_block);
-    for (std::size_t k = 0; k < num_kinds(); ++k) seq.units[k].at(seq.inserted_blocks) = units_of_block[k];
+    for (std::size_t k = 0; k < num_kinds(); ++k) {
+      if (!is_state(k)) seq.units[k].at(seq.inserted_blocks) = units_of_block[k];
+    }
     if (node.unique_id == parent.unique_id) continue;  // there is no index, or the parent has left it
+    for (std::size_t k = 0; k < num_kinds(); ++k) {
+      if (is_state(k)) keep_snapshot(seq, k, units_of_block[k], node);
+    }
     if (node.block != block) {
       pool.retain({&node.block, 1});
       pool.release({&block, 1});
@@ -83,7 +93,7 @@ Scheduler::Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_
   }
   for (const auto& kind : blocks.kinds()) {
     if (kind.num_units() < std::min(kind.most_for(1), blocks.num_blocks())) {
-      broken(cat("a kind of cache has ", kind.num_units(), " units, but its window needs ", kind.most_for(1)));
+      broken(cat("a kind of cache has ", kind.num_units(), " units, but a sequence needs ", kind.most_for(1)));
     }
   }
 }

@@ -20,6 +20,8 @@
 //              admitted. A plan that preempts admits no sequence.
 //   Windows    (windows.cpp) Of each kind with a window, a sequence gets the units for its window and the largest step.
 //              advance() releases the units before the window, and prefill takes others for its next tokens.
+//   States     (states.cpp) Of kind `state`, a sequence has one unit. Prefill ends a part at the positions of snapshots,
+//              and at the end of a block a decode leaves one too. The next step then writes another unit.
 //   Blocks     A decode may take blocks from sequences after it, never from sequences before it. So the first sequence
 //              always progresses. Two sequences that computed the same full block share one copy from then on.
 //   Rows       (logits_rows.h) The rows of logits of a step may be limited.
@@ -59,6 +61,8 @@ struct Limits {
   int max_batch_size = 64;  // most running sequences
   int token_budget = 512;   // most tokens in a step
   int max_logits_rows = 0;  // most rows of logits in a step: at least max_batch_size, or 0 for no bound
+  // With a kind `state`: the distance of the snapshots of a long prefill, rounded up to whole blocks.
+  int snapshot_tokens = 2048;
 };
 
 struct SeqOptions {
@@ -111,8 +115,9 @@ class Scheduler {
   void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options = {});
 
   // Plans the next step: allocates blocks, matches prefixes, preempts. Empty only if there is no sequence, or if all
-  // sequences wait for placeholders or are impossible. If a plan never advances (its step failed), the next
-  // plan discards it, with its block copies. Throws Error(internal) if a sequence that has all its max_total_tokens was
+  // sequences wait for placeholders or are impossible. If a plan never advances, the next plan discards
+  // it, with its block copies. Its step must not have been launched if there is a kind `state`, because a step changes
+  // states in place. Throws Error(internal) if a sequence that has all its max_total_tokens was
   // not removed.
   StepPlan plan();
 
@@ -141,7 +146,8 @@ class Scheduler {
   // For a known sequence (otherwise Error(internal)). Spans stay valid until the next call that is not const.
   std::span<const TokenId> tokens(SeqId id) const;  // prompt and sampled tokens; the last may be a placeholder: < 0
   std::span<const cache::BlockId> blocks(SeqId id) const;  // for at least the tokens planned so far
-  // Its units of each kind after kind 0: for its window and at least the tokens planned so far. Empty while it waits.
+  // Its units of each kind after kind 0: for its window and at least the tokens planned so far. Of kind `state`: the next
+  // step reads the first one if the sequence has computed tokens, and writes the last one. Empty while it waits.
   std::span<const cache::UnitRange> units(SeqId id) const;
   // The nodes of the prefix index for its full computed blocks, in order, for a session to pin. Empty while it waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;

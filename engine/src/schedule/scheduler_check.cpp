@@ -44,6 +44,14 @@ void check_units(const Seq& seq, const cache::BlockManager& pool, int token_budg
   require(seq.units.size() == kinds.size(), "sequence ", seq.id, " has units of ", seq.units.size(), " kinds");
   for (std::size_t k = 0; k < kinds.size(); ++k) {
     const auto& range = seq.units[k];
+    if (kinds[k].kind() == CacheKind::state) {
+      const auto count = std::ssize(range.units);
+      require(count == 1 || (count == 2 && seq.computed > 0), "sequence ", seq.id, " has ", count, " states with ",
+              seq.computed, " tokens computed");
+      require(seq.planned == 0 || kinds[k].is_private(range.units.back()), "sequence ", seq.id,
+              " would change a snapshot");
+      continue;
+    }
     // A sequence with children may still have the units for the last token of its prompt.
     const bool begins = range.first == kinds[k].first_needed(seq.computed) ||
                         (seq.computed == seq.prompt_tokens && range.first == kinds[k].first_needed(seq.computed - 1));

@@ -24,6 +24,7 @@ struct Scheduler::Impl {
         initial_blocks(pool_in.num_blocks()),
         units_reserve(pool_in.kinds().size()),
         units_wanted(pool_in.kinds().size()),
+        snapshot_tokens(blocks_for(std::max(limits_in.snapshot_tokens, 1)) * pool_in.block_len()),
         rows(limits.max_logits_rows) {
     known_blocks = all_blocks();
   }
@@ -64,6 +65,14 @@ struct Scheduler::Impl {
   void release_units_before_windows(Seq& seq);
   void plan_starved(StepPlan& plan);
 
+  // states.cpp: the kind `state`
+  bool is_state(std::size_t kind) const { return pool.kinds()[kind].kind() == CacheKind::state; }
+  void begin_states(Seq& seq, std::int32_t indexed_tokens);
+  int states_wanted(Seq& seq, std::size_t kind);
+  std::int32_t up_to_snapshot(const Seq& seq, std::int32_t num_tokens) const;
+  cache::BlockId snapshot_at(const Seq& seq, std::size_t kind, std::int32_t position) const;
+  void keep_snapshot(Seq& seq, std::size_t kind, cache::BlockId unit, const cache::PrefixNode& node);
+
   // children.cpp: children of one prompt
   Seq* parent_of(SeqId id, std::span<const TokenId> prompt, const SeqOptions& options) const;
   bool has_parents_units(const Seq& seq) const;
@@ -102,6 +111,7 @@ struct Scheduler::Impl {
   int reserve = 0;      // running sequences that will need another block
   std::vector<int> units_reserve;  // running sequences that will need another unit, by kind after kind 0
   std::vector<int> units_wanted;   // number of units to allocate, by kind after kind 0
+  std::int32_t snapshot_tokens;    // distance of the snapshots of a long prefill, whole blocks
   std::vector<cache::BlockId> units_of_block;  // of the block that is inserted, by kind after kind 0
   Seq* starved = nullptr;          // the first running sequence that got no units for its next token in this plan
   LogitsRows rows;

@@ -38,7 +38,7 @@ struct Seq {
 
   // Valid while it runs. Zero and empty otherwise.
   std::vector<cache::BlockId> blocks;
-  std::vector<cache::UnitRange> units;   // by kind after kind 0, from the first unit that it still needs (windows.cpp)
+  std::vector<cache::UnitRange> units;   // by kind after kind 0: those that it still needs (windows.cpp, states.cpp)
   std::int32_t computed = 0;             // tokens whose KV is in the blocks
   std::int32_t planned = 0;              // tokens of the plan that has not advanced yet
   std::int32_t inserted_blocks = 0;      // full computed blocks that were offered to the prefix index
@@ -49,6 +49,11 @@ struct Seq {
   std::int32_t need = 0;        // available blocks that it needed
   std::vector<std::int32_t> units_need;  // available units that it needed, by kind
   std::int64_t activated_at_lookup = 0;  // Impl::activated_blocks at the last lookup
+
+  // Used by states.cpp. Valid while it runs.
+  std::int32_t prefill_end = 0;    // the last end of a block before the last token that it had at admission
+  std::int32_t branch = 0;         // up to here the index has its blocks, but no state; 0: none
+  cache::PrefixNode last_snapshot;  // of its decodes
 
   // Used by children.cpp.
   Seq* parent = nullptr;       // shares its blocks with this sequence; null after a step with it has advanced

@@ -23,6 +23,7 @@ std::int32_t Scheduler::Impl::most_units(std::size_t kind, std::int32_t tokens) 
 
 // Like will_need_more_blocks(). With a whole window, a sequence releases a unit for each one that it takes.
 bool Scheduler::Impl::will_need_more_units(const Seq& seq, std::size_t kind) const {
+  if (is_state(kind)) return false;
   const bool runs = seq.state == State::running;
   const auto end = runs ? seq.units[kind].end() : blocks_for(seq.num_tokens());
   const auto held = runs ? static_cast<std::int32_t>(seq.units[kind].units.size()) : end;
@@ -34,7 +35,8 @@ bool Scheduler::Impl::allocate_next(Seq& seq) {
   const auto missing = blocks_for(seq.num_tokens()) - static_cast<std::int32_t>(seq.blocks.size());
   bool has_all = missing <= 0;
   for (std::size_t k = 0; k < num_kinds(); ++k) {
-    units_wanted[k] = std::max(0, blocks_for(seq.computed + 1) - seq.units[k].end());
+    units_wanted[k] = is_state(k) ? states_wanted(seq, k)
+                                  : std::max(0, blocks_for(seq.computed + 1) - seq.units[k].end());
     has_all = has_all && units_wanted[k] == 0;
   }
   return has_all || pool.allocate(std::max(missing, 0), seq.blocks, units_wanted, seq.units);
@@ -45,6 +47,13 @@ bool Scheduler::Impl::allocate_next(Seq& seq) {
 std::int32_t Scheduler::Impl::extend_units(Seq& seq, std::int32_t num_tokens) {
   for (std::size_t k = 0; k < num_kinds(); ++k) {
     auto& range = seq.units[k];
+    if (is_state(k)) {
+      std::ranges::fill(units_wanted, 0);
+      units_wanted[k] = states_wanted(seq, k);
+      const bool has_state = units_wanted[k] == 0 || pool.allocate(0, seq.blocks, units_wanted, seq.units);
+      num_tokens = has_state ? up_to_snapshot(seq, num_tokens) : 0;
+      continue;
+    }
     if (const auto missing = blocks_for(seq.computed + num_tokens) - range.end(); missing > 0) {
       const auto least = std::max(0, blocks_for(seq.computed + 1) - range.end());
       std::ranges::fill(units_wanted, 0);
@@ -57,11 +66,18 @@ std::int32_t Scheduler::Impl::extend_units(Seq& seq, std::int32_t num_tokens) {
   return num_tokens;
 }
 
-// Its children compute the last token of the prompt again, usually in the next step. They begin with its units.
+// Its children compute the last token of the prompt again, usually in the next step. They begin with its units. Also
+// releases the unit of kind `state` that the last step has read.
 void Scheduler::Impl::release_units_before_windows(Seq& seq) {
   const bool keeps_for_children = !seq.children.empty() && seq.computed == seq.prompt_tokens;
   for (std::size_t k = 0; k < num_kinds(); ++k) {
     auto& range = seq.units[k];
+    if (is_state(k)) {
+      if (range.units.size() == 1) continue;
+      pool.release_units(k, std::span(range.units).first(1));
+      range.units.erase(range.units.begin());
+      continue;
+    }
     const auto first = pool.kinds()[k].first_needed(seq.computed - static_cast<int>(keeps_for_children));
     if (first <= range.first) continue;
     const auto count = first - range.first;

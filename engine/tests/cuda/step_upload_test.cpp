@@ -27,7 +27,8 @@ constexpr ops::StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_bl
 
 // A step that owns its arrays.
 struct Step {
-  std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, other_tables, logits_rows;
+  std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, other_tables, logits_rows, state_in,
+      state_out;
   std::vector<SampleRow> sample;
   std::int64_t stride = kPositions / kBlockLen;
 
@@ -37,13 +38,20 @@ struct Step {
       positions.push_back(first_position + i);
     }
     query_start.push_back(static_cast<std::int32_t>(ids.size()));
+    state_in.push_back(first_position == 0 ? -1 : first_position);
+    state_out.push_back(static_cast<std::int32_t>(state_out.size()));
     for (std::int64_t i = 0; i < stride; ++i) tables.push_back(static_cast<std::int32_t>(tables.size() * 7 % kBlocks));
     if (sampled) {
       logits_rows.push_back(static_cast<std::int32_t>(ids.size()) - 1);
       sample.emplace_back();
     }
   }
-  StepInput input() const { return {ids, {query_start, positions, {tables, other_tables}, stride, rotary_rows}, logits_rows, sample}; }
+  StepInput input() const {
+    return {ids,
+            {query_start, positions, {tables, other_tables, {}}, stride, rotary_rows, state_in, state_out},
+            logits_rows,
+            sample};
+  }
 };
 
 // Reads the output of write_step().
@@ -87,7 +95,7 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     check_step(step.input(), kFacts, 0);
     for (const auto block : step.tables) step.other_tables.push_back((block + 1) % kBlocks);
     FlatTables tables;
-    for (const auto kind : kCacheKinds) flatten_tables(step.input().attention, kind, kBlockLen, tables);
+    for (const auto kind : kTableKinds) flatten_tables(step.input().attention, kind, kBlockLen, tables);
     std::array<AttentionPlan, 2> plans;
     StepCapacity capacity;
     for (auto& plan : plans) {
@@ -105,10 +113,11 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     capacity.rows = rows + uniform(random, 0, 5);
     capacity.logits_rows = logits + uniform(random, 0, 5);
     capacity.sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20));
+    capacity.states = trial % 3 == 0 ? 0 : sequences + uniform(random, 0, 3);
     const auto out = write(step, capacity, tables, plans, sampling);
     const auto& at = out.layout;
     for (const auto offset :
-         {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window, at.logits_rows,
+         {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window, at.states, at.logits_rows,
           at.plans[0].decode, at.plans[0].prefill, at.plans[1].decode, at.plans[1].prefill, at.sampling, at.tables,
           out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
@@ -124,6 +133,15 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
       EXPECT_TRUE(same(at.plans[i].prefill, plans[i].prefill));
     }
     EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(rows));
+    for (std::int64_t i = 0; i < capacity.states; ++i) {
+      const auto s = static_cast<std::size_t>(i);
+      const bool is_padding = i >= sequences;
+      const std::int32_t first = is_padding ? 0 : step.query_start[s];
+      EXPECT_EQ(out.i32(at.states, 4 * i), first);
+      EXPECT_EQ(out.i32(at.states, 4 * i + 1), is_padding ? 0 : step.query_start[s + 1] - first);
+      EXPECT_EQ(out.i32(at.states, 4 * i + 2), is_padding ? -1 : step.state_in[s]);
+      EXPECT_EQ(out.i32(at.states, 4 * i + 3), is_padding ? -1 : step.state_out[s]);
+    }
     std::vector<std::int32_t> slots, other_slots;
     for (int s = 0; s < sequences; ++s) {
       for (auto row = slots.size(); row < static_cast<std::size_t>(step.query_start[static_cast<std::size_t>(s + 1)]);

@@ -91,6 +91,7 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 using ::expf;
 using ::fabsf;
+using ::log1pf;
 using ::logf;
 using ::tanhf;
 using std::exp2f;

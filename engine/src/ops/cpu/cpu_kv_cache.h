@@ -5,7 +5,7 @@
 // quantised cache holds k and v as integers (with 4 bits: k [head_dim / 2][block_len] bytes, v [block_len][head_dim /
 // 2] bytes), then four rows of f16 [block_len]: scales of k, zeros of k, scales of v, zeros of v. The whole cache is
 // mapped at construction. Zero-filled pages are allocated when blocks are first written, so unused blocks take no
-// memory.
+// memory. A layer of kind `state` has [slot] { f32 [state_floats] } instead, from a multiple of 64 bytes on each.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +40,10 @@ class CpuKvCache : public KvCache {
 
     // KV head `head` of block 0; block b is b * block_bytes further.
     std::byte* head(int head) const { return data + head_bytes * static_cast<std::size_t>(head); }
+    // Of kind `state`: the numbers of a slot [state_floats]; null for slot -1.
+    float* state(std::int32_t slot) const {
+      return slot < 0 ? nullptr : reinterpret_cast<float*>(data + block_bytes * static_cast<std::size_t>(slot));
+    }
   };
   const Layer& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::size_t resident_bytes() const { return memory_.resident_bytes(); }

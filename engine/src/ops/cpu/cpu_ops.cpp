@@ -157,7 +157,7 @@ void CpuOps::commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) {
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks.full + num_blocks.window, " blocks of KV cache need ", missing, " more bytes, but only ",
+              cat(num_blocks.full + num_blocks.window + num_blocks.state, " blocks of KV cache need ", missing, " more bytes, but only ",
                   free, " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
@@ -288,6 +288,36 @@ void CpuOps::gated_activation(const Tensor& out, const Tensor& gate_up, Activati
     } else {
       run(row_of<float>(out, row), gate, kernels_.silu_mul_f32, kernels_.gelu_tanh_mul_f32,
           kernels_.clamped_swiglu_f32);
+    }
+  });
+}
+
+void CpuOps::sigmoid_gate(const Tensor& x, const Tensor& gate) {
+  require(gate.dtype == DType::f32 && gate.rows == x.rows && gate.cols == x.cols, "sigmoid_gate",
+          "gate must be f32 and have the shape of x");
+  for_rows(x.rows, x.cols, [&](std::int64_t row) {
+    const float* const of_row = row_of<float>(gate, row);
+    if (x.dtype == DType::bf16) {
+      kernels_.sigmoid_gate_bf16(row_of<Bf16>(x, row), of_row, x.cols);
+    } else {
+      kernels_.sigmoid_gate_f32(row_of<float>(x, row), of_row, x.cols);
+    }
+  });
+}
+
+void CpuOps::gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                        int head_dim) {
+  require(x.dtype == DType::f32 && gate.dtype == DType::f32 && x.rows == out.rows && gate.rows == out.rows &&
+              x.cols == out.cols && gate.cols == out.cols && head_dim > 0 && out.cols % head_dim == 0,
+          "gated_norm", [&] { return cat("x and gate must be f32 and have the shape of out: heads of ", head_dim); });
+  for_rows(out.rows, out.cols, [&](std::int64_t row) {
+    for (std::int64_t at = 0; at < out.cols; at += head_dim) {
+      const float *const from = row_of<float>(x, row) + at, *const gates = row_of<float>(gate, row) + at;
+      if (out.dtype == DType::bf16) {
+        kernels_.gated_norm_bf16(row_of<Bf16>(out, row) + at, from, gates, weight, eps, head_dim);
+      } else {
+        kernels_.gated_norm_f32(row_of<float>(out, row) + at, from, gates, weight, eps, head_dim);
+      }
     }
   });
 }

@@ -87,7 +87,13 @@ class CpuOps : public Ops {
   void heads_linear(const Tensor& out, const Tensor& in, std::span<const std::unique_ptr<Linear>> heads) override;
   void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                  const AttentionParams& how) override;
+  void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache, int layer) override;
   void gated_activation(const Tensor& out, const Tensor& gate_up, Activation activation) override;
+  void delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetParams& how, KvCache& cache,
+                 int layer) override;
+  void sigmoid_gate(const Tensor& x, const Tensor& gate) override;
+  void gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                  int head_dim) override;
   void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
                const RouterParams& how, Activation activation, void* scratch, const SharedExpert& shared) override;
   void scale_logits(const Tensor& logits, float scale, float cap) override;

@@ -245,6 +245,41 @@ constexpr std::int64_t attention_scratch(int head_dim, int block_len, int latent
          2 * round_up_to_vector(kAttentionTile) + std::int64_t{latent_dim} * attention_chunk(block_len);
 }
 
+inline constexpr int kDeltaStrip = 32;  // DeltaNetParams::kStrip
+
+// Rows of one sequence, for one strip of the state of one v head, with normalised q and k:
+//   s = alpha s + k (beta (v - alpha s^T k))^T;  o = s^T q
+struct DeltaArgs {
+  const float* from = nullptr;  // [k_dim][kDeltaStrip]: the state before the first row; null: zeros
+  float* to = nullptr;          // the same: the state after the last row; may be `from`
+  const float* q = nullptr;     // of the first row, [k_dim]
+  const float* k = nullptr;
+  float* v = nullptr;            // of the first row, [columns]; replaced by o
+  std::int64_t stride = 0;       // between rows of q, k and v
+  const float* gates = nullptr;  // of the first row: beta, and alpha `alpha` elements after it
+  std::int64_t alpha = 0, gates_stride = 0;
+  int rows = 0, k_dim = 0;  // >= 1
+  int columns = 0;          // 1 .. kDeltaStrip
+};
+
+// Operations::short_conv() of one sequence, for `channels` neighbouring channels. Every stride is in elements.
+struct ShortConvArgs {
+  const float* in = nullptr;    // [rows, channels] u; with gate_distance > 0: B, and C and x at this distance and twice it
+  std::int64_t in_stride = 0;
+  std::int64_t gate_distance = 0;  // 0: not gated
+  std::int64_t rows = 0, channels = 0;
+  const float* weight = nullptr;  // [kernel, channels]
+  const float* bias = nullptr;    // [channels]; null: none
+  int kernel = 0;                 // 2 to kMaxShortConv
+  bool silu = false;
+  std::int64_t column_stride = 0;    // of `weight`, `state_in` and `state_out`: all channels of the layer
+  const float* state_in = nullptr;   // [kernel - 1, channels]; null: zeros
+  float* state_out = nullptr;        // the same; may be state_in
+  void* out = nullptr;               // [rows, channels]
+  std::int64_t out_stride = 0;
+};
+inline constexpr int kMaxShortConv = 4;
+
 struct Kernels {
   // By weight type.
   void (*linear_bf16)(const LinearArgs&);
@@ -314,6 +349,18 @@ struct Kernels {
   void (*gelu_tanh_mul_f32)(float* out, const float* gate, const float* up, std::int64_t n);
   void (*clamped_swiglu_bf16)(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
   void (*clamped_swiglu_f32)(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
+
+  void (*sigmoid_gate_bf16)(Bf16* x, const float* gate, std::int64_t n);  // x *= sigmoid(gate)
+  void (*sigmoid_gate_f32)(float* x, const float* gate, std::int64_t n);
+  // One head of Operations::gated_norm().
+  void (*gated_norm_bf16)(Bf16* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
+  void (*gated_norm_f32)(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
+
+  void (*delta_net)(const DeltaArgs&);
+
+  // By the type of `out`.
+  void (*short_conv_bf16)(const ShortConvArgs&);
+  void (*short_conv_f32)(const ShortConvArgs&);
 
   void (*soft_cap)(float* x, float cap, std::int64_t n);                         // x = cap * tanh(x / cap)
   void (*scale)(float* x, float factor, std::int64_t n);                         // x *= factor

@@ -7,8 +7,10 @@
 #include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/kernels/collective.h"
+#include "ops/cuda/kernels/delta_net.h"
 #include "ops/cuda/kernels/latent.h"
 #include "ops/cuda/kernels/rows.h"
+#include "ops/cuda/kernels/short_conv.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
@@ -36,6 +38,16 @@ const CacheLayer& layer_of(const CudaKvCache& cache, int layer, std::string_view
   require(latent ? how.v_dim == 0 : how.k_dim == how.v_dim, op,
           [&] { return cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim); });
   return cache.layer(layer);
+}
+
+// The slots of a layer of kind `state`, which has at least this many numbers.
+StateLayer state_of(const CudaKvCache& cache, int layer, std::int64_t floats, std::string_view op) {
+  const auto& layout = cache.layout();
+  require(layer >= 0 && layer < std::ssize(layout.layers) &&
+              layout.layers[static_cast<std::size_t>(layer)].state_floats >= floats,
+          op, [&] { return cat("layer ", layer, " has no state of ", floats, " numbers"); });
+  const auto slot = layout.layer_bytes(layout.layers[static_cast<std::size_t>(layer)]) / sizeof(float);
+  return {static_cast<float*>(cache.layer(layer).data), static_cast<std::int64_t>(slot)};
 }
 
 bool is_float(DType type) { return type == DType::f32 || type == DType::f16 || type == DType::bf16; }
@@ -332,6 +344,38 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
   cuda::attention(stream_, device_, out, qkv, of_layer, needs_.attention[index], how, work);
 }
 
+void CudaOps::short_conv(const Tensor& out, const Tensor& in, const ops::ShortConvParams& how, ops::KvCache& cache,
+                         int layer) {
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  require(is_float(in.dtype) && (out.dtype == in.dtype || out.dtype == DType::f32) && out.rows == in.rows &&
+              in.cols == (how.gated ? 3 : 1) * out.cols,
+          "short_conv", [&] { return cat("in ", shape_of(in), " and out ", shape_of(out), " do not fit together"); });
+  require(how.kernel >= 2 && how.kernel <= 4 && !(how.silu && how.gated), "short_conv",
+          [&] { return cat("kernel ", how.kernel, " must be 2 to 4, and silu not be gated"); });
+  const auto state = state_of(kv, layer, (how.kernel - 1) * out.cols, "short_conv");
+  need_cache(kv);
+  if (tracing_) return;
+  require_step("short_conv", out.rows, begun_.capacity.rows);
+  cuda::short_conv(stream_, out, in, how, state, uploaded<StateItem>(begun_.layout.states), begun_.capacity.states,
+                   begun_.longest);
+}
+
+void CudaOps::delta_net(const Tensor& qkv, const Tensor& gates, const ops::DeltaNetParams& how, ops::KvCache& cache,
+                        int layer) {
+  const auto& kv = static_cast<const CudaKvCache&>(cache);
+  require(how.fits() && is_float(qkv.dtype) && qkv.cols == how.columns() && gates.dtype == DType::f32 &&
+              gates.rows == qkv.rows && gates.cols == std::int64_t{2} * how.v_heads,
+          "delta_net", [&] {
+            return cat("qkv ", shape_of(qkv), " and gates ", shape_of(gates), " do not fit ", how.k_heads, " and ",
+                       how.v_heads, " heads of ", how.k_dim, " and ", how.v_dim, " elements");
+          });
+  const auto state = state_of(kv, layer, how.state + how.state_floats(), "delta_net");
+  need_cache(kv);
+  if (tracing_) return;
+  require_step("delta_net", qkv.rows, begun_.capacity.rows);
+  cuda::delta_net(stream_, qkv, gates, how, state, uploaded<StateItem>(begun_.layout.states), begun_.capacity.states);
+}
+
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,
                            ops::Activation activation) {
   if (!tracing_ && in.rows > 0 && out.dtype == gate_up.dtype && gate_up.cols == 2 * out.cols &&
@@ -355,6 +399,23 @@ void CudaOps::gated_activation(const Tensor& out, const Tensor& gate_up, ops::Ac
   const bool written = write_codes(
       out, [&](const RowCodes& codes) { return gated_activation_codes(stream_, codes, out, gate_up, activation); });
   if (!written) cuda::gated_activation(stream_, out, gate_up, activation);
+}
+
+void CudaOps::sigmoid_gate(const Tensor& x, const Tensor& gate) {
+  require(gate.rows == x.rows && gate.cols == x.cols, "sigmoid_gate",
+          [&] { return cat("gate ", shape_of(gate), " must have the shape of x ", shape_of(x)); });
+  if (!tracing_) cuda::sigmoid_gate(stream_, x, gate);
+}
+
+void CudaOps::gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                         int head_dim) {
+  require(x.rows == out.rows && gate.rows == out.rows && x.cols == out.cols && gate.cols == out.cols && head_dim > 0 &&
+              out.cols % head_dim == 0,
+          "gated_norm", [&] {
+            return cat("x ", shape_of(x), " and gate ", shape_of(gate), " must have the shape of out ", shape_of(out),
+                       ": heads of ", head_dim);
+          });
+  if (!tracing_) cuda::gated_norm(stream_, out, x, gate, weight, eps, head_dim);
 }
 
 void CudaOps::scale_logits(const Tensor& logits, float scale, float cap) {

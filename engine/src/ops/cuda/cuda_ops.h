@@ -85,9 +85,16 @@ class CudaOps final : public ops::Ops {
                     int heads) override;
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                  const ops::AttentionParams& how) override;
+  void short_conv(const ops::Tensor& out, const ops::Tensor& in, const ops::ShortConvParams& how, ops::KvCache& cache,
+                  int layer) override;
   void gated_linear(const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& in,
                     const ops::Linear& weight, ops::Activation activation) override;
   void gated_activation(const ops::Tensor& out, const ops::Tensor& gate_up, ops::Activation activation) override;
+  void delta_net(const ops::Tensor& qkv, const ops::Tensor& gates, const ops::DeltaNetParams& how, ops::KvCache& cache,
+                 int layer) override;
+  void sigmoid_gate(const ops::Tensor& x, const ops::Tensor& gate) override;
+  void gated_norm(const ops::Tensor& out, const ops::Tensor& x, const ops::Tensor& gate, const float* weight, float eps,
+                  int head_dim) override;
   void experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Tensor& router, const ops::Experts& weights,
                const ops::RouterParams& how, ops::Activation activation, void* scratch,
                const ops::SharedExpert& shared) override;
@@ -157,6 +164,7 @@ class CudaOps final : public ops::Ops {
     bool open = false;  // it has not run yet
     std::int64_t rows = 0, logits_rows = 0;
     bool attention = false, decode = false;
+    std::int64_t longest = 1;  // the most rows of a sequence
     bool samples = false;  // it has rows to sample: `packed` and sampling_ belong to this step
     bool sampled = false;  // sample() was called
     StepCapacity capacity;
@@ -177,6 +185,7 @@ class CudaOps final : public ops::Ops {
   void sample_rows(const ops::Tensor& logits);
   void download_logits(Slot& slot, const ops::Tensor& logits);
   void need_cache(const ops::KvCache& cache);
+  bool has_states() const { return needs_.facts.num_blocks.state > 0; }
   std::size_t need_attention(const AttentionShape& shape);  // returns the index of its plan
   void need_sampler(int vocab, std::int64_t rows);
   template <class T>

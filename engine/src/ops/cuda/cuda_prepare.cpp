@@ -96,7 +96,7 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
 
 // The capacity of a captured decode step with this number of rows, at any positions.
 StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& limits) const {
-  StepCapacity out{.rows = rows, .logits_rows = rows, .plans = {}};
+  StepCapacity out{.rows = rows, .logits_rows = rows, .states = has_states() ? rows : 0, .plans = {}};
   for (const auto& shape : needs_.attention) {
     const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
     // All decodes have the same kind of items. The plan of a single decode shows which kind.
@@ -112,7 +112,10 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& lim
 // Allocates the memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
   buckets_ = decode_buckets(std::min(limits.max_rows, limits.max_sequences));
-  StepCapacity capacity{.rows = limits.max_rows, .logits_rows = limits.max_sequences, .plans = {}};
+  StepCapacity capacity{.rows = limits.max_rows,
+                        .logits_rows = limits.max_sequences,
+                        .states = has_states() ? limits.max_sequences : 0,
+                        .plans = {}};
   plans_.assign(needs_.attention.size(), {});
   for (std::size_t i = 0; i < plans_.size(); ++i) {
     const auto& shape = needs_.attention[i];
@@ -123,7 +126,7 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
     plans_[i].prefill.reserve(static_cast<std::size_t>(bounds.prefill_items));
   }
   std::size_t tables = 0;
-  for (const auto kind : kCacheKinds) {
+  for (const auto kind : kTableKinds) {
     const auto& facts = needs_.facts;
     if (facts.num_blocks[kind] == 0) continue;
     tables += static_cast<std::size_t>(limits.max_sequences) *

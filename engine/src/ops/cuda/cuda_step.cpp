@@ -44,6 +44,10 @@ void CudaOps::begin_step(const StepInput& input) {
   begun_.attention = !input.attention.positions.empty();
   begun_.decode = begun_.attention && is_decode(input);
   begun_.samples = sampler_ != nullptr && begun_.logits_rows > 0;
+  const auto& starts = input.attention.query_start;
+  for (std::size_t s = 0; s + 1 < starts.size(); ++s) {
+    begun_.longest = std::max<std::int64_t>(begun_.longest, starts[s + 1] - starts[s]);
+  }
   auto& slot = slots_[slot_];
   ++steps_;
   slot.text = begun_.decode ? cat("step ", steps_, " (decode of ", begun_.rows, " rows)")
@@ -63,7 +67,7 @@ void CudaOps::pack(const StepInput& input) {
   auto& step = begun_;
   clear_plans();
   if (step.attention && needs_.facts.block_len > 0) {
-    for (const auto kind : kCacheKinds) {
+    for (const auto kind : kTableKinds) {
       if (needs_.facts.num_blocks[kind] > 0) flatten_tables(input.attention, kind, needs_.facts.block_len, tables_);
     }
     for (std::size_t i = 0; i < plans_.size(); ++i) {
@@ -74,11 +78,13 @@ void CudaOps::pack(const StepInput& input) {
   step.captured = nullptr;
   step.capacity.rows = step.rows;
   step.capacity.logits_rows = step.logits_rows;
+  step.capacity.states = has_states() ? std::ssize(input.attention.state_in) : 0;
   step.capacity.plans.clear();
   if (step.decode) {
     // A decode step without a graph is also padded, so that its GEMMs have measured shapes.
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
+      if (has_states()) step.capacity.states = buckets_[index];
       if (index < captured_.size()) step.captured = &captured_[index];
     }
   }

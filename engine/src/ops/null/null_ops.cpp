@@ -129,10 +129,14 @@ class NullOps : public Ops {
   void qk_squares(const Tensor&, const Tensor&, std::int64_t, std::int64_t) override {}
   void rotary_store(const Tensor&, const RotaryParams&, KvCache&, int, int) override {}
   void attention(const Tensor&, const Tensor&, const KvCache&, int, int, const AttentionParams&) override {}
+  void short_conv(const Tensor&, const Tensor&, const ShortConvParams&, KvCache&, int) override {}
   void latent_store(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const LatentParams&, KvCache&, int,
                     int) override {}
   void heads_linear(const Tensor&, const Tensor&, std::span<const std::unique_ptr<Linear>>) override {}
   void gated_activation(const Tensor&, const Tensor&, Activation) override {}
+  void delta_net(const Tensor&, const Tensor&, const DeltaNetParams&, KvCache&, int) override {}
+  void sigmoid_gate(const Tensor&, const Tensor&) override {}
+  void gated_norm(const Tensor&, const Tensor&, const Tensor&, const float*, float, int) override {}
   void experts(const Tensor&, const Tensor&, const Tensor&, const Experts&, const RouterParams&, Activation, void*,
                const SharedExpert&) override {}
   void scale_logits(const Tensor&, float, float) override {}

@@ -143,6 +143,74 @@ void clamped_swiglu(Out* out, const float* gate, const float* up, float limit, f
       [&](std::int64_t i, int m) { store_n(out + i, value(load_n(gate + i, m), load_n(up + i, m)), m); });
 }
 
+template <class T>
+void sigmoid_gate(T* x, const float* gate, std::int64_t n) {
+  const auto value = [](Vec v, Vec g) { return div(v, add(set1(1.0F), exp(sub(zero(), g)))); };
+  for_vectors(
+      n, [&](std::int64_t i) { store(x + i, value(load(x + i), load(gate + i))); },
+      [&](std::int64_t i, int m) { store_n(x + i, value(load_n(x + i, m), load_n(gate + i, m)), m); });
+}
+
+template <class Out>
+void gated_norm(Out* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
+  const Vec factor = set1(rms_factor(squares_of(x, n), eps, n));
+  const auto value = [&](Vec v, Vec w, Vec g) { return mul(mul(mul(v, factor), w), silu(g)); };
+  for_vectors(
+      n, [&](std::int64_t i) { store(out + i, value(load(x + i), load(weight + i), load(gate + i))); },
+      [&](std::int64_t i, int m) {
+        store_n(out + i, value(load_n(x + i, m), load_n(weight + i, m), load_n(gate + i, m)), m);
+      });
+}
+
+// One row of ShortConvArgs at channel i. state_out has the last inputs, and gets this one.
+template <class Load, class Store, class StoreOut>
+inline __attribute__((always_inline)) void short_conv_at(const ShortConvArgs& args, const float* in, std::int64_t i,
+                                                         Load get, Store put, StoreOut put_out) {
+  const auto distance = args.gate_distance, stride = args.column_stride;
+  const int last = args.kernel - 1;
+  const float* const weight = args.weight + i;
+  float* const state = args.state_out + i;
+  const Vec input = distance > 0 ? mul(get(in + i), get(in + 2 * distance + i)) : get(in + i);
+  Vec sum = args.bias != nullptr ? get(args.bias + i) : zero();
+  for (int k = 0; k < last; ++k) {
+    sum = fma(get(weight + k * stride), get(state + k * stride), sum);
+    if (k > 0) put(state + (k - 1) * stride, get(state + k * stride));
+  }
+  sum = fma(get(weight + last * stride), input, sum);
+  put(state + (last - 1) * stride, input);
+  if (distance > 0) sum = mul(get(in + distance + i), sum);
+  put_out(i, args.silu ? silu(sum) : sum);
+}
+
+template <class Out>
+void short_conv(const ShortConvArgs& args) {
+  for (int k = 0; k + 1 < args.kernel; ++k) {
+    float* const to = args.state_out + k * args.column_stride;
+    if (args.state_in == nullptr) {
+      __builtin_memset(to, 0, static_cast<std::size_t>(args.channels) * sizeof(float));
+    } else if (args.state_in != args.state_out) {
+      __builtin_memcpy(to, args.state_in + k * args.column_stride,
+                       static_cast<std::size_t>(args.channels) * sizeof(float));
+    }
+  }
+  for (std::int64_t row = 0; row < args.rows; ++row) {
+    const float* const in = args.in + row * args.in_stride;
+    Out* const out = static_cast<Out*>(args.out) + row * args.out_stride;
+    for_vectors(
+        args.channels,
+        [&](std::int64_t i) {
+          short_conv_at(
+              args, in, i, [](const float* x) { return load(x); }, [](float* to, Vec x) { store(to, x); },
+              [&](std::int64_t at, Vec x) { store(out + at, x); });
+        },
+        [&](std::int64_t i, int m) {
+          short_conv_at(
+              args, in, i, [m](const float* x) { return load_n(x, m); }, [m](float* to, Vec x) { store_n(to, x, m); },
+              [&](std::int64_t at, Vec x) { store_n(out + at, x, m); });
+        });
+  }
+}
+
 }  // namespace
 
 void rms_norm_bf16(Bf16* out, float* residual, const float* delta, const NormParams& how, std::int64_t n) {
@@ -175,6 +243,17 @@ void clamped_swiglu_bf16(Bf16* out, const float* gate, const float* up, float li
 void clamped_swiglu_f32(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n) {
   clamped_swiglu(out, gate, up, limit, alpha, n);
 }
+
+void sigmoid_gate_bf16(Bf16* x, const float* gate, std::int64_t n) { sigmoid_gate(x, gate, n); }
+void sigmoid_gate_f32(float* x, const float* gate, std::int64_t n) { sigmoid_gate(x, gate, n); }
+void gated_norm_bf16(Bf16* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
+  gated_norm(out, x, gate, weight, eps, n);
+}
+void gated_norm_f32(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n) {
+  gated_norm(out, x, gate, weight, eps, n);
+}
+void short_conv_bf16(const ShortConvArgs& args) { short_conv<Bf16>(args); }
+void short_conv_f32(const ShortConvArgs& args) { short_conv<float>(args); }
 
 void soft_cap(float* x, float cap, std::int64_t n) {
   const Vec caps = set1(cap);

@@ -46,6 +46,13 @@ void gelu_tanh_mul_bf16(Bf16* out, const float* gate, const float* up, std::int6
 void gelu_tanh_mul_f32(float* out, const float* gate, const float* up, std::int64_t n);
 void clamped_swiglu_bf16(Bf16* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
 void clamped_swiglu_f32(float* out, const float* gate, const float* up, float limit, float alpha, std::int64_t n);
+void sigmoid_gate_bf16(Bf16* x, const float* gate, std::int64_t n);
+void sigmoid_gate_f32(float* x, const float* gate, std::int64_t n);
+void gated_norm_bf16(Bf16* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
+void gated_norm_f32(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
+void delta_net(const DeltaArgs& args);
+void short_conv_bf16(const ShortConvArgs& args);
+void short_conv_f32(const ShortConvArgs& args);
 void soft_cap(float* x, float cap, std::int64_t n);
 void scale(float* x, float factor, std::int64_t n);
 void add_scaled(float* out, const float* x, float factor, std::int64_t n);
@@ -134,6 +141,13 @@ const Kernels& kernels() {
       .gelu_tanh_mul_f32 = gelu_tanh_mul_f32,
       .clamped_swiglu_bf16 = clamped_swiglu_bf16,
       .clamped_swiglu_f32 = clamped_swiglu_f32,
+      .sigmoid_gate_bf16 = sigmoid_gate_bf16,
+      .sigmoid_gate_f32 = sigmoid_gate_f32,
+      .gated_norm_bf16 = gated_norm_bf16,
+      .gated_norm_f32 = gated_norm_f32,
+      .delta_net = delta_net,
+      .short_conv_bf16 = short_conv_bf16,
+      .short_conv_f32 = short_conv_f32,
       .soft_cap = soft_cap,
       .scale = scale,
       .add_scaled = add_scaled,

@@ -63,7 +63,8 @@ StepLayout step_layout(const StepCapacity& capacity) {
   out.ids = place(capacity.rows, sizeof(std::int32_t));
   out.positions = place(capacity.rows, sizeof(std::int32_t));
   out.rotary_rows = place(capacity.rows, sizeof(std::int32_t));
-  for (const auto kind : kCacheKinds) out.kv_slots[kind] = place(capacity.rows, sizeof(std::int32_t));
+  for (const auto kind : kTableKinds) out.kv_slots[kind] = place(capacity.rows, sizeof(std::int32_t));
+  out.states = place(capacity.states, sizeof(StateItem));
   out.logits_rows = place(capacity.logits_rows, sizeof(std::int32_t));
   for (const auto& plan : capacity.plans) {
     const auto decode = place(plan.decode, sizeof(AttentionItem));
@@ -84,7 +85,7 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
   const auto rows = count(input.ids);
   const auto& batch = input.attention;
   require(rows <= capacity.rows && count(input.logits_rows) <= capacity.logits_rows &&
-              fits(plans, capacity) && sampling.size() <= capacity.sampling_bytes,
+              (capacity.states == 0 || count(batch.state_in) <= capacity.states) && fits(plans, capacity) && sampling.size() <= capacity.sampling_bytes,
           "the step is larger than the capacity that was made for it");
   const auto put = [to](std::size_t at, const auto& values) {
     if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
@@ -108,7 +109,7 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
     std::fill(i32(part) + count(batch.positions), i32(part) + capacity.rows, 0);
   }
 
-  for (const auto kind : kCacheKinds) {
+  for (const auto kind : kTableKinds) {
     auto* const slots = i32(layout.kv_slots[kind]);
     std::fill(slots, slots + capacity.rows, -1);
     for (std::size_t s = 0; s < tables.begin[kind].size(); ++s) {
@@ -118,6 +119,15 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
         slots[row] = table[position / block_len] * block_len + position % block_len;
       }
     }
+  }
+
+  auto* const states = reinterpret_cast<StateItem*>(to + layout.states);
+  for (std::int64_t i = 0; i < capacity.states; ++i) {
+    const auto s = static_cast<std::size_t>(i);
+    states[i] = {};
+    if (i >= count(batch.state_in)) continue;
+    const auto first = batch.query_start[s];
+    states[i] = {first, batch.query_start[s + 1] - first, batch.state_in[s], batch.state_out[s]};
   }
 
   put(layout.logits_rows, input.logits_rows);

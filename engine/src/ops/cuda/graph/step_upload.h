@@ -5,6 +5,7 @@
 //   positions     [rows] i32
 //   rotary_rows   [rows] i32, equal to the positions if the step has none: a graph serves steps with and without them
 //   kv_slots      for each kind of cache [rows] i32, block * block_len + slot; -1: the row is padding
+//   states        [sequences] StateItem, if there are layers of kind `state`
 //   logits_rows   [logits rows] i32
 //   decode, prefill               of each attention plan
 //   sampling      the output of Sampler::pack
@@ -22,6 +23,12 @@
 
 namespace charonia::cuda {
 
+// A sequence of a step, for layers of kind `state` (ops::AttentionBatch).
+struct StateItem {
+  std::int32_t first_row = 0, num_rows = 0;  // num_rows = 0: padding, which reads and writes nothing
+  std::int32_t in = -1, out = -1;            // slots; in = -1: the state is zeros
+};
+
 // Whether every sequence has one row, and every row is sampled.
 bool is_decode(const ops::StepInput& input);
 
@@ -31,7 +38,7 @@ struct FlatTables {
 
   void clear() {
     blocks.clear();
-    for (const auto kind : kCacheKinds) begin[kind].clear();
+    for (const auto kind : kTableKinds) begin[kind].clear();
   }
 };
 // Appends the tables of a kind.
@@ -44,6 +51,7 @@ struct StepCapacity {
     std::int64_t decode = 0, prefill = 0;  // items
   };
   std::int64_t rows = 0, logits_rows = 0;
+  std::int64_t states = 0;  // sequences; 0 without layers of kind `state`
   std::vector<Plan> plans;
   std::size_t sampling_bytes = 0;
 };
@@ -59,6 +67,7 @@ struct StepLayout {
   };
   std::size_t counts = 0, ids = 0, positions = 0, rotary_rows = 0, logits_rows = 0;
   PerKind<std::size_t> kv_slots;
+  std::size_t states = 0;
   std::vector<Plan> plans;
   std::size_t sampling = 0, tables = 0;
 };
@@ -67,7 +76,7 @@ std::size_t step_bytes(const StepLayout& layout, std::size_t table_entries);
 
 // Writes step_bytes(layout, tables.blocks.size()) bytes, 16-byte aligned. Rows beyond the input are padding: token 0 at
 // position 0 (and rotary row 0), not stored, in no attention item. Rows of logits beyond the input refer to the rows
-// that follow.
+// that follow. Sequences beyond the input are padding.
 void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& layout, const ops::StepInput& input,
                 int block_len, const FlatTables& tables, std::span<const AttentionPlan> plans,
                 std::span<const std::byte> sampling);

@@ -19,6 +19,11 @@ CHARONIA_DEVICE float activation(float x) {
   return fast_divide(x, 1.0F + fast_exp2(-y));
 }
 
+CHARONIA_DEVICE float sigmoid(float x) {
+  constexpr float kLog2E = 1.4426950408889634F;
+  return fast_divide(1.0F, 1.0F + fast_exp2(-kLog2E * x));
+}
+
 // The output for the outputs of the gate and of up. NaN stays NaN.
 template <ops::Activation::Kind kind>
 CHARONIA_DEVICE float gated(const ops::Activation& how, float gate, float up) {

@@ -4,8 +4,9 @@
 // a time: 16 bytes in both 16-bit types, twice 16 in float. If a row's address, stride or width does not allow such
 // accesses, the same thread takes the same elements one by one, so results do not depend on it.
 //
-//   embed, gated_activation, logits, copies   grid (rows, vectors of a row / threads), one vector per thread, no shared
+//   embed, gated_activation, sigmoid_gate, logits, copies   grid (rows, vectors of a row / threads), one vector per thread, no shared
 //                             memory
+//   gated_norm                grid (rows, heads / warps), a head per warp
 //   rms_norm                  grid (rows); a row's vectors stay in registers between the sum and the scaling, so that
 //                             residual and delta are read once. Traffic: residual is read and written, delta read, out
 //                             written; weights come from L2. If delta is normalised first, one more sum over the block
@@ -475,6 +476,77 @@ void gate_codes_kernel(const GateCodesParams p) {
   }
 }
 
+struct SigmoidParams {
+  void* x = nullptr;
+  std::int64_t x_stride = 0;
+  const void* gate = nullptr;
+  std::int64_t gate_stride = 0;
+  int cols = 0;
+  bool aligned = false;
+};
+
+template <class T>
+CHARONIA_KERNEL(kThreads, 1)
+void sigmoid_kernel(const SigmoidParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
+  T* const to = static_cast<T*>(p.x) + row * p.x_stride;
+  const auto values = load_raw(to, at, p.cols, p.aligned);
+  const auto gates = load_raw(static_cast<const T*>(p.gate) + row * p.gate_stride, at, p.cols, p.aligned);
+  float x[kVector], gate[kVector];
+  to_floats(values, x);
+  to_floats(gates, gate);
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) x[i] *= sigmoid(gate[i]);
+  store_floats(to, at, p.cols, p.aligned, x);
+}
+
+struct GatedNormParams {
+  void* out = nullptr;
+  std::int64_t out_stride = 0;
+  const void* x = nullptr;
+  std::int64_t x_stride = 0;
+  const void* gate = nullptr;
+  std::int64_t gate_stride = 0;
+  const float* weight = nullptr;
+  float eps = 0;
+  int head_dim = 0, heads = 0;
+  bool aligned = false;
+};
+
+// A warp takes a head. The second read of x comes from the L1 cache.
+template <class T>
+CHARONIA_KERNEL(kThreads, 1)
+void gated_norm_kernel(const GatedNormParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int head = static_cast<int>(blockIdx.y) * (kThreads / kWarp) + warp_id();
+  if (head >= p.heads) return;
+  const auto first = static_cast<std::int64_t>(head) * p.head_dim;
+  const auto* const from = static_cast<const T*>(p.x) + row * p.x_stride + first;
+  const auto* const gates = static_cast<const T*>(p.gate) + row * p.gate_stride + first;
+  T* const to = static_cast<T*>(p.out) + row * p.out_stride + first;
+  float sum = 0;
+  for (int at = lane_id() * kVector; at < p.head_dim; at += kWarp * kVector) {
+    float x[kVector];
+    to_floats(load_raw(from, at, p.head_dim, p.aligned), x);
+    sum = sum_of_squares(x, sum);
+  }
+  const float factor = reciprocal_sqrt(warp_sum(sum) / static_cast<float>(p.head_dim) + p.eps);
+  for (int at = lane_id() * kVector; at < p.head_dim; at += kWarp * kVector) {
+    float x[kVector], gate[kVector];
+    to_floats(load_raw(from, at, p.head_dim, p.aligned), x);
+    to_floats(load_raw(gates, at, p.head_dim, p.aligned), gate);
+    normalise(x, factor, load_raw(p.weight, at, p.head_dim, p.aligned));
+    CHARONIA_UNROLL
+    for (int i = 0; i < kVector; ++i) x[i] *= activation<ops::Activation::silu>(gate[i]);
+    store_floats(to, at, p.head_dim, p.aligned, x);
+  }
+}
+
 struct LogitsParams {
   float* logits = nullptr;
   std::int64_t stride = 0;
@@ -669,6 +741,42 @@ bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor&
            p);
   });
   return true;
+}
+
+void sigmoid_gate(Stream& stream, const Tensor& x, const Tensor& gate) {
+  const SigmoidParams p{.x = x.data,
+                        .x_stride = x.stride,
+                        .gate = gate.data,
+                        .gate_stride = gate.stride,
+                        .cols = static_cast<int>(x.cols),
+                        .aligned = x.cols % kVector == 0 && aligned(x) && aligned(gate)};
+  require_type(gate, x.dtype, "sigmoid_gate: gate");
+  with_type(x.dtype, [&]<class T>(T) {
+    launch(stream, "sigmoid_gate", over_vectors(x.rows, divide_up(x.cols, kVector)), sigmoid_kernel<T>, p);
+  });
+}
+
+void gated_norm(Stream& stream, const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                int head_dim) {
+  const auto heads = out.cols / head_dim;
+  const GatedNormParams p{.out = out.data,
+                          .out_stride = out.stride,
+                          .x = x.data,
+                          .x_stride = x.stride,
+                          .gate = gate.data,
+                          .gate_stride = gate.stride,
+                          .weight = weight,
+                          .eps = eps,
+                          .head_dim = head_dim,
+                          .heads = static_cast<int>(heads),
+                          .aligned = head_dim % kVector == 0 && aligned(out) && aligned(x) && aligned(gate) &&
+                                     cuda::aligned(weight, 0, DType::f32)};
+  require_type(x, out.dtype, "gated_norm: x");
+  require_type(gate, out.dtype, "gated_norm: gate");
+  const Launch shape{.grid_x = static_cast<unsigned>(out.rows),
+                     .grid_y = static_cast<unsigned>(divide_up(heads, kThreads / kWarp)),
+                     .threads = kThreads};
+  with_type(out.dtype, [&]<class T>(T) { launch(stream, "gated_norm", shape, gated_norm_kernel<T>, p); });
 }
 
 void qk_squares(Stream& stream, float* sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) {

@@ -54,6 +54,13 @@ void gated_activation(Stream& stream, const Tensor& out, const Tensor& gate_up, 
 bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor& out, const Tensor& gate_up,
                             ops::Activation kind);
 
+// x [rows, cols] *= sigmoid(gate), both of one type, f32|bf16|f16.
+void sigmoid_gate(Stream& stream, const Tensor& x, const Tensor& gate);
+// Like Operations::gated_norm(). out, x and gate of one type, f32|bf16|f16. Sums in float, in an order that depends only
+// on head_dim.
+void gated_norm(Stream& stream, const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
+                int head_dim);
+
 // logits [rows, cols] f32 *= scale; then, if cap > 0, logits = cap * tanh(logits / cap).
 void scale_logits(Stream& stream, const Tensor& logits, float scale, float cap);
 
