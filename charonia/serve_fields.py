@@ -277,6 +277,7 @@ SHARED = (
 # Variables of other processes and scripts with similar names.
 SIMILAR = (
     "CHARONIA_CACHE_DIR",
+    "CHARONIA_GATEWAY_MODELS_FILE",
     "CHARONIA_GATEWAY_PAGE",
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_TLS_KEY",

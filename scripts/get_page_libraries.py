@@ -27,6 +27,7 @@ WANTED = {
     "@highlightjs/cdn-assets": ("es/highlight.min.js",),
     "dompurify": ("dist/purify.es.mjs",),
     "eventsource-parser": ("dist/index.js", "dist/stream.js"),
+    "fflate": ("esm/browser.js",),
     "idb": ("build/index.js",),
     "katex": ("dist/katex.min.js", "dist/katex.min.css", "dist/fonts/*.woff2"),
     "lit-html": ("lit-html.js", "directive.js", "directive-helpers.js", "directives/live.js", "directives/repeat.js"),

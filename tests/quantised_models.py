@@ -262,7 +262,7 @@ _GPT_OSS_CONFIG = {
 }
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
-_LINEAR = re.compile(r".*\b(?:layers|h)\.\d+\..*(?:proj|W_pack|c_attn|wqkv|wo|w[123])\.weight")
+_LINEAR = re.compile(r".*\b(?:layers|h)\.\d+\..*(?:proj|proj_with_mqa|W_pack|c_attn|wqkv|wo|w[123])\.weight")
 
 
 def quantise(source: Path, folder: Path, name: str) -> Tensors:

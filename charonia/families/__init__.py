@@ -8,6 +8,7 @@ from charonia.errors import ModelError, UnsupportedError
 from charonia.families import (
     baichuan,
     cohere,
+    deepseek,
     experts,
     gemma,
     glm,
@@ -102,6 +103,10 @@ FAMILIES: tuple[Family, ...] = (
     experts.GLM4V_MOE_TEXT,
     experts.SOLAR_OPEN,
     experts.DOTS1,
+    deepseek.DEEPSEEK_V2,
+    deepseek.DEEPSEEK_V3,
+    deepseek.GLM4_MOE_LITE,
+    deepseek.MISTRAL4,
     experts.MELLUM,
     minimax.FAMILY,
     gpt_oss.FAMILY,

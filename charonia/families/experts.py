@@ -143,7 +143,7 @@ def _glm_like(config: HfConfig, **own: Any) -> ModelSpec:
         router_norm_min=1e-20,  # transformers adds this to the sum, which is equal for sums above 1e-13
         router_fp32=True,
         shared_expert_inter_size=inter * optional(config, "n_shared_experts", 1),
-        **_groups(config, count, per_token),
+        **expert_groups(config, count, per_token),
         **expert_counts(config, count, per_token),
         **own,
     )
@@ -214,7 +214,7 @@ def _qwen_layers(config: HfConfig) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in layers]
 
 
-def _groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
+def expert_groups(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
     """Return the settings of expert groups, which work as in DeepSeek V3."""
     groups, top = optional(config, "n_group", 1), optional(config, "topk_group", 1)
     if groups == 1:

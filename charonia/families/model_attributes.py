@@ -50,6 +50,9 @@ class ModelAttributes:
     alibi: bool = False
     attention_scale: float = 0.0
     attention_soft_cap: float = 0.0
+    latent_size: int = 0
+    q_latent_size: int = 0
+    value_size_per_head: int = 0
     attention_sinks: bool = False
     conv_kernel: int = 0
     conv_bias: bool = False

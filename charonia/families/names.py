@@ -102,7 +102,26 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
     return made.tensors
 
 
+def _latent_attention(made: _Map, config: ModelConfig, ours: str, theirs: str) -> None:
+    """Add the tensors of multi-head latent attention, whose modules have the same names in all families."""
+    hidden, heads, head, theirs = config.hidden_units, config.head_num, config.size_per_head, f"{theirs}self_attn."
+    latent, q_latent, values = config.latent_size, config.q_latent_size, config.value_size_per_head
+    if q_latent:
+        made.linear(f"{ours}.wq_a", False, (f"{theirs}q_a_proj", q_latent, hidden))
+        made.vector(f"{ours}.q_latent_norm", f"{theirs}q_a_layernorm", q_latent)
+        made.linear(f"{ours}.wq.0", False, (f"{theirs}q_b_proj", heads * head, q_latent))
+    else:
+        made.linear(f"{ours}.wq.0", False, (f"{theirs}q_proj", heads * head, hidden))
+    rotated = config.rotary_embedding
+    made.linear(f"{ours}.wkv_a", False, (f"{theirs}kv_a_proj_with_mqa", latent + rotated, hidden))
+    made.vector(f"{ours}.latent_norm", f"{theirs}kv_a_layernorm", latent)
+    made.linear(f"{ours}.wkv_b.0", False, (f"{theirs}kv_b_proj", heads * (head - rotated + values), latent))
+    made.linear(f"{ours}.wo.0", False, (f"{theirs}o_proj", hidden, heads * values))
+
+
 def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+    if config.latent_size:
+        return _latent_attention(made, config, ours, theirs)
     hidden, head = config.hidden_units, config.size_per_head
     q_size, kv_size = config.head_num * head, config.kv_head_num * head
     if len(names.qkv) == 1:

@@ -239,6 +239,11 @@ def check_source(model: str | os.PathLike[str]) -> Path:
 
 def _check_family(spec: ModelSpec, method: str) -> None:
     family = spec.config.model_family
+    if spec.config.latent_size:
+        raise UnsupportedError(
+            f"charonia quantize does not support family {family}: latent attention has not been tested with it: "
+            "use a copy that is already quantised (AWQ, GPTQ, compressed-tensors, FP8)"
+        )
     if family in _UNKNOWN_ROUTERS:
         raise UnsupportedError(
             f"charonia quantize does not support models of family {family}: it does not know the names of their "

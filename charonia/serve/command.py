@@ -109,6 +109,12 @@ def _models_group() -> None:
 
 
 Name = Annotated[str, typer.Argument(help="the model's name, as /v1/models has it")]
+Loaded = Annotated[
+    str,
+    typer.Argument(
+        help="the model's name, as /v1/models has it; NAME=MODEL adds a model: a folder, a workspace or a hub id"
+    ),
+]
 
 
 _server = with_setting_options("run_dir", "grpc_port")  # which charonia serve
@@ -133,9 +139,12 @@ def list_models(
 
 @models_app.command("load")
 @_server
-def load_model(name: Name, given: dict[str, Any] | None = None) -> None:
-    """Loads a model that was unloaded, and returns when it is ready."""
-    print(_ask(given, do="load", name=name))
+def load_model(name: Loaded, given: dict[str, Any] | None = None) -> None:
+    """Loads a model that was unloaded, or adds a model, and returns when it is ready."""
+    from charonia.serve.models import added
+
+    new, location = added(name)
+    print(_ask(given, do="load", name=name, added=new, location=location))
 
 
 @models_app.command("unload")

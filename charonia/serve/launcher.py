@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import shutil
 import signal
 import sys
 import threading
@@ -21,9 +23,9 @@ from rich.markup import escape
 from charonia import _engine
 from charonia.errors import ServeError
 from charonia.serve import access, checks, control, drain, logs, run_folder, shared_memory, shares, triton
-from charonia.serve.fetch import answers, takes_tls
-from charonia.serve.model import model_name, prepare_all
-from charonia.serve.models import Models, Served, make_repository, option_values
+from charonia.serve.fetch import Silence, answers, fetch, takes_tls
+from charonia.serve.model import model_name, prepare, prepare_all
+from charonia.serve.models import Models, Served, add_to_repository, make_repository, option_values, with_labels
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights.workspace import WEIGHTS
@@ -37,6 +39,7 @@ _MAX_DELAY_S = 30  # before a restart
 _STABLE_S = 600  # restarts before a Triton that was ready for so long do not count
 _POLL_S = 0.1
 _INDENT = "\n              "  # of the message at the start
+_GATEWAY_READS_S = 30  # time for the gateway to read the file of models, which it checks every second
 _CHECK_S = 60  # time for the gateway to check its settings, which takes less than a second
 _OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # each of several models has its own value
 _LAST_OUTPUT_S = 10  # older output of a process that was killed by a signal is not shown
@@ -103,10 +106,13 @@ class _Stack:
         self._console = console
         self._signals = signals
         self._ready = False
+        self._has_settings_of_each = False  # several models at the start: each has its own values of shares.KEYS
         self._drain_s = 0.0  # time for requests to end at the end
         self._device: list[str] = []  # where the engines run, by their log
         self._warnings: list[tuple[str, str]] = []  # about settings: the model's name, and the text
         self._control = drain.ModelControl()
+        self._own: Path  # the folder of this stack; set by run()
+        self._held: contextlib.ExitStack  # until the end; set by run()
         self._models: Models  # set by _start()
         self._shared_memory = shared_memory.new_prefix()
         self._num_restarts = 0  # in a row
@@ -127,6 +133,7 @@ class _Stack:
         root = settings.run_dir.expanduser().absolute()
         with contextlib.ExitStack() as held:
             own = held.enter_context(run_folder.held(root, settings.grpc_port))
+            self._own, self._held = own, held
             held.enter_context(shared_memory.owned(self._shared_memory))
             checks.check_ports(access.ports(settings))
             if settings.gateway and not self._check_gateway():
@@ -138,10 +145,10 @@ class _Stack:
                 for text in _engine.setting_warnings(one.workspace / WEIGHTS, dict(self._inference))
             ]
             try:
-                if not self._start(own, served):
+                if not self._start(served):
                     return
                 self._is_ready()
-                self._take_orders(held, own)
+                self._take_orders()
                 self._announce(served, time.monotonic() - began)
                 while not self._signals.wait(_POLL_S * 2):
                     if self._liveness and self._liveness.hung:
@@ -152,34 +159,87 @@ class _Stack:
                 self._stop()
                 self._control.close()
 
-    def _take_orders(self, held: contextlib.ExitStack, own: Path) -> None:
-        """Answers `charonia models` until `held` is closed."""
+    def _take_orders(self) -> None:
+        """Answers `charonia models` until the end."""
         try:
-            held.enter_context(control.answering(own, self._answer))
+            self._held.enter_context(control.answering(self._own, self._answer))
         except OSError as error:  # network file systems may not support sockets
-            if len(self._models.describe()) > 1:
+            if len(self._models.served()) > 1:
                 self._say(
-                    f"charonia models does not reach this server: a socket cannot be made in {own} ({error.strerror}). "
-                    f"Name a folder of another file system with {env_name('run_dir')}",
+                    f"charonia models does not reach this server: a socket cannot be made in {self._own} "
+                    f"({error.strerror}). Name a folder of another file system with {env_name('run_dir')}",
                     "warning",
                 )
 
     def _answer(self, question: Mapping[str, Any]) -> Any:
-        """Answers a request of `charonia models`. Raises ServeError."""
+        """Answers a request of `charonia models`, or of the gateway. Raises CharoniaError."""
         do, name = question["do"], question.get("name", "")
         if do == "list":
             return self._models.describe()
         if do not in ("load", "unload"):
             raise ServeError(f"this charonia serve is of another version: it does not know {do!r}")
-        said = self._models.load(name) if do == "load" else self._models.unload(name)
+        if do == "unload":
+            said = self._models.unload(name)
+        elif question.get("location") and not any(name in one.names for one in self._models.served()):
+            added = question["added"]
+            said = self._models.add(added, question["location"])
+            self._write_models()
+            self._until_gateway_has(added)
+        else:
+            said = self._models.load(name)
         self._say(said)
         return said
 
-    def _start(self, own: Path, served: Sequence[Served]) -> bool:
-        """Starts Triton, then the gateway. Returns False if a signal arrived. own: the folder of this stack."""
+    def _make_model(self, name: str, location: str, others: Sequence[Served]) -> Served:
+        """Makes a further model in the repository of added models. Raises CharoniaError."""
+        root, inference = self._own.parent, self._inference
+        if self._settings.chat_template is not None:
+            raise ServeError(f"{env_name('chat_template')} is for one model: start charonia serve with both models")
+        workspace = prepare(location, root, inference, self._say, self._held)
+        *_, one = with_labels([*((other.name, other.workspace) for other in others), (name, workspace)])
+        made = shares.as_given(one, inference)
+        if "session_dir" in made.settings and not self._has_settings_of_each:
+            raise ServeError("session_dir is in use by the first model: start charonia serve with both models")
+        add_to_repository(made, self._added, self._settings.text_instances)
+        return made
+
+    @property
+    def _added(self) -> Path:
+        """Triton's repository of models that are added later."""
+        return self._own / "added_models"
+
+    @property
+    def _models_file(self) -> Path:
+        """The models for the gateway, which reads the file again when it changes."""
+        return self._own / "models"
+
+    def _write_models(self) -> None:
+        changed = self._models_file.with_suffix(".new")
+        changed.write_text(option_values(self._models.served()), encoding="utf-8")
+        changed.replace(self._models_file)
+
+    def _until_gateway_has(self, name: str) -> None:
+        """Waits until clients can use an added model."""
         settings = self._settings
+        if not settings.gateway or settings.gateway_tls_client_ca:
+            return
+        url = f"{access.gateway_url(settings)}/health/ready"
+        deadline = time.monotonic() + _GATEWAY_READS_S
+        while time.monotonic() < deadline and self._children[-1].exit_status() is None:
+            with contextlib.suppress(Silence, ValueError):
+                if json.loads(fetch(url, _GATEWAY_READS_S) or b"{}").get("models", {}).get(name) == "ready":
+                    return
+            time.sleep(_POLL_S)
+        raise ServeError(f"{name} is loaded, but the gateway does not have it yet: see its log")
+
+    def _start(self, served: Sequence[Served]) -> bool:
+        """Starts Triton, then the gateway. Returns False if a signal arrived."""
+        settings, own = self._settings, self._own
         distribution = triton.Distribution.find(settings.triton_dir)
         self._drain_s = max(float(shares.setting_of(one, self._inference, "drain_timeout_s")) for one in served)
+        self._has_settings_of_each = len(served) > 1
+        shutil.rmtree(self._added, ignore_errors=True)
+        self._added.mkdir()
         repository = served[0].workspace / "model_repository"
         if settings.text_instances is not None or len(served) > 1:
             repository = make_repository(served, own / "model_repository", settings.text_instances)
@@ -188,7 +248,7 @@ class _Stack:
             **shared_environment(settings),
             **{f"CHARONIA_{key.upper()}": value for key, value in self._inference.items()},
         }
-        if len(served) > 1:  # the repository has them
+        if self._has_settings_of_each:  # the repository has them
             base = {name: value for name, value in base.items() if name not in _OF_EACH}
         self._models = Models(
             self._control,
@@ -196,7 +256,10 @@ class _Stack:
             alive=lambda: self._ready and self._children[0].exit_status() is None,
             metrics_url=self._metrics_url(),
             limits=(self._drain_s, settings.start_timeout_s),
+            added=self._added,
+            make=self._make_model,
         )
+        self._write_models()
         tls = access.grpc_tls_options(settings)
         if tls:
             base["CHARONIA_TRITON_TLS"] = "true"
@@ -209,7 +272,8 @@ class _Stack:
         env = triton.environment(distribution, env, settings.jemalloc)
 
         def start_server() -> Child:
-            more = [shared_memory.option(self._shared_memory), *self._models.options(), *closed, *tls]
+            more = [f"--model-repository={self._added}", shared_memory.option(self._shared_memory)]
+            more += [*self._models.options(), *closed, *tls]
             command = triton.command(distribution, settings, repository, backends, self._drain_s, more)
             return self._spawn("Triton", command, env, log_file, [self._control.descriptor])
 
@@ -228,7 +292,9 @@ class _Stack:
                 # An engine on the CPU needs the cores.
                 "CHARONIA_GATEWAY_WORKERS": str(settings.gateway_workers or int(triton.on_cpu(self._device))),
                 "CHARONIA_MODEL_NAME": served[0].name,
-                "CHARONIA_GATEWAY_MORE_MODELS": option_values(served),
+                "CHARONIA_GATEWAY_MORE_MODELS": "",
+                "CHARONIA_GATEWAY_MODELS_FILE": str(self._models_file),
+                "CHARONIA_GATEWAY_CONTROL_DIR": str(own),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
             },
             self._log_file(own, "gateway"),
@@ -263,6 +329,7 @@ class _Stack:
             # The check needs values, but not the real ones.
             "CHARONIA_MODEL_NAME": "any",
             "CHARONIA_GATEWAY_MORE_MODELS": "",
+            "CHARONIA_GATEWAY_MODELS_FILE": "",
             "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": "0",
         }
         check = Child("the gateway's check", [sys.executable, "-m", "charonia_gateway.check"], env, None)

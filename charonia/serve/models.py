@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +56,12 @@ class Served:
 
 def asked_for(settings: ServeSettings) -> list[tuple[str | None, str | None]]:
     """Name and location of each model in the settings. The first may be the default model."""
-    first = _named(settings.model) if settings.model else (None, None)
-    more = [_named(entry.strip()) for entry in settings.more_models.split(",") if entry.strip()]
+    first = named(settings.model) if settings.model else (None, None)
+    more = [named(entry.strip()) for entry in settings.more_models.split(",") if entry.strip()]
     return [(first[0] or settings.model_name, first[1]), *more]
 
 
-def _named(text: str) -> tuple[str | None, str | None]:
+def named(text: str) -> tuple[str | None, str | None]:
     """Splits NAME=MODEL. MODEL alone has no name."""
     name, separator, model = text.partition("=")
     if not separator or existing(text) is not None:
@@ -69,6 +69,15 @@ def _named(text: str) -> tuple[str | None, str | None]:
     if not name.strip() or not model.strip() or "," in name:
         raise ServeError(f"{text!r} names no model: write MODEL or NAME=MODEL, where clients ask for NAME")
     return name.strip(), model.strip()
+
+
+def added(text: str) -> tuple[str, str]:
+    """Name and location in NAME=MODEL, with an absolute path; empty for another text. Raises ServeError."""
+    name, location = named(text)
+    if name is None or location is None:
+        return "", ""
+    found = existing(location)
+    return name, location if found is None else str(found.absolute())
 
 
 def names_of(text: str) -> list[str]:
@@ -104,24 +113,30 @@ def make_repository(served: Sequence[Served], folder: Path, text_instances: int 
     `preprocessing`; None: the number in the workspace."""
     shutil.rmtree(folder, ignore_errors=True)
     for one in served:
-        for part in TRITON_MODELS:
-            source = one.workspace / "model_repository" / part
-            model = folder / one.part(part)
-            model.mkdir(parents=True)
-            (model / "1").symlink_to((source / "1").resolve())
-            file = source / "config.pbtxt"
-            config = _renamed(file, file.read_text(encoding="utf-8"), part, one)
-            if part == "preprocessing" and text_instances is not None:
-                config, changes = _COUNT.subn(rf"\g<1>{text_instances}", config)
-                if changes != 1:
-                    raise ServeError(f"{file} has no instance_group with a count to change")
-            if part == "engine":
-                config += "".join(
-                    f'parameters {{ key: "{key}" value: {{ string_value: {_quoted(value)} }} }}\n'
-                    for key, value in sorted(one.settings.items())
-                )
-            (model / "config.pbtxt").write_text(config, encoding="utf-8")
+        add_to_repository(one, folder, text_instances)
     return folder
+
+
+def add_to_repository(one: Served, folder: Path, text_instances: int | None) -> None:
+    """Adds the parts of a model to a repository, as make_repository() does."""
+    for part in TRITON_MODELS:
+        source = one.workspace / "model_repository" / part
+        model = folder / one.part(part)
+        shutil.rmtree(model, ignore_errors=True)  # of a model that could not be loaded
+        model.mkdir(parents=True)
+        (model / "1").symlink_to((source / "1").resolve())
+        file = source / "config.pbtxt"
+        config = _renamed(file, file.read_text(encoding="utf-8"), part, one)
+        if part == "preprocessing" and text_instances is not None:
+            config, changes = _COUNT.subn(rf"\g<1>{text_instances}", config)
+            if changes != 1:
+                raise ServeError(f"{file} has no instance_group with a count to change")
+        if part == "engine":
+            config += "".join(
+                f'parameters {{ key: "{key}" value: {{ string_value: {_quoted(value)} }} }}\n'
+                for key, value in sorted(one.settings.items())
+            )
+        (model / "config.pbtxt").write_text(config, encoding="utf-8")
 
 
 def _quoted(value: str) -> str:
@@ -142,7 +157,8 @@ class Models:
     """Which models are loaded. Loads and unloads them while Triton runs. Any thread may call.
 
     `alive`: whether Triton was ready and still runs. `limits`: the time for the calls of a model that is unloaded, and
-    the time for loading, in seconds."""
+    the time for loading, in seconds. `added`: Triton's repository of models that are added later. `make`: makes such a
+    model in it, given its name, its location and the models before it."""
 
     def __init__(
         self,
@@ -152,24 +168,28 @@ class Models:
         alive: Callable[[], bool],
         metrics_url: str,
         limits: tuple[float, float],
+        added: Path = Path("added_models"),
+        make: Callable[[str, str, Sequence[Served]], Served] | None = None,
     ) -> None:
         self._control = control
         self._served = {one.names[0]: one for one in served}
         self._alive = alive
         self._metrics_url = metrics_url
         self._drain_s, self._load_s = limits
-        self._states: dict[str, State] = {one.name: "loaded" for one in served}
+        self._added = added
+        self._make = make
+        self._states: dict[str, State] = dict.fromkeys(self._served, "loaded")
         self._wanted = set(self._states)  # loaded by a Triton that is started again
         self._busy = threading.Lock()
         self._ended = False
 
     def wanted(self) -> list[Served]:
         """The models that the operator has not unloaded."""
-        return [one for name, one in self._served.items() if name in self._wanted]
+        return [one for name, one in list(self._served.items()) if name in self._wanted]
 
     def labels(self) -> list[str]:
         """The labels of the loaded models."""
-        return [one.label for name, one in self._served.items() if self._states[name] == "loaded"]
+        return [one.label for name, one in list(self._served.items()) if self._states[name] == "loaded"]
 
     def end(self) -> None:
         """Rejects further orders, and does not wait for a model that is being loaded."""
@@ -184,39 +204,68 @@ class Models:
 
     def restarted(self) -> None:
         """Called after Triton was started again."""
-        for name in self._states:
+        for name in list(self._served):
             self._states[name] = "loaded" if name in self._wanted else "unloaded"
 
     def describe(self) -> list[dict[str, Any]]:
         """Name, state and ensemble of each model. The first is the default."""
         return [
             {"name": name, "state": self._states[name], "ensemble": one.part(drain.ENSEMBLE)}
-            for name, one in self._served.items()
+            for name, one in list(self._served.items())
         ]
+
+    def served(self) -> list[Served]:
+        """All models, loaded or not. The first is the default."""
+        return list(self._served.values())
 
     def load(self, name: str) -> str:
         """Loads a model. Returns a message for the user. Raises ServeError if it fails."""
-        with self._ordered(name) as one:
+        with self._ordered(name):
             if self._states[name] == "loaded":
                 return f"{name} is loaded already"
-            self._states[name] = "loading"
-            self._wanted.add(name)
-            try:
-                for part in one.parts:
-                    self._control.load(part, self._load_s, lambda: self._alive() and not self._ended)
-            except ServeError:
-                self._wanted.discard(name)
-                for part in reversed(one.parts):
-                    if not self._ended:  # else Triton ends, and reads no orders
-                        self._control.unload(part)
-                self._states[name] = "unloaded"
-                raise
-            self._states[name] = "loaded"
+            self._load(self._served[name])
             return f"{name} is loaded"
+
+    def add(self, name: str, location: str) -> str:
+        """Serves a further model, like load(). A Triton that is started again has it too. Raises CharoniaError if it
+        fails; then the model is not served."""
+        assert self._make is not None
+        with self._ordered():
+            if any(name in one.names for one in self._served.values()):
+                raise ServeError(
+                    f"a model is called {name!r} already: choose another name, or charonia models load {name}"
+                )
+            one = self._make(name, location, self.served())
+            self._states[name], self._served[name] = "loading", one
+            try:
+                self._load(one)
+            except ServeError:
+                del self._served[name], self._states[name]
+                for part in one.parts:
+                    shutil.rmtree(self._added / part, ignore_errors=True)
+                raise
+            return f"{name} is loaded"
+
+    def _load(self, one: Served) -> None:
+        name = one.names[0]
+        self._states[name] = "loading"
+        self._wanted.add(name)
+        try:
+            for part in one.parts:
+                self._control.load(part, self._load_s, lambda: self._alive() and not self._ended)
+        except ServeError:
+            self._wanted.discard(name)
+            for part in reversed(one.parts):
+                if not self._ended:  # else Triton ends, and reads no orders
+                    self._control.unload(part)
+            self._states[name] = "unloaded"
+            raise
+        self._states[name] = "loaded"
 
     def unload(self, name: str) -> str:
         """Unloads a model, like load(). After drain_timeout_s its running requests end with an error."""
-        with self._ordered(name) as one:
+        with self._ordered(name):
+            one = self._served[name]
             if self._states[name] == "unloaded":
                 return f"{name} is not loaded"
             if self._wanted == {name}:
@@ -239,10 +288,13 @@ class Models:
             )
 
     @contextmanager
-    def _ordered(self, name: str) -> Any:
-        """Allows one order at a time."""
-        if name not in self._served:
-            raise ServeError(f"there is no model {name!r}: this server has {', '.join(self._served)}")
+    def _ordered(self, name: str | None = None) -> Iterator[None]:
+        """Allows one order at a time. name: of a model that must be there."""
+        if name is not None and name not in self._served:
+            raise ServeError(
+                f"there is no model {name!r}: this server has {', '.join(self._served)}; "
+                f"charonia models load {name}=PATH adds one"
+            )
         if not self._busy.acquire(blocking=False):
             raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)")
         try:
@@ -250,7 +302,7 @@ class Models:
                 raise ServeError("charonia serve ends: start it again")
             if not self._alive():
                 raise ServeError("Triton is not ready: wait until it is")
-            yield self._served[name]
+            yield
         finally:
             self._busy.release()
 

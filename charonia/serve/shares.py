@@ -113,6 +113,12 @@ def divide(
     ]
 
 
+def as_given(one: Served, inference: Mapping[str, str]) -> Served:
+    """Adds the given settings, for a model that is added later: it takes of the memory that is free then."""
+    given = {key: inference[key] for key in KEYS if key in inference}
+    return replace(one, settings={**given, **_session_dir(one, inference)})
+
+
 def setting_of(one: Served, inference: Mapping[str, str], key: str) -> str:
     """The value of a setting: of the command, else of the workspace, else the default."""
     written = _engine.read_config_ini(one.workspace / WEIGHTS / "config.ini")

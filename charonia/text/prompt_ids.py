@@ -137,6 +137,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     described = (folder / "tokenizer.json").is_file()
     if not described and not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
+        if (folder / "tiktoken.model").is_file():
+            raise TokenizerError(
+                f"{folder} has a tokenizer that needs the model's own code (tiktoken.model, Kimi K2), which Charonia "
+                "does not run: add a tokenizer.json, for example from a copy of the model that has one"
+            )
         raise TokenizerError(f"{folder} has no tokenizer: expected tokenizer.json or tokenizer.model")
     settings = _json_object(folder / "tokenizer_config.json")
     try:
@@ -810,12 +815,11 @@ def shown_time(text: str | None) -> Iterator[None]:
         _shown_time.reset(before)
 
 
-def _set_clock(tokenizer: Any, tools: Any) -> None:
+def _set_clock(template: str) -> None:
     """Replace the template's function strftime_now. transformers passes no function as a variable, and caches compiled
     templates. A version of it without this function shows the time of the clock."""
     from transformers.utils import chat_template_utils
 
-    template = tokenizer.get_chat_template(None, tools)
     compiled = getattr(chat_template_utils, "_compile_jinja_template", None)
     if compiled and "strftime_now" in template:
         compiled(template).globals["strftime_now"] = _strftime_now
@@ -959,17 +963,42 @@ def _complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {**tool, "function": function} if "function" in tool else function
 
 
+# For each call, GPT-OSS' template searches all later messages for a final response: 20 s for 3,000 calls.
+_LATER_FINAL = re.compile(
+    r"(for future_message in )loop_messages\[loop\.index:\]( %\}\s*\{%- if future_message\.role == 'assistant' and "
+    r"\"tool_calls\" not in future_message %\}\s*\{%- set future_final_message\.found = true %\}\s*\{%- endif %\}\s*"
+    r"\{%- endfor %\})"
+)
+_LAST_FINAL = "charoniaXlastXfinal"
+
+
+def _with_last_final(template: Any, messages: Sequence[Message]) -> dict[str, Any]:
+    """Return variables that make GPT-OSS' template look at the last final response alone. {} for other templates."""
+    last = f"[loop_messages[loop.length - {_LAST_FINAL}]] if 0 < {_LAST_FINAL} <= loop.length - loop.index else []"
+    changed, found = _LATER_FINAL.subn(rf"\1({last})\2", template) if isinstance(template, str) else ("", 0)
+    if not found:
+        return {}
+    from_end = (
+        number
+        for number, one in enumerate(reversed(messages), 1)
+        if one["role"] == "assistant" and "tool_calls" not in one
+    )
+    return {"chat_template": changed, _LAST_FINAL: next(from_end, 0)}
+
+
 def _render(tokenizer: Any, messages: list[Message], tools: list[Any] | None, variables: dict[str, Any]) -> str:
     import jinja2
 
     try:
-        _set_clock(tokenizer, tools)
+        given = _with_last_final(tokenizer.chat_template, messages)
+        _set_clock(given.get("chat_template") or tokenizer.get_chat_template(None, tools))
         return str(
             tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
                 tokenize=False,
                 **{"add_generation_prompt": True, **variables},
+                **given,
             )
         )
     # A template may raise any of these for unexpected values, such as a number instead of a list of calls.

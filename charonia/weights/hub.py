@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charonia.disk import is_full_or_read_only, reason, require_space
 from charonia.errors import ModelError
 
 if TYPE_CHECKING:
@@ -56,17 +58,30 @@ def download(model: str) -> Path:
 
     All functions here raise ModelError if `model` is not a hub id, if the hub does not have it, or cannot be reached.
     """
-    import huggingface_hub
-
     repository, revision = parse_id(model)
     with _explained(model):
-        chosen: dict[str, Any] = {"allow_patterns": _FILES, "ignore_patterns": _COPIES}
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, **chosen))
+        folder = _snapshot(repository, revision, _FILES)
         if not any(folder.glob("*.safetensors")):
             # Uses the same commit, because the branch may have changed since.
-            patterns = [*_FILES, _BIN]
-            folder = Path(huggingface_hub.snapshot_download(repository, revision=folder.name, allow_patterns=patterns))
+            folder = _snapshot(repository, folder.name, [*_FILES, _BIN])
     return folder
+
+
+def _snapshot(repository: str, revision: str | None, patterns: list[str]) -> Path:
+    """Download the files that are not in the cache. Raises ModelError if the disk has no room for them."""
+    import huggingface_hub
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    chosen: dict[str, Any] = {"revision": revision, "allow_patterns": patterns, "ignore_patterns": _COPIES}
+    # Without a connection the files of the cache are used, and their sizes are not needed.
+    with contextlib.suppress(huggingface_hub.errors.DryRunError):
+        planned = huggingface_hub.snapshot_download(repository, **chosen, dry_run=True)
+        cache = Path(HF_HUB_CACHE)
+        folder = next(one for one in (cache, *cache.parents) if one.exists())
+        require_space(
+            folder, sum(one.file_size or 0 for one in planned if one.will_download), f"the download of {repository}"
+        )
+    return Path(huggingface_hub.snapshot_download(repository, **chosen))
 
 
 def download_config(model: str) -> Path:
@@ -155,6 +170,8 @@ def _explained(model: str) -> Iterator[None]:
     except errors.SafetensorsParsingError as error:
         raise ModelError(f"a file of {model} on the hub is not a safetensors file: {_reason(error)}") from error
     except Exception as error:  # huggingface_hub changed its HTTP client twice, and each has its own errors
+        if isinstance(error, OSError) and is_full_or_read_only(error):
+            raise ModelError(f"{model} cannot be downloaded: {reason(error)}, or set HF_HOME") from error
         raise ModelError(
             f"{missing} it cannot be downloaded from the hub ({_reason(error)}): check the network, HF_ENDPOINT and "
             "HF_HUB_OFFLINE, or name a folder with the model's files"

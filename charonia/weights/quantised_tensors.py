@@ -25,8 +25,9 @@ _LEAST_GROUP = 8  # minimum columns of a short last group: one step of the CPU k
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports with a column order
 _QUANTISABLE = re.compile(
-    r"output\.weight|layers\.\d+\."
-    r"(?:attention\.(?:w_qkv|wo)|conv\.w_(?:in|out)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
+    r"output\.weight|layers\.\d+\.attention\.(?:wq_a|wkv_a)\.weight|layers\.\d+\."
+    r"(?:attention\.(?:w_qkv|wq|wkv_b|wo)|conv\.w_(?:in|out)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])"
+    r"\.0\.weight"
 )
 _FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight")
 # Scales of keys and values. The engine ignores them, because it computes its own (quant_policy).

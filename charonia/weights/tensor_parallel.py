@@ -20,7 +20,7 @@ from charonia.families import ModelConfig, TensorMap, TensorPart
 _LOGITS_ALIGNMENT = 4  # logits in a rank's share are a multiple of this: 16 bytes
 _LAYER_TENSOR = re.compile(
     r"(layers\.\d+\.(?:attention|conv|feed_forward(?:\.experts\.\d+|\.shared)?)\.)"
-    r"(w_qkv|wo|w_in|w_conv|w_out|w1|w2|w3)\.0\.(weight|bias)"
+    r"(w_qkv|wq|wkv_b|wo|w_in|w_conv|w_out|w1|w2|w3)\.0\.(weight|bias)"
 )
 
 

@@ -147,6 +147,24 @@ TEST_F(DecoderMemory, QuantisedWeightsTakeAboutThePlannedMemory) {
   }
 }
 
+TEST_F(DecoderMemory, ATableThatIsAlsoTheOutputLayerIsStoredOnce) {
+  auto model = even();
+  const auto bytes = [&](int ranks) {
+    model.ranks = ranks;
+    std::filesystem::remove_all(dir_);
+    write_tiny_workspace(dir_, model);
+    const auto planned = plan_memory(dir_, {{"device", "cpu"}}).weight_bytes;
+    return std::pair{Engine(dir_).info().weight_bytes, planned};
+  };
+  const auto apart = bytes(1), apart_by_two = bytes(2);
+  model.tied = true;
+  const std::int64_t table = std::int64_t{model.vocab} * model.hidden * 4;
+  const auto shared = bytes(1);
+  EXPECT_EQ(shared.first, apart.first - table);
+  EXPECT_EQ(shared.second, apart.second - table);
+  EXPECT_EQ(bytes(2), apart_by_two);  // each rank has the whole table, and its rows of the output layer
+}
+
 TEST_F(DecoderMemory, AStepReadsTheExpertsOfOneToken) {
   auto model = even();
   model.experts = 64, model.experts_per_token = 4;

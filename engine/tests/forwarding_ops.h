@@ -35,6 +35,9 @@ class ForwardingOps : public ops::Ops {
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
     return to_->make_embedding(table, weight);
   }
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::Linear& weight) override {
+    return to_->make_embedding(weight);
+  }
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
                                               const std::optional<PerKind<int>>& committed) override {
     return to_->make_kv_cache(layout, num_blocks, committed);
@@ -80,6 +83,15 @@ class ForwardingOps : public ops::Ops {
   void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
                     int heads) override {
     to_->rotary_store(qkv, how, cache, layer, heads);
+  }
+  void latent_store(const ops::Tensor& queries, const ops::Tensor& plain, const ops::Tensor& q,
+                    const ops::Tensor& latent, const ops::LatentParams& how, ops::KvCache& cache, int layer,
+                    int heads) override {
+    to_->latent_store(queries, plain, q, latent, how, cache, layer, heads);
+  }
+  void heads_linear(const ops::Tensor& out, const ops::Tensor& in,
+                    std::span<const std::unique_ptr<ops::Linear>> heads) override {
+    to_->heads_linear(out, in, heads);
   }
   void attention(const ops::Tensor& out, const ops::Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                  const ops::AttentionParams& how) override {

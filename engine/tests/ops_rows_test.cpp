@@ -223,7 +223,7 @@ TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
   }
 }
 
-TEST_P(RowsTest, embed_scales_the_table_s_rows_in_the_weight_type) {
+TEST_P(RowsTest, embed_scales_rows_of_a_table_or_of_a_weight) {
   Random random(11);
   const auto ops = make_ops(GetParam(), 2);
   int trial = 0;
@@ -231,9 +231,12 @@ TEST_P(RowsTest, embed_scales_the_table_s_rows_in_the_weight_type) {
     for (const auto weight : kWeightTypes) {
       for (const float scale : {1.0F, 33.941125F}) {
         const Columns columns(random, trial++ / 2, 2500);
-        const int vocab = uniform(random, 1, 50), hidden = columns.count;
+        const int vocab = uniform(random, 1, 150), hidden = columns.count;
         const auto table = Matrix::random(random, from, vocab, hidden);
-        const auto embedding = ops->make_embedding(table.host(), weight);
+        const std::array parts = {table.host()};
+        const auto linear = ops->make_linear(parts, {}, weight);
+        const auto embedding =
+            trial % 3 == 0 ? ops->make_embedding(table.host(), weight) : ops->make_embedding(*linear);
         const auto residual = ops->precision(weight).residual;
         std::vector<std::int32_t> ids;
         for (int i = uniform(random, 1, 40); i > 0; --i) ids.push_back(uniform(random, 0, vocab - 1));

@@ -18,12 +18,12 @@ from charonia_gateway.record import Record, record_of
 # Paths that need no key for GET and HEAD: probes, and the pages in which a browser asks for a key. An entry that ends
 # with "/" includes all paths below it.
 OPEN_PATHS = ("/health/live", "/health/ready", "/health", "/ping", "/", "/docs", "/page/")
-_METRICS_PATH = "/metrics"
+_ACCESS: dict[str, Access] = {"/metrics": "metrics", "/models/load": "admin", "/models/unload": "admin"}
 
 
-def _is_metrics(path: str) -> bool:
-    """Whether the path reaches the route of the metrics: the patterns of routes also match before a line end."""
-    return path.removesuffix("\n") == _METRICS_PATH
+def _access_to(path: str) -> Access:
+    """The access that a path needs. The patterns of routes also match before a line end."""
+    return _ACCESS.get(path.removesuffix("\n"), "inference")
 
 
 def is_open(method: str, path: str) -> bool:
@@ -63,7 +63,7 @@ class KeyMiddleware:
         record = record_of(scope)
         try:
             key = record.key = self._checked(presented(Headers(scope=scope)))
-            self._check_access(key, "metrics" if _is_metrics(scope["path"]) else "inference")
+            self._check_access(key, _access_to(scope["path"]))
             holder = uuid.uuid4().hex
             headers = await self._limiter.begin(key, holder) if scope["method"] == "POST" else None
         except ApiError as error:

@@ -29,6 +29,7 @@ from charonia_gateway.errors import LIMIT_HEADERS, ApiError, handle_api_error, h
 from charonia_gateway.keys import KeyRing
 from charonia_gateway.limiter import Limiter
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
+from charonia_gateway.models_file import ModelsFile
 from charonia_gateway.origins import OriginMiddleware
 from charonia_gateway.pages import add_pages
 from charonia_gateway.port import is_loopback
@@ -75,6 +76,7 @@ class _Parts:
     """The parts of an application."""
 
     settings: Settings
+    models_file: ModelsFile | None
     drain: Drain
     servers: Mapping[str, Server] | None  # instead of Triton
     state: State
@@ -88,19 +90,30 @@ class _Parts:
         """Connect to Triton. Until its end, files and DNS names are read again when they change."""
         settings = self.settings
         discovery = Discovery(settings.endpoints)
-        pools = self._pools([] if self.servers else await discovery.targets())
+        found = [] if self.servers else list(await discovery.targets())
+        pools: dict[str, Pool] = {}
 
         def use(targets: Iterable[str]) -> None:
-            found = list(targets)
+            found[:] = targets
             for pool in pools.values():
                 pool.set_targets(found)
 
         async with AsyncExitStack() as opened:
-            for pool in pools.values():
-                await opened.enter_async_context(pool)
-            await asyncio.gather(*(pool.first_checks() for pool in pools.values()))
-            app.state.gateway = self._gateway(pools)
+            gateway = app.state.gateway = self._gateway()
+
+            async def add_models() -> None:
+                added = {name: label for name, label in self._models().items() if name not in pools}
+                for model, label in added.items():
+                    pools[model] = await opened.enter_async_context(self._pool(model, label, found))
+                for model, pool in pools.items():
+                    pool.model = model if len(pools) > 1 and not self.servers else None
+                await asyncio.gather(*(pools[model].first_checks() for model in added))
+                gateway.engines.update({model: self._engine(model, pools[model]) for model in added})
+
+            await add_models()
             followers = [self.state.follow()]
+            if self.models_file:
+                followers.append(self.models_file.follow(add_models))
             if self.keys:
                 followers.append(self.keys.follow())
             if not self.servers:
@@ -115,42 +128,43 @@ class _Parts:
         if self.tracing:
             await asyncio.to_thread(self.tracing.close)
 
-    def _pools(self, targets: list[str]) -> dict[str, Pool]:
-        """The pools, by model."""
-        settings, servers, metrics = self.settings, self.servers, self.metrics
-        return {
-            model: Pool(
-                [servers[model].target] if servers else targets,
-                check_interval_s=settings.endpoint_check_interval_s,
-                check_timeout_s=settings.endpoint_check_timeout_s,
-                resume_timeout_s=0 if servers else settings.resume_timeout_s,
-                on_retry=metrics.retries.inc,
-                on_resume=metrics.resumes.inc,
-                on_change=partial(metrics.set_endpoint, model),
-                metadata=self.tracing.metadata if self.tracing else None,
-                tls=self.tls,
-                model=model if len(settings.models) > 1 and not servers else None,
-                label=label,
-                connect=_of(servers[model]) if servers else None,
-                state=self.state,
-            )
-            for model, label in settings.models.items()
-        }
+    def _models(self) -> dict[str, str]:
+        """The label of each model, by its own name. The default model is first."""
+        return {**self.settings.models, **(self.models_file.models if self.models_file else {})}
 
-    def _gateway(self, pools: Mapping[str, Pool]) -> Gateway:
+    def _pool(self, model: str, label: str, targets: list[str]) -> Pool:
+        settings, servers, metrics = self.settings, self.servers, self.metrics
+        return Pool(
+            [servers[model].target] if servers else targets,
+            check_interval_s=settings.endpoint_check_interval_s,
+            check_timeout_s=settings.endpoint_check_timeout_s,
+            resume_timeout_s=0 if servers else settings.resume_timeout_s,
+            on_retry=metrics.retries.inc,
+            on_resume=metrics.resumes.inc,
+            on_change=partial(metrics.set_endpoint, model),
+            metadata=self.tracing.metadata if self.tracing else None,
+            tls=self.tls,
+            label=label,
+            connect=_of(servers[model]) if servers else None,
+            state=self.state,
+        )
+
+    def _engine(self, model: str, pool: Pool) -> Engine:
+        settings = self.settings
+        return Engine(
+            pool,
+            settings.request_timeout_s,
+            cache_by_key=settings.cache_by_key,
+            fit_max_tokens=settings.fit_max_tokens,
+            model=model,
+        )
+
+    def _gateway(self) -> Gateway:
+        """The state of the application, without models."""
         settings = self.settings
         return Gateway(
             settings,
-            {
-                model: Engine(
-                    pool,
-                    settings.request_timeout_s,
-                    cache_by_key=settings.cache_by_key,
-                    fit_max_tokens=settings.fit_max_tokens,
-                    model=model,
-                )
-                for model, pool in pools.items()
-            },
+            {},
             self.metrics,
             self.drain,
             int(time.time()),
@@ -205,6 +219,7 @@ def create_app(
     be used."""
     parts = _Parts(
         settings,
+        ModelsFile(settings.models_file) if settings.models_file else None,
         drain or Drain(settings.shutdown_timeout_s),
         servers,
         _state_of(settings),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 log = logging.getLogger("charonia_gateway")
@@ -54,12 +55,14 @@ class FollowedFiles:
         self._read_at, self._failed = stamps, None
         log.info("%s has changed and was read again", names)
 
-    async def follow(self) -> None:
-        """Call refresh() periodically, until the task is cancelled."""
+    async def follow(self, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Call refresh() and `then` periodically, until the task is cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 await asyncio.to_thread(self.refresh)
+                if then:
+                    await then()
             except Exception:
                 log.exception("checking files failed with an internal error; the check will be repeated")
 

@@ -29,7 +29,7 @@ from charonia_gateway.files import FollowedFiles
 _PREFIX = "ck-"
 _RANDOM_BYTES = 32
 _MAX_FILE_BYTES = 1 << 26
-Access = Literal["inference", "metrics"]
+Access = Literal["inference", "metrics", "admin"]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -50,7 +50,9 @@ class Key(BaseModel):
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
-    access: tuple[Access, ...] = Field(("inference",), min_length=1, description="metrics: GET /metrics")
+    access: tuple[Access, ...] = Field(
+        ("inference",), min_length=1, description="metrics: GET /metrics; admin: /models/load and /models/unload"
+    )
     models: tuple[str, ...] | None = Field(None, min_length=1, description="None: all")
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None

@@ -70,7 +70,10 @@ def create(
     ] = None,
     access: Annotated[
         list[str] | None,
-        typer.Option(help="inference, or metrics (GET /metrics, for Prometheus); can be repeated. Default: inference."),
+        typer.Option(
+            help="inference, metrics (GET /metrics, for Prometheus) or admin (load and unload models); can be "
+            "repeated. Default: inference."
+        ),
     ] = None,
 ) -> None:
     """Create a key, add it to the file and print it. It is shown only once: the file has only its SHA-256.

@@ -89,6 +89,7 @@ def held_port(host: str, port: int) -> list[socket.socket]:
 
 
 def machine_names() -> set[str]:
-    """The host name of this machine, and this name in the domain `local` (mDNS)."""
+    """The host name of this machine, its first label, and this label in the domain `local` (mDNS)."""
     name = socket.gethostname().lower()
-    return {name} if "." in name else {name, f"{name}.local"}
+    label = name.partition(".")[0]
+    return {name, label, f"{label}.local"}

@@ -24,6 +24,18 @@ class GatewayFields(BaseSettings):
         "NAME, or NAME=LABEL if their Triton models are called ensemble.LABEL and so on; default: none; "
         "`charonia serve` sets it",
     )
+    models_file: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_models_file", "models_file"),
+        description="a file with further models in the format of CHARONIA_GATEWAY_MORE_MODELS; when it changes, new "
+        "models are added; default: none; `charonia serve` sets it",
+    )
+    control_dir: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_control_dir", "control_dir"),
+        description="the folder of the `charonia serve` that loads and unloads models for keys with `--access admin`;"
+        " default: none; `charonia serve` sets it",
+    )
     host: str = Field(
         "127.0.0.1",
         validation_alias=AliasChoices("charonia_host", "host"),

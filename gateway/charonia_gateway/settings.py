@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FILES = (  # fields
     "keys_file",
+    "models_file",
     "tls_cert",
     "tls_key",
     "tls_client_ca",
@@ -109,7 +110,7 @@ class Settings(GatewayFields):
         parse_origins(text)
         return text
 
-    @field_validator(*FILES, "log_requests", mode="before")
+    @field_validator(*FILES, "log_requests", "control_dir", mode="before")
     @classmethod
     def _may_be_empty(cls, path: Any) -> Any:
         return Path(path).expanduser() if path else None  # compose passes an unset variable as an empty one

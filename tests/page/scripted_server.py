@@ -117,6 +117,15 @@ async def models(request: Request) -> Response:
     return _refusal(request) or JSONResponse({"object": "list", "data": found})
 
 
+@app.post("/models/load")
+async def load(request: Request) -> Response:
+    name, _, location = (await request.json())["model"].partition("=")
+    if not location:
+        return JSONResponse({"error": {"message": f"there is no model {name}", "code": "invalid_value"}}, 400)
+    ready["models"] = [*ready["models"], name]
+    return JSONResponse({"success": True, "message": "ready"})
+
+
 @app.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     if refusal := _refusal(request):

@@ -42,15 +42,15 @@ async def answer(request: Request) -> Response:
         return Response(status_code=202)
     if method == "tools/list":
         if "cursor" in params:
-            return result({"tools": [_tool("weather.today")]})
+            return result({"tools": [{"name": 7}, "none", {"name": "no_schema"}, _tool("weather.today")]})
         return result({"tools": [_tool("clock")], "nextCursor": "2"})
     if session == "old":
         return Response(status_code=404)
     calls.append(params)
     text = f"{params['name']}: {json.dumps(params['arguments'])}"
     done = {"jsonrpc": "2.0", "id": message["id"], "result": {"content": [{"type": "text", "text": text}]}}
-    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}
-    events = "".join(f"data: {json.dumps(one)}\n\n" for one in (note, done))
+    own = {"jsonrpc": "2.0", "id": message["id"], "method": "ping"}  # a request of the server, with an id of its own
+    events = "".join(f"data: {json.dumps(one)}\n\n" for one in (own, done))
     return Response(events, media_type="text/event-stream")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from chat import answers, button, expect, finished, kept, say
+from chat import answers, button, expect, finished, kept, say, set_functions
 from free_ports import free_ports
 from scripted import HANG_S, Scripted
 
@@ -56,6 +56,9 @@ def test_calls_run_after_the_user_agrees(page: Page, server: Scripted, tools: Sc
     say(page, "Weather?")
     expect(finished(page).locator(".call")).to_contain_text(f"{tools.url}/tools/mcp")
     assert calls(tools) == []
+    page.set_viewport_size({"width": 360, "height": 700})
+    box = button(page, "Run").bounding_box()
+    assert box and box["height"] < 60  # one line
     button(page, "Run").click()
     expect(finished(page, 2)).to_contain_text("It is sunny.")
     assert calls(tools) == [{"name": "weather.today", "arguments": {"city": "Rome"}}]
@@ -98,3 +101,20 @@ def test_a_tool_that_is_allowed_in_a_chat_runs_without_a_question(
     expect(answers(page).locator(".versions")).to_contain_text("2 / 2")
     finished(page)
     assert "tools" not in server.requests()[-1]
+
+
+def test_a_function_of_the_settings_hides_a_tool_with_its_name(page: Page, server: Scripted, tools: Scripted) -> None:
+    add_server(page, tools, "secret")
+    expect(page.get_by_text("clock, weather.today")).to_be_visible()
+    page.keyboard.press("Escape")
+    own = set_functions(page, "clock")
+    server.script(call("clock"), "Noon.")
+    say(page, "Time?")
+    finished(page)
+    assert [one["function"]["name"] for one in server.requests()[0]["tools"]] == ["clock", "weather_today"]
+    assert server.requests()[0]["tools"][0] == own[0]
+    expect(button(page, "Run")).to_have_count(0)
+    page.get_by_label("Result: clock").fill("12:00")
+    button(page, "Send results").click()
+    expect(finished(page, 2)).to_contain_text("Noon.")
+    assert calls(tools) == []

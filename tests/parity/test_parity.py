@@ -71,11 +71,17 @@ def test_greedy_tokens_equal_and_logprobs_are_near_with_1_and_2_ranks(name: str,
     compare(generate(folder, variant, prompts, token_budget=96, cache_block_seq_len=16, **ranks(2)), references)
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "qwen2", "gpt-oss", "lfm2"])
-@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "kv_heads"),
+    [
+        *((name, heads) for name in ("llama-biases", "llama-tied", "qwen2", "gpt-oss", "lfm2") for heads in (2, 4)),
+        ("deepseek-v3", 8),  # one latent for all ranks
+    ],
+)
 def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int, tmp_path: Path) -> None:
     variant = VARIANTS[name]
-    changes = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 12}
+    head_dim = getattr(variant.config, "qk_rope_head_dim", 12)
+    changes = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     config = type(variant.config)(**{**variant.config.to_dict(), **changes})
     model = write_model(tmp_path, replace(variant, config=config), 5)
     prompts = prompts_of(7, LENGTHS)
@@ -90,6 +96,7 @@ def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int
         *((name, dtype) for name in ("llama3", "llama-biases", "qwen2") for dtype in ("bfloat16", "float16")),
         *((name, "bfloat16") for name in ("mistral-window", "qwen3", "phi3", "gemma2", "gemma3", "glm4-moe")),
         *((name, "bfloat16") for name in ("glm4", "granite", "olmo3", "hunyuan", "cohere2", "gpt-oss", "lfm2")),
+        *(("deepseek-v2", dtype) for dtype in ("bfloat16", "float16")),
         *((name, "bfloat16") for name in ("internlm3",) if name in VARIANTS),
     ],
 )
@@ -124,6 +131,7 @@ def test_logprobs_with_a_quantised_cache_stay_near_fp32(
 
 CONTEXT_DEPENDENT = (
     *("mistral-window", "qwen2-window", "gemma3", "phi3-longrope", "llama-dynamic", "internlm2-dynamic"),
+    *("deepseek-v2", "deepseek-v3", "mistral4"),
     *("qwen1", "baichuan-13b", "mixtral", "glm4-moe-groups", "ministral3", "olmo3", "cohere2", "gpt-oss"),
     *("lfm2", "lfm2-moe"),
 )

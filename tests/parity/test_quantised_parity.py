@@ -49,6 +49,11 @@ def sized(name: str, **other: int) -> Variant:
     sizes |= other
     widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}
     sizes |= {key: width for key, width in widths.items() if key in config.to_dict()}
+    if "kv_lora_rank" in config.to_dict():
+        # With 16, the last group of rows of kv_a_proj_with_mqa is short.
+        rotated = 16 if name == "deepseek-v3" else 32
+        sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": rotated}
+        sizes |= {"head_dim": rotated, "v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
     return replace(VARIANTS[name], config=type(config)(**{**config.to_dict(), **sizes}))
 
 
@@ -101,6 +106,8 @@ def test_every_format_gives_the_logits_of_its_dequantised_weights(form: str, tmp
         *(("gpt-oss", form) for form in ("w4a16", "fp8 channels", "mxfp4")),
         *(("qwen2-moe", form) for form in ("w4a16 zeros", "gptq")),
         *(("glm4-moe", form) for form in ("awq", "fp8 of DeepSeek")),
+        *(("deepseek-v2", form) for form in ("w4a16", "awq")),
+        *(("deepseek-v3", form) for form in ("fp8 of DeepSeek", "gptq")),
         # Interleaved rotation: with AWQ, rows cannot be permuted during loading.
         *(("ernie4.5", form) for form in ("awq", "gptq")),
         ("qwen3", "fp8 in blocks of 128"),

@@ -51,12 +51,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     folder = tmp_path_factory.mktemp("two")
     write_model(folder / "slow", "byte_level", "babbler", hidden=512, layers=4, positions=4096, ends=False)
     file, keys = folder / "keys.json", {}
-    for name, models in {"alice": [], "bob": ["--model", "slow/one"], "prometheus": ["--access", "metrics"]}.items():
-        create = [CHARONIA, "keys", "create", name, "--file", file, *models]
+    of_key = {"alice": [], "bob": ["--model", "slow/one"], "prometheus": ["--access", "metrics"]}
+    for name, options in {**of_key, "admin": ["--access", "admin"]}.items():
+        create = [CHARONIA, "keys", "create", name, "--file", file, *options]
         keys[name] = subprocess.run(create, capture_output=True, text=True, check=True).stdout.strip()
     env = {
         "CHARONIA_GATEWAY_KEYS_FILE": str(file),
-        "CHARONIA_MAX_RESTARTS": "1",
+        "CHARONIA_MAX_RESTARTS": "2",
         "CHARONIA_STREAM_INTERVAL_MS": "0",
     }
     command = (CHARONIA, "serve", f"demo={DEMO_MODEL}", f"slow/one={folder / 'slow'}", "--drain-timeout-s", str(HANG_S))
@@ -243,14 +244,39 @@ def test_impossible_orders_fail_with_reason(two: Two) -> None:
     assert socket.stat().st_mode & 0o777 == 0o600
 
 
+def test_model_is_added_while_others_work(two: Two, alice: httpx.Client, tmp_path: Path) -> None:
+    """By the command and by REST. A Triton that is started again has it too."""
+    write_model(tmp_path / "third", "byte_level", "babbler", ends=False)
+    with under_load(two, "demo"):
+        broken = two.models("load", f"third={tmp_path}")
+        assert broken.returncode == 1 and "config.json" in broken.stderr, broken
+        added = two.models("load", f"third={tmp_path / 'third'}")
+        assert (added.returncode, added.stdout) == (0, "third is loaded\n"), added
+        ask(alice, "third")
+        body = {"model": f"fourth={tmp_path / 'third'}"}
+        assert two.web("alice").post("/models/load", json=body).status_code == 403
+        loaded = two.web("admin").post("/models/load", json=body)
+        assert loaded.json() == {"success": True, "message": "fourth is loaded"}, loaded.text
+        assert ask(alice, "fourth") == ask(alice, "third")
+        assert two.web("admin").post("/models/unload", json={"model": "fourth"}).json()["success"]
+    states = {**dict.fromkeys((*MODELS, "third"), "ready"), "fourth": "not ready"}
+    until_states(two, states)
+    os.kill(two.stack.pid_of("tritonserver"), signal.SIGKILL)
+    wait_until(lambda: "Triton is ready again" in two.stack.log_file.read_text(), two.stack.log)
+    until_states(two, states)
+    ask(alice, "third")
+    assert two.models("unload", "third").returncode == 0
+
+
 def test_restarted_triton_has_loaded_models(two: Two, alice: httpx.Client) -> None:
     assert two.models("unload", "slow/one").returncode == 0
     assert "the only model that is loaded" in two.models("unload", "demo").stderr
+    ready = two.stack.log_file.read_text().count("Triton is ready again") + 1
     os.kill(two.stack.pid_of("tritonserver"), signal.SIGKILL)
     body: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 1}
     wait_until(lambda: alice.post("/v1/completions", json=body).status_code == 200, two.stack.log)
-    until_states(two, {"demo": "ready", "slow/one": "not ready"})
+    until_states(two, {"demo": "ready", **dict.fromkeys(("slow/one", "third", "fourth"), "not ready")})
     # Load orders are accepted after this line.
-    wait_until(lambda: "Triton is ready again" in two.stack.log_file.read_text(), two.stack.log)
+    wait_until(lambda: two.stack.log_file.read_text().count("Triton is ready again") == ready, two.stack.log)
     assert two.models("load", "slow/one").returncode == 0, Path(two.stack.log_file).read_text()
     ask(alice, "slow/one")

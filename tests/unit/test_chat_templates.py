@@ -3,6 +3,7 @@ calls that a template writes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from released_templates import released_templates
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from charonia.text import prompt_ids
 from charonia.text.prompt_ids import PromptError, encode_chat
 
 # The templates of each format of calls and of reasoning, and those that do not write the `tool_calls` of messages.
@@ -235,3 +237,32 @@ def test_templates_accept_recorded_requests_of_agents(templates: dict[str, str])
                 users = [message["content"] for message in messages if message["role"] == "user"]
                 failed += [(template, name, f"{one!r} is not shown") for one in users if one.strip() not in text]
     assert not failed
+
+
+@pytest.mark.slow  # downloads packages
+@pytest.mark.parametrize("name", ["llama.cpp/openai-gpt-oss-120b", "trl/gptoss"])
+def test_later_final_responses_are_found_without_a_search(
+    name: str, templates: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts equal the prompts of the unchanged template, whose time grows with the square of the calls."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    turns: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": "x"}],
+        [{"role": "assistant", "content": "said"}],
+        [
+            {"role": "assistant", "content": "", "thinking": "thought", "tool_calls": [{**call, "id": "c"}]},
+            {"role": "tool", "tool_call_id": "c", "content": "r"},
+        ],
+    ]
+    ((_, tokenizer),) = tokenizers({name: templates[name]}, ())
+    first = ([], [{"role": "system", "content": "s"}])
+    histories = [
+        [*system, *turns[0], *(message for turn in order for message in turns[turn])]
+        for system in first
+        for order in itertools.product(range(3), repeat=4)
+    ]
+    assert all(prompt_ids._with_last_final(templates[name], history) for history in histories)
+    found = [prompt_ids.render_chat(tokenizer, history) for history in histories]
+    monkeypatch.setattr(prompt_ids, "_with_last_final", lambda *_: {})
+    assert found == [prompt_ids.render_chat(tokenizer, history) for history in histories]
+    assert 0 < sum("thought" in text for text in found) < len(found)

@@ -221,7 +221,7 @@ class Terminal:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(model: Path, tmp_path: Path) -> None:
+def test_terminal_double_enter_sends_ctrl_c_interrupts_and_exit_leaves(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())

@@ -143,7 +143,7 @@ async def test_request_of_a_broken_connection_is_cancelled_after_reconnecting() 
             await until(lambda: ("cancel", "lost") in double.actions)
 
 
-async def test_check_during_which_grpc_cancels_its_call_fails_and_is_not_cancelled(
+async def test_check_fails_if_grpc_cancels_its_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """gRPC does so if the connection breaks when it ends the requests of a stream."""

@@ -24,7 +24,7 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 # transformers has no class for these types. The models' own code is the reference.
-NO_CLASS = {"internlm", "internlm2", "internvl_chat", "qwen", "baichuan", "yi", "Yi"}
+NO_CLASS = {"internlm", "internlm2", "internvl_chat", "kimi_k2", "qwen", "baichuan", "yi", "Yi"}
 TYPES = [(family, model_type) for family in FAMILIES for model_type in family.model_types]
 # Configs for keys that have no effect in BASE.
 CONTEXTS: tuple[dict[str, Any], ...] = (
@@ -59,7 +59,7 @@ def test_every_field_of_transformers_class_is_known(model_type: str) -> None:
     fields = {field.name for field in dataclasses.fields(CONFIG_MAPPING[model_type])}
     family = next((family for family, one in TYPES if one == model_type), None)
     if family is not None:
-        known = READ_BY_ALL | family.keys | family.harmless | HARMLESS | ONLY.keys()
+        known = READ_BY_ALL | family.keys | family.harmless | family.only.keys() | HARMLESS | ONLY.keys()
         assert fields - known == set()
         return
     text = {**BASE, "model_type": next(c.text_type for c in COMPOSITES if c.model_type == model_type)}

@@ -177,7 +177,7 @@ def test_the_tensors_are_the_models(model: Path, tmp_path: Path) -> None:
         assert workspace.sha256(weights / name) == entry["sha256"]
 
 
-def test_a_linked_workspace_points_into_the_models_files_and_answers_equally(model: Path, tmp_path: Path) -> None:
+def test_linked_workspace_uses_the_models_files_and_answers_equally(model: Path, tmp_path: Path) -> None:
     root = link_workspace(model, tmp_path / "w")
     manifest = json.loads((root / workspace.WEIGHTS / "manifest.json").read_text())
     assert str(model / "model.safetensors") in manifest["files"]
@@ -186,9 +186,7 @@ def test_a_linked_workspace_points_into_the_models_files_and_answers_equally(mod
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_weights_are_rounded_to_nearest_at_conversion_and_when_linked_alike(
-    model: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_weights_are_rounded_to_nearest_when_converted_and_when_linked(model: Path, tmp_path: Path, dtype: str) -> None:
     weights = convert(model, tmp_path / "w", dtype=dtype) / workspace.WEIGHTS
     numpy_type = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[dtype]
     ours = SafetensorsCheckpoint([weights / "rank-0.safetensors"]).read("output.0.weight")

@@ -309,7 +309,8 @@ async def test_the_only_server_gets_requests_whatever_its_checks_say() -> None:
 
 
 async def test_a_model_that_no_server_has_loaded_has_an_error_of_its_own() -> None:
-    servers = Servers(2, model="one")
+    servers = Servers(2)
+    servers.pool.model = "one"
     for fake in servers.fakes:
         fake.fail(Unavailable("unknown model"))
     with pytest.raises(Unavailable) as caught:

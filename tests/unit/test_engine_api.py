@@ -68,6 +68,9 @@ def test_outputs_come_in_the_order_of_the_prompts(engine: Engine) -> None:
     assert [output.prompt_token_ids for output in together] == prompts
     assert [output.token_ids for output in together] == alone
     assert {output.finish_reason for output in together} == {"length"}
+    count = len(together[0].token_ids)
+    assert repr(together[0]) == f"Output({together[0].text!r}, {count} tokens, length)"
+    assert repr(engine.info).startswith(f"EngineInfo({engine.info.model_name}, bf16 on cpu, session_len=")
 
 
 def test_texts_token_ids_and_chats_are_prompts(engine: Engine) -> None:

@@ -202,7 +202,7 @@ def test_lines_end_only_at_newlines_of_json(tmp_path: Path) -> None:
     assert [question.prompt for question in read_questions(file)] == ["one\u2028two\x85"]
 
 
-def test_evaluate_ignores_sampling_defaults_and_the_kv_type_of_the_reference(
+def test_evaluate_ignores_sampling_defaults_and_the_references_kv_type(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(models[0], tmp_path / "model")

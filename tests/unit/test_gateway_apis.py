@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from charonia_gateway import files
 from gateway_in_process import MODEL, ask, gateway
 from key_files import KeyFile
 from starlette.types import Message, Receive, Scope, Send
 from triton_double import error, input_text, parsed, part, says, scripted_parse
 from tritonclient.grpc import service_pb2 as pb
+
+from charonia.errors import ServeError
+from charonia.serve import control
 
 HANG_S = 120
 USER = [{"role": "user", "content": "hi"}]
@@ -195,6 +199,62 @@ async def test_tokens_are_counted_and_the_routes_are_in_the_metrics() -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
     for route in ("/tokenize", "/v1/messages/count_tokens"):
         assert f'charonia_gateway_requests_total{{route="{route}",status="200"}} 1.0' in metrics
+
+
+async def test_models_are_loaded_by_keys_with_admin_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CHECK_INTERVAL_S", 0.05)
+    keys = KeyFile(tmp_path / "keys", bob={}, admin={"access": ["inference", "admin"]})
+    models = tmp_path / "models"
+    models.write_text("b=other", encoding="utf-8")
+    orders: list[dict[str, str]] = []
+
+    def obey(order: dict[str, str]) -> str:
+        """What `charonia serve` does."""
+        orders.append(order)
+        if order["name"] == "c=nowhere":
+            raise ServeError("nowhere is no model")
+        models.write_text("b=other,c=more", encoding="utf-8")
+        return "done"
+
+    settings = {"keys_file": keys.path, "models_file": models, "control_dir": tmp_path}
+    async with gateway(**settings) as (web, server):
+        server.behaviour = says(part("Hi", "stop"))
+        body = {"model": "c=/models/c"}
+        silent = await web.post("/models/load", json=body, headers=keys.bearer("admin"))
+        assert silent.status_code == 503 and "charonia serve does not respond" in silent.text
+        with control.answering(tmp_path, obey):
+            refused = await web.post("/models/load", json=body, headers=keys.bearer("bob"))
+            assert refused.status_code == 403 and "'bob' has no access to admin" in refused.text
+            wrong = await web.post("/models/load", json={"model": "c=nowhere"}, headers=keys.bearer("admin"))
+            assert wrong.status_code == 400 and "nowhere is no model" in wrong.text
+            chat = {"model": "c", "messages": "hi", "max_tokens": 5}
+            before = await web.post("/v1/chat/completions", json=chat, headers=keys.bearer("bob"))
+            assert before.status_code == 404 and f"this server has '{MODEL}', 'b'" in before.text
+            loaded = await web.post("/models/load", json=body, headers=keys.bearer("admin"))
+            assert loaded.json() == {"success": True, "message": "done"}
+            unloaded = await web.post("/models/unload", json={"model": "b"}, headers=keys.bearer("admin"))
+            assert unloaded.json() == {"success": True, "message": "done"}
+        assert orders[1:] == [
+            {"do": "load", "name": "c=/models/c", "added": "c", "location": "/models/c"},
+            {"do": "unload", "name": "b"},
+        ]
+        listed: list[str] = []
+        while len(listed) < 3:
+            listed = [one["id"] for one in (await web.get("/v1/models", headers=keys.bearer("bob"))).json()["data"]]
+        assert listed == [MODEL, "b", "c"]
+        answer = await web.post("/v1/chat/completions", json=chat, headers=keys.bearer("bob"))
+        assert answer.status_code == 200 and server.requests[-1].model_name == "ensemble.more"
+        server.unloaded = {"ensemble"}
+        gone = await web.post("/v1/chat/completions", json={**chat, "model": MODEL}, headers=keys.bearer("bob"))
+        assert gone.json()["error"]["code"] == "model_not_loaded", "the first model is one of several now"
+
+
+async def test_models_are_not_loaded_without_keys(tmp_path: Path) -> None:
+    answer = await ask("/models/load", {"model": "a"}, control_dir=tmp_path)
+    assert answer.status_code == 403 and "charonia keys create NAME --access admin" in answer.text
+    keys = KeyFile(tmp_path / "keys", admin={"access": ["admin"]})
+    elsewhere = await ask("/models/load", {"model": "a"}, headers=keys.bearer("admin"), keys_file=keys.path)
+    assert elsewhere.status_code == 503 and "did not start this gateway" in elsewhere.text
 
 
 async def test_model_with_several_names_is_found_by_each(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ ROUTES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/embeddings"): {},
     ("GET", "/v1/models"): None,
     ("GET", "/v1/models/{model:path}"): None,
+    ("POST", "/models/load"): {"model": MODEL},
+    ("POST", "/models/unload"): {"model": MODEL},
     ("POST", "/v1/replay"): {"path": "/v1/completions", "body": json.dumps({"model": MODEL, "prompt": "hi"})},
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [72]},
@@ -67,7 +69,7 @@ OF_NO_MODEL = {
 def file(tmp_path: Path) -> KeyFile:
     return KeyFile(
         tmp_path / "keys.json",
-        alice={"access": ("inference", "metrics")},
+        alice={"access": ("inference", "metrics", "admin")},
         bob={},
         expired={"expires": PAST},
         revoked={"revoked": PAST},
@@ -146,11 +148,12 @@ async def test_a_page_of_the_gateways_own_needs_a_key_under_any_host_name(file: 
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
+@pytest.mark.parametrize("host_name", ["GPUbox", "GPUbox.lab.example"])
 async def test_page_under_a_name_of_the_machine_is_accepted_unless_local(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, host_name: str
 ) -> None:
     """A gateway on loopback rejects it: the network may have chosen the machine's domain."""
-    monkeypatch.setattr("socket.gethostname", lambda: "GPUbox")
+    monkeypatch.setattr("socket.gethostname", lambda: host_name)
     monkeypatch.setattr("socket.getfqdn", lambda: "gpubox.lab.example")
 
     async def status(web: httpx.AsyncClient, name: str) -> int:
@@ -174,6 +177,7 @@ async def test_page_under_a_name_of_the_machine_is_accepted_unless_local(
 async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, header: str) -> None:
     headers = file.bearer("alice") if header == "Authorization" else {header: file.texts["alice"]}
     beyond = {"/v1/embeddings": 404, "/v1/responses/{id}": 404, "/tokenizer_info": 500, "/detokenize": 200}
+    beyond |= dict.fromkeys(("/models/load", "/models/unload"), 503)  # charonia serve does not run
     async with guarded(file) as (web, _):
         for (method, path), body in ROUTES.items():
             answer = await web.request(method, address(path), json=body, headers=headers)
@@ -226,6 +230,14 @@ async def test_however_the_path_is_written_the_metrics_need_their_own_access(fil
     async with guarded(file) as (web, _):
         assert (await web.get(path, headers=file.bearer("bob"))).status_code == 403
         assert (await web.get(path, headers=file.bearer("prometheus"))).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/%6dodels/load", "/models/unload%0A"])
+async def test_however_the_path_is_written_loading_models_needs_its_own_access(file: KeyFile, path: str) -> None:
+    async with guarded(file) as (web, _):
+        for name, status in (("bob", 403), ("prometheus", 403), ("alice", 503)):
+            answer = await web.post(path, json={"model": MODEL}, headers=file.bearer(name))
+            assert answer.status_code == status, answer.text
 
 
 async def test_stored_responses_belong_to_their_key(file: KeyFile) -> None:

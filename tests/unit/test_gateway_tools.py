@@ -666,7 +666,7 @@ def test_a_last_message_of_the_assistants_begins_the_answer() -> None:
             anthropic(*alone)
 
 
-def test_the_cost_of_an_ignored_tool_does_not_grow_with_the_length_of_its_type() -> None:
+def test_cost_of_an_ignored_tool_does_not_grow_with_its_type() -> None:
     body = {"model": MODEL, "input": "x", "tools": [{"type": " " * 4_000_000}]}
     request = parse(ResponsesRequest, json.dumps(body).encode())
     begun = time.process_time()

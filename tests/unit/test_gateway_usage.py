@@ -43,7 +43,7 @@ def test_timings_of_one_answer() -> None:
     }
 
 
-def test_timings_of_several_answers_are_from_the_first_wait_to_the_last_end() -> None:
+def test_timings_of_several_responses_cover_first_wait_to_last_end() -> None:
     usage = Usage(2, 2)
     held, last, other = response(1, 5, 25, 25), response(2, 5, 25, 45), response(3, 7, 30, 55, cached=10)
     for index, running in ((0, held), (0, last), (1, other)):

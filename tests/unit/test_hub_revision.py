@@ -16,9 +16,12 @@ from charonia.weights.hub import parse_id, pinned_id
 from charonia.weights.workspace import existing, locate
 
 DOWNLOAD = """
-import sys
+import shutil, sys
+from types import SimpleNamespace
 from charonia.errors import ModelError
 from charonia.weights.hub import download, pinned_id
+if len(sys.argv) > 2:
+    shutil.disk_usage = lambda _: SimpleNamespace(free=int(sys.argv[2]))
 try:
     folder = download(sys.argv[1])
     print(folder.name, pinned_id(sys.argv[1], folder))
@@ -28,9 +31,10 @@ except ModelError as error:
 V1 = "d" * 40
 
 
-def download(endpoint: str, home: Path, model: str) -> tuple[str, str]:
+def download(endpoint: str, home: Path, model: str, *free: str) -> tuple[str, str]:
+    """free: bytes on the disk."""
     done = subprocess.run(
-        [sys.executable, "-c", DOWNLOAD, model],
+        [sys.executable, "-c", DOWNLOAD, model, *free],
         capture_output=True,
         text=True,
         timeout=120,
@@ -56,6 +60,8 @@ def test_a_revision_names_the_files_of_its_commit(tmp_path: Path) -> None:
             assert out == said, err
         out, err = download(hub.url, tmp_path / "home", "them/small@v9")
         assert out == ""
+        assert download(hub.url, tmp_path / "home", "them/small", "0")[0] == f"{COMMIT} them/small@{COMMIT}"
+        assert "the download of them/small needs about" in download(hub.url, tmp_path / "other", "them/small", "9")[1]
         assert "the hub's them/small has no revision v9: name a branch, a tag or a full commit" in err
 
 

@@ -515,6 +515,10 @@ class _Full:
 
 WITH_CODE = {**SHAPES["tiny"].config(), "bias": False, "num_key_value_heads": 4, "head_dim": 16}
 EXPERTS_OF_TWO = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    **{"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": None},
+}
 PLAIN = {key: value for key, value in WITH_CODE.items() if key not in ("attention_bias", "bias")}
 
 
@@ -544,6 +548,11 @@ PLAIN = {key: value for key, value in WITH_CODE.items() if key not in ("attentio
             {**PLAIN, **EXPERTS_OF_TWO, "model_type": "minimax_m2"},
             "fp8",
             r"charonia quantize does not support models of family minimax_m2",
+        ),
+        (
+            {**PLAIN, **LATENT, "model_type": "deepseek_v2"},
+            "fp8",
+            r"charonia quantize does not support family deepseek_v2: latent attention has not been tested with it",
         ),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from test_plan import SMALL
 
 from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve import control, drain, shares
-from charonia.serve.models import Models, Served, asked_for, make_repository, option_values, with_labels
+from charonia.serve.models import Models, Served, added, asked_for, make_repository, option_values, with_labels
 from charonia.settings import ServeSettings
 from charonia.triton_models import source_dir
 from charonia.weights.plan import Plan
@@ -71,6 +71,14 @@ def test_models_are_named_by_arguments_or_by_the_environment(tmp_path: Path, mon
     for wrong in ("=a", "n="):
         with pytest.raises(ServeError, match="names no model"):
             asked_for(ServeSettings(_env_file=None, model=wrong))
+
+
+def test_an_added_model_has_a_name_and_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert added("n=model") == ("n", str(tmp_path / "model"))
+    assert added("n=owner/model") == ("n", "owner/model")
+    assert added("n") == ("", "")
 
 
 def test_the_repository_has_every_model_under_its_names(tmp_path: Path) -> None:
@@ -224,10 +232,11 @@ def _engines_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "_are_idle", lambda *_: True)
 
 
-def make_models(orders: drain.ModelControl, alive: bool = True) -> Models:
-    return Models(
-        orders, served("a", "b"), alive=lambda: alive, metrics_url="http://127.0.0.1:9", limits=(HANG_S, HANG_S)
-    )
+def make_models(
+    orders: drain.ModelControl, alive: bool = True, names: tuple[str, ...] = ("a", "b"), **more: Any
+) -> Models:
+    given = {"limits": (HANG_S, HANG_S), **more}
+    return Models(orders, served(*names), alive=lambda: alive, metrics_url="http://127.0.0.1:9", **given)
 
 
 def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl) -> None:
@@ -245,6 +254,31 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.load("b") == "b is loaded"
     assert log.orders == [f"+{part}" for part in served("a", "b")[1].parts]
     assert models.options() == list(drain.OPTIONS)
+
+
+def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.ModelControl, tmp_path: Path) -> None:
+    def make(name: str, location: str, others: Sequence[Served]) -> Served:
+        *_, one = with_labels([*((other.name, other.workspace) for other in others), (name, Path(location))])
+        for part in one.parts:
+            (tmp_path / part).mkdir()
+        return one
+
+    log = Log(orders)
+    models = make_models(orders, names=("a,other",), added=tmp_path, make=make)
+    assert models.describe() == [{"name": "a", "state": "loaded", "ensemble": "ensemble"}]
+    assert models.add("b/c", "/there") == "b/c is loaded"
+    assert log.orders == [f"+{part}" for part in served("a", "b/c")[1].parts]
+    assert models.describe()[1] == {"name": "b/c", "state": "loaded", "ensemble": "ensemble.b_c"}
+    assert models.labels() == ["", "b_c"] and option_values(models.served()) == "b/c=b_c"
+    for name in ("other", "b/c"):
+        with pytest.raises(ServeError, match=f"a model is called '{name}' already"):
+            models.add(name, "/there")
+    log.failing = "engine.d"
+    with pytest.raises(ServeError, match=r"engine\.d cannot be loaded: no memory"):
+        models.add("d", "/there")
+    assert [one["name"] for one in models.describe()] == ["a", "b/c"]
+    assert {folder.name for folder in tmp_path.iterdir()} == set(served("a", "b/c")[1].parts)
+    assert models.options() == list(drain.OPTIONS), "a Triton that is started again loads all models"
 
 
 def test_drain_returns_when_the_engine_was_idle_twice_in_a_row(
@@ -303,7 +337,7 @@ def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(
     """The engine has still ended, and its memory is free."""
     monkeypatch.setattr(drain, "_IDLE_S", 0.1)
     log = Log(orders, failing="ensemble.b")
-    models = Models(orders, served("a", "b"), alive=lambda: True, metrics_url="http://127.0.0.1:9", limits=(0, HANG_S))
+    models = make_models(orders, limits=(0, HANG_S))
     assert models.unload("b").startswith("b takes no requests any more. Triton still counts calls")
     assert "engine.b" in log.orders
     assert [one["state"] for one in models.describe()] == ["loaded", "unloaded"]
@@ -330,7 +364,9 @@ def test_orders_need_a_ready_triton_and_a_known_model(orders: drain.ModelControl
     models = make_models(orders, alive=False)
     with pytest.raises(ServeError, match="Triton is not ready"):
         models.unload("b")
-    with pytest.raises(ServeError, match="there is no model 'c': this server has a, b"):
+    with pytest.raises(
+        ServeError, match="there is no model 'c': this server has a, b; charonia models load c=PATH adds"
+    ):
         models.load("c")
 
 

@@ -195,8 +195,9 @@ def test_run_folder_without_sockets_is_a_warning(stack: _Stack, tmp_path: Path, 
     served = [Served(name, "" if name == "a" else name, Path("nowhere")) for name in models]
     stack._models = Models(stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S))
     (tmp_path / "control.sock").mkdir()
-    with contextlib.ExitStack() as held:
-        stack._take_orders(held, tmp_path)
+    stack._own = tmp_path
+    with contextlib.ExitStack() as stack._held:
+        stack._take_orders()
     words = f"charonia models does not reach this server: a socket cannot be made in {tmp_path} (Is a directory)"
     assert (words in said.getvalue()) is (len(models) > 1)
 

@@ -117,9 +117,7 @@ async def sent_by(
 
 
 @pytest.mark.parametrize(("format", "heartbeat"), [(EVENTS, b":\n\n"), (LINES, b" ")])
-async def test_a_silent_stream_sends_heartbeats_before_its_first_text_and_between(
-    format: Format, heartbeat: bytes
-) -> None:
+async def test_silent_stream_sends_heartbeats_before_and_between_texts(format: Format, heartbeat: bytes) -> None:
     sent: list[Message] = []
 
     async def late() -> AsyncGenerator[bytes, None]:

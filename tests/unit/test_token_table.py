@@ -145,3 +145,6 @@ def test_file_has_offsets_bytes_flags_and_the_leading_space_rule(tmp_path: Path)
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="expected tokenizer"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0")
+    with pytest.raises(ModelError, match=r"needs the model.s own code \(tiktoken.model, Kimi K2\)"):
+        load_tokenizer(tmp_path)

@@ -17,6 +17,8 @@ namespace charonia::model {
 // Rotary or ALiBi attention. prefix: of its weights' names.
 std::unique_ptr<Block> make_attention(const ModelConfig& config, const Shard& shard, std::string prefix,
                                       const LayerAttributes& layer);
+// Multi-head latent attention. For a config with latent_size.
+std::unique_ptr<Block> make_latent_attention(const ModelConfig& config, const Shard& shard, std::string prefix);
 // A gated short convolution (ShortConvParams): out(C * conv(B * x)) with [B | C | x] = in(input).
 std::unique_ptr<Block> make_short_conv(const ModelConfig& config, const Shard& shard, std::string prefix);
 // A gated MLP: down(activation(gate x) * up x). inter: its columns on this rank.

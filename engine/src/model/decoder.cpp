@@ -48,8 +48,6 @@ void Decoder::load(const WeightFiles& files) {
     if (part.block->cache()) ++loader.cache_layer;
     files.drop_pages();  // otherwise the weights would be in this process's memory twice until all are loaded
   }
-  embedding_ = loader.embedding({"tok_embeddings.weight", config_.vocab_size, hidden});
-  files.drop_pages();
   final_norm_ = loader.norm("norm.weight", hidden);
   const WeightLoader::Wanted output{cat("output.", shard_.rank, ".weight"), shard_.logits, hidden};
   if (config_.normalize_output) {
@@ -58,6 +56,10 @@ void Decoder::load(const WeightFiles& files) {
   } else {
     output_ = loader.linear({{output}}, {});
   }
+  files.drop_pages();
+  embedding_ = shares_embedding(config_, files.manifest())
+                   ? ops_.make_embedding(*output_)
+                   : loader.embedding({"tok_embeddings.weight", config_.vocab_size, hidden});
   files.drop_pages();
   weight_bytes_ = loader.bytes;
   weight_bytes_per_step_ = loader.bytes_per_step;

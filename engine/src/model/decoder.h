@@ -51,9 +51,9 @@ class Decoder {
   ops::StepLimits limits_;
   float embedding_scale_ = 1;
   std::vector<Norms> norms_;  // of plan_.parts
-  std::unique_ptr<ops::Embedding> embedding_;
   Vector final_norm_;
   std::unique_ptr<ops::Linear> output_;
+  std::unique_ptr<ops::Embedding> embedding_;  // may refer to output_
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
 
   RotaryTables rotary_tables_;

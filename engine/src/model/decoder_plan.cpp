@@ -41,10 +41,11 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
 
 void DecoderPlan::add_layer(const LayerAttributes& layer, std::size_t index) {
   const auto name = cat("layers.", index, "."), forward = name + "feed_forward.";
+  const auto attention = name + "attention.";
   parts.push_back({.name = name + "attention",
-                   .block = layer.mixer == "short_conv"
-                                ? make_short_conv(config, shard, name + "conv.")
-                                : make_attention(config, shard, name + "attention.", layer)});
+                   .block = layer.mixer == "short_conv" ? make_short_conv(config, shard, name + "conv.")
+                            : config.latent_size > 0    ? make_latent_attention(config, shard, attention)
+                                                        : make_attention(config, shard, attention, layer)});
   parts.push_back({.name = name + "ffn",
                    .block = has_experts(layer) ? make_experts(config, shard, forward)
                                                        : make_mlp(config, shard, forward, shard.inter),

@@ -50,6 +50,28 @@ void check_norms(const ModelConfig& config) {
   refuse_if(config.parallel_block && config.post_norms, kUnsupported, "parallel_block = 1 with post_norms = 1");
 }
 
+void check_latent(const ModelConfig& config) {
+  const int size = config.latent_size, values = config.value_size_per_head, rotated = config.rotary_embedding;
+  if (size == 0) {
+    refuse_if(config.q_latent_size != 0 || values != 0, kInvalid, "q_latent_size = ", config.q_latent_size,
+              " and value_size_per_head = ", values, " need latent_size above 0, and it is 0");
+    return;
+  }
+  refuse_if(size % 2 != 0 || values < 1 || rotated < 2 || rotated >= config.size_per_head, kUnsupported,
+            "latent_size = ", size, " with value_size_per_head = ", values, ", rotary_embedding = ", rotated,
+            " and size_per_head = ", config.size_per_head,
+            ": latent_size must be even, and a head must have values, rotated elements and others");
+  const std::pair<const char*, bool> without[] = {{"attn_bias", config.attn_bias},
+                                                  {"attn_output_bias", config.attn_output_bias},
+                                                  {"qk_norm", config.qk_norm},
+                                                  {"attention_sinks", config.attention_sinks},
+                                                  {"alibi", config.alibi},
+                                                  {"parallel_block", config.parallel_block}};
+  for (const auto& [what, holds] : without) refuse_if(holds, kUnsupported, what, " = 1 with latent_size");
+  refuse_if(config.attention_soft_cap > 0 || config.rope_local_theta > 0 || config.norm_unit_offset, kUnsupported,
+            "attention_soft_cap, rope_local_theta or norm_unit_offset with latent_size");
+}
+
 void check_experts(const ModelConfig& config) {
   const int count = config.num_experts, groups = config.router_groups;
   if (count == 0) {
@@ -85,6 +107,7 @@ void check_model(const ModelConfig& config) {
             "head_num = ", config.head_num, " is not a multiple of kv_head_num = ", config.kv_head_num);
   check_rotation(config);
   check_norms(config);
+  check_latent(config);
   refuse_if(config.q_scale_beta > 0 && config.q_scale_length == 0, kInvalid, "q_scale_beta = ", config.q_scale_beta,
             " needs q_scale_length above 0, and it is 0");
   check_experts(config);
@@ -105,6 +128,8 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
               " has mixer = short_conv, and conv_kernel is ", config.conv_kernel);
     refuse_if(mixer != "attention" && (window != 0 || rotation != "none"), kInvalid, "layer ", i, " has mixer = ", mixer,
               " with window = ", window, " and rotation = ", rotation);
+    refuse_if(config.latent_size > 0 && (window > 0 || rotation != "global"), kUnsupported, "layer ", i,
+              " has window = ", window, " and rotation = ", rotation, ", and the model has latents");
     refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,
               " has ffn = experts, and num_experts is 0");
   }

@@ -350,7 +350,8 @@ Manifest::Elements Manifest::elements(int rank) const {
   Elements out;
   for (const auto& [name, tensor] : tensors_) {
     if (tensor.rank.value_or(rank) != rank) continue;
-    if (tensor.quantization) {
+    const bool dequantised = name.find(".wkv_b.") != std::string::npos;  // when it is loaded (mla.cpp)
+    if (tensor.quantization && !dequantised) {
       out.quantised_bytes += quantised_bytes(tensor);
     } else {
       (tensor.vector ? out.vectors : out.matrices) += tensor.rows * tensor.cols;

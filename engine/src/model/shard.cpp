@@ -24,23 +24,30 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
     return cat("layers.", layer, ".", module, ".", rank, ".weight");
   };
 
-  const std::int64_t dim = config.size_per_head;
   const auto& layers = manifest.layers();
   const auto first_with = [&](const char* mixer) {
     return static_cast<int>(std::ranges::find(layers, mixer, &LayerAttributes::mixer) - layers.begin());
   };
   const int attention = first_with("attention"), conv = first_with("short_conv");
-  const auto out = name(attention, "attention.wo"), qkv = name(attention, "attention.w_qkv");
-  q_size = manifest.tensor(out).cols;
-  expect(q_size % dim == 0 && q_size / dim * ranks == config.head_num, out, "a share of head_num = ", config.head_num,
-         " heads of size_per_head = ", dim, " columns");
-  heads = static_cast<int>(q_size / dim);
-  qkv_size = manifest.tensor(qkv).rows;
-  // With more ranks than KV heads, each rank has one head, and several ranks have the same one.
-  const int kv = ranks > config.kv_head_num ? 1 : config.kv_head_num / ranks;
-  expect(qkv_size == q_size + 2 * kv * dim && heads % kv == 0 && (kv * ranks) % config.kv_head_num == 0, qkv,
-         "rows of ", heads, " q heads and of ", kv, " k and v heads each (kv_head_num = ", config.kv_head_num, ")");
-  kv_heads = kv;
+  const bool latent = config.latent_size > 0;
+  const std::int64_t dim = config.size_per_head, out_dim = latent ? config.value_size_per_head : dim;
+  const auto out = name(attention, "attention.wo");
+  const auto out_size = manifest.tensor(out).cols;
+  expect(out_size % out_dim == 0 && out_size / out_dim * ranks == config.head_num, out, "a share of head_num = ",
+         config.head_num, " heads of ", latent ? "value_size_per_head" : "size_per_head", " = ", out_dim, " columns");
+  heads = static_cast<int>(out_size / out_dim);
+  q_size = heads * dim;
+  if (latent) {
+    kv_heads = 1;
+  } else {
+    const auto qkv = name(attention, "attention.w_qkv");
+    qkv_size = manifest.tensor(qkv).rows;
+    // With more ranks than KV heads, each rank has one head, and several ranks have the same one.
+    const int kv = ranks > config.kv_head_num ? 1 : config.kv_head_num / ranks;
+    expect(qkv_size == q_size + 2 * kv * dim && heads % kv == 0 && (kv * ranks) % config.kv_head_num == 0, qkv,
+           "rows of ", heads, " q heads and of ", kv, " k and v heads each (kv_head_num = ", config.kv_head_num, ")");
+    kv_heads = kv;
+  }
 
   if (conv < config.num_layer) {
     const auto of_conv = name(conv, "conv.w_out");

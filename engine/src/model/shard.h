@@ -13,10 +13,10 @@ namespace charonia::model {
 
 struct Shard {
   int rank = 0, ranks = 1;
-  int heads = 0, kv_heads = 0;    // with more ranks than KV heads, several ranks hold the same head
+  int heads = 0, kv_heads = 0;    // with more ranks than KV heads, several ranks hold the same head; 1 latent
   std::int64_t q_size = 0;        // elements of the rank's q heads
-  std::int64_t qkv_size = 0;      // with the rank's k and v heads
-  std::int64_t conv_channels = 0; // of a short convolution; 0 if the model has none
+  std::int64_t qkv_size = 0;      // with the rank's k and v heads; 0 with latents
+  std::int64_t conv_channels = 0;  // of a short convolution; 0 if the model has none
   std::int64_t inter = 0;         // columns of a dense feed-forward layer; 0 if the model has none
   std::int64_t expert_inter = 0;  // columns of an expert; 0 if the model has none
   std::int64_t shared_inter = 0;  // columns of the shared expert; 0 if the model has none

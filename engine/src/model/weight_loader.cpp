@@ -36,6 +36,29 @@ void make_one_format(const std::vector<QuantPart*>& parts, const char* why) {
   }
 }
 
+// Appends the rows of a quantised weight, dequantised, with the columns in the order of the input features.
+void append_values(const ops::QuantSource& part, std::vector<float>& out) {
+  const auto& format = part.format();
+  const auto cols = static_cast<std::size_t>(part.cols()), groups = static_cast<std::size_t>(part.groups());
+  constexpr std::int64_t kRows = 64;  // read together
+  std::vector<std::uint8_t> codes(kRows * cols);
+  std::vector<float> scales(kRows * groups), row(cols);
+  std::vector<std::int8_t> zeros(kRows * groups, format.code == ops::Code::u4 ? 8 : 0);
+  const auto order = part.order();
+  for (std::int64_t first = 0; first < part.rows(); first += kRows) {
+    const auto n = std::min(kRows, part.rows() - first);
+    part.read(first, n, codes.data(), scales.data(), zeros.data());
+    for (std::size_t r = 0; r < static_cast<std::size_t>(n); ++r) {
+      for (std::size_t c = 0; c < cols; ++c) {
+        const auto group = r * groups + c / static_cast<std::size_t>(format.group);
+        const auto at = order.empty() ? c : static_cast<std::size_t>(order[c]);
+        row[at] = scales[group] * (ops::number_of(format.code, codes[r * cols + c]) - static_cast<float>(zeros[group]));
+      }
+      out.insert(out.end(), row.begin(), row.end());
+    }
+  }
+}
+
 void check_one_order(const QuantPart& a, const QuantPart& b) {
   if (std::ranges::equal(a.order(), b.order())) return;
   throw Error(ErrorCode::unsupported,
@@ -174,6 +197,23 @@ std::vector<float> WeightLoader::norm_values(const std::string& name, std::int64
     for (auto& value : values) value += 1;
   }
   return values;
+}
+
+std::vector<float> WeightLoader::values(const std::string& name, std::int64_t rows, std::int64_t cols) const {
+  std::vector<float> out;
+  out.reserve(static_cast<std::size_t>(rows * cols));
+  if (!files.quantised(name)) {
+    for (const auto& part : files.get(name, rows, cols)) {
+      for (std::int64_t row = 0; row < part.rows; ++row) {
+        for (std::int64_t col = 0; col < cols; ++col) {
+          out.push_back(float_at(part.row(row), static_cast<std::size_t>(col), part.dtype));
+        }
+      }
+    }
+    return out;
+  }
+  for (const auto& part : files.get_quantised(name, rows, cols)) append_values(*part, out);
+  return out;
 }
 
 Vector WeightLoader::vector(std::span<const float> values) const {

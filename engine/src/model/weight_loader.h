@@ -66,6 +66,8 @@ class WeightLoader {
   // A depthwise convolution's weight [channels, kernel], as ShortConvParams::weight [kernel, channels].
   Vector conv(const std::string& name, std::int64_t channels, int kernel) const;
   std::vector<float> norm_values(const std::string& name, std::int64_t n) const;
+  // The values [rows, cols] of a weight; a quantised weight is dequantised.
+  std::vector<float> values(const std::string& name, std::int64_t rows, std::int64_t cols) const;
   Vector norm(const std::string& name, std::int64_t n) const { return vector(norm_values(name, n)); }
   Vector vector(std::span<const float> values) const;
 

@@ -35,7 +35,26 @@ std::pair<const Manifest::Part*, const Manifest::Part*> overlap(const std::vecto
   return {};
 }
 
+// Whether two tensors are the same range of a file. True in a manifest without files.
+bool same_range(const Manifest::Tensor& a, const Manifest::Tensor& b) {
+  if (a.parts.size() != b.parts.size() || a.parts.size() > 1) return false;
+  if (a.parts.empty()) return true;
+  const auto range = [](const Manifest::Tensor& tensor) {
+    const auto& part = tensor.parts.front();
+    return std::tuple(part.file, part.name, part.rows.value_or(std::pair{std::int64_t{0}, tensor.rows}),
+                      part.cols.value_or(std::pair{std::int64_t{0}, tensor.cols}), part.row_step);
+  };
+  return range(a) == range(b);
+}
+
 }  // namespace
+
+bool shares_embedding(const ModelConfig& config, const Manifest& manifest) {
+  if (manifest.ranks() > 1 || !config.tie_word_embeddings || config.normalize_output) return false;
+  const auto &table = manifest.tensor("tok_embeddings.weight"), &output = manifest.tensor("output.0.weight");
+  return !table.quantization && !output.quantization && table.rows == output.rows && table.cols == output.cols &&
+         same_range(table, output);
+}
 
 WeightFiles::WeightFiles(Manifest manifest) : manifest_(std::move(manifest)) {
   open_files();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/safetensors.h"
+#include "charonia/config.h"
 #include "model/manifest.h"
 #include "ops/tensor.h"
 
@@ -61,5 +62,9 @@ class WeightFiles {
   std::vector<std::unique_ptr<SafetensorsFile>> files_;  // by file index of the manifest
   std::map<std::string_view, std::vector<Part>> tensors_;
 };
+
+// Whether the output layer is the embedding's table, so that it is stored once. It is not with several ranks: each has
+// the whole embedding, and its rows of the output layer.
+bool shares_embedding(const ModelConfig& config, const Manifest& manifest);
 
 }  // namespace charonia::model

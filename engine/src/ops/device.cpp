@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/operations.h"
 
 namespace charonia::ops {
 namespace {
@@ -31,6 +32,11 @@ void KvLayout::check() const {
     refuse_if(layer.kv_heads < 1 || layer.k_dim < 2 || layer.k_dim % 2 != 0 || layer.v_dim < 0 || layer.v_dim % 2 != 0,
               "of ", layer.kv_heads, " heads of ", layer.k_dim, " and ", layer.v_dim, " elements (k and v) in layer ", i,
               ": it must have at least 1 head, and even numbers of elements");
+    refuse_if(layer.v_dim == 0 && layer.kv_heads != 1, "of ", layer.kv_heads, " latents in layer ", i,
+              ": latent attention has one for all heads");
+    if (layer.v_dim == 0 && quant_bits != 0) {
+      throw Error(ErrorCode::unsupported, "a KV cache of latents (MLA) cannot be quantised: set quant_policy = 0");
+    }
     if (layer.storage < 0) continue;
     auto same = layer;
     same.storage = -1;
@@ -84,6 +90,20 @@ void KvCache::check_commit(const PerKind<int>& num_blocks) const {
     if (num_blocks_[kind] == 0 || (num_blocks[kind] >= 0 && num_blocks[kind] <= num_blocks_[kind])) continue;
     throw Error(ErrorCode::internal,
                 cat("ops::commit_blocks: ", num_blocks[kind], " blocks, but the cache has ", num_blocks_[kind]));
+  }
+}
+
+void Operations::latent_store(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const LatentParams&, KvCache&,
+                              int, int) {
+  throw Error(ErrorCode::unsupported, "latent attention (MLA) is not supported on this device: set device = cpu");
+}
+
+void Operations::heads_linear(const Tensor& out, const Tensor& in, std::span<const std::unique_ptr<Linear>> heads) {
+  const auto count = std::ssize(heads);
+  for (std::int64_t h = 0; h < count; ++h) {
+    const auto& weight = *heads[static_cast<std::size_t>(h)];
+    linear(columns_of(out, h * (out.cols / count), weight.out_features()),
+           columns_of(in, h * (in.cols / count), weight.in_features()), weight);
   }
 }
 

@@ -62,7 +62,7 @@ struct ExpertsShape {
 class Embedding {
  public:
   virtual ~Embedding() = default;
-  std::size_t bytes() const { return bytes_; }
+  std::size_t bytes() const { return bytes_; }  // of its own memory
 
  protected:
   std::size_t bytes_ = 0;
@@ -77,7 +77,8 @@ struct Precision {
   DType kv;          // elements of KV blocks
 };
 
-// The cache of one layer. Attention needs k_dim = v_dim.
+// The cache of one layer. Attention needs k_dim = v_dim; or v_dim = 0 and one head, for latent attention
+// (Operations::latent_store()).
 struct KvLayer {
   CacheKind kind = CacheKind::full;
   int kv_heads = 0, k_dim = 0, v_dim = 0;
@@ -158,6 +159,8 @@ class Device {
   virtual std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                               DType weight) = 0;
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) = 0;
+  // The table is `weight` [vocab, hidden], which make_linear() made and which must outlive it. Its bytes() are 0.
+  virtual std::unique_ptr<Embedding> make_embedding(const Linear& weight) = 0;
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
   // Like make_linear() and make_experts(), for weights that stay quantised. All parts have one format and the same
   // order(). If their input scales differ, the largest is used for all. `data`: the weight type for precision(), which

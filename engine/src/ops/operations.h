@@ -8,6 +8,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 
 #include "ops/norm_params.h"
 #include "ops/tensor.h"
@@ -59,6 +61,16 @@ struct ShortConvParams {
   int kernel = 0;                 // 2 to 4
   bool silu = false;              // out = silu(y); not with `gated`
   bool gated = false;             // in [rows, 3 * channels] = B, C, x: u = B * x and out = C * y
+};
+
+// How latent_store() prepares a step of latent attention. Pointers are device pointers.
+struct LatentParams {
+  const float* norm = nullptr;     // [latent size]: weight of the latent's RMS norm
+  float norm_eps = 0;
+  const float* cos_sin = nullptr;  // [table rows, rotary_dim]: half cosines, half sines
+  int rotary_dim = 0;              // even, 2 or more
+  bool interleaved = false;        // rotates pairs (2 d, 2 d + 1) instead of (d, d + rotary_dim / 2)
+  const float* q_scale = nullptr;  // [positions]: factor of q at each position; null: none
 };
 
 // The activation of a gated layer with outputs g of the gate and u of up.
@@ -138,8 +150,27 @@ class Operations {
   // and scales q and k in place according to `how`. Stores k and v of every row of the step in the cache of `layer`.
   virtual void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) = 0;
 
+  // Multi-head latent attention in the absorbed form (DeepSeek-V2, https://arxiv.org/abs/2405.04434), for a layer with
+  // one KV head and v_dim = 0. Its cache has one row [k_dim] for each token: the latent, then the rotated elements
+  // of k. Here latent size = k_dim - rotary_dim.
+  //   latent   [rows, k_dim] GEMM type: normalises the first elements, rotates the others, and stores the row
+  //   q        [rows, heads * (plain_dim + rotary_dim)] GEMM type
+  //   plain    [rows, heads * plain_dim] activation type = the first elements of each head of q, times q_scale
+  //   queries  [rows, heads * k_dim] GEMM type: the last rotary_dim elements of each head = the last elements of each
+  //            head of q, rotated, times q_scale. heads_linear() writes the others.
+  // latent and q may be overwritten. Throws Error(unsupported) on a device without it.
+  virtual void latent_store(const Tensor& queries, const Tensor& plain, const Tensor& q, const Tensor& latent,
+                            const LatentParams& how, KvCache& cache, int layer, int heads);
+
+  // A weight for each head. The columns of in, and those of out, are divided equally among the heads. Like linear() for
+  // the columns of each head; if a weight has fewer out_features than a head has columns, the rest does not change.
+  // in [rows, heads * in_features] activation type, out [rows, columns] GEMM type or activation type.
+  virtual void heads_linear(const Tensor& out, const Tensor& in, std::span<const std::unique_ptr<Linear>> heads);
+
   // out [rows, heads * head_dim] activation type = attention over the cache, with the scores of AttentionParams; q must
   // come from rotary_store(). All layers of a model have the same number of heads; their AttentionParams may differ.
+  // In a layer with v_dim = 0, qkv is `queries` of latent_store(), and the values are the first elements of a row of
+  // the cache: as many as out has columns per head.
   virtual void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                          const AttentionParams& how) = 0;
 

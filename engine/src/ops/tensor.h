@@ -49,4 +49,10 @@ struct Tensor {
   std::int64_t rows = 0, cols = 0, stride = 0;
 };
 
+// Columns [begin, begin + cols).
+inline Tensor columns_of(const Tensor& tensor, std::int64_t begin, std::int64_t cols) {
+  auto* const data = static_cast<std::byte*>(tensor.data) + static_cast<std::size_t>(begin) * size_of(tensor.dtype);
+  return {data, tensor.dtype, tensor.rows, cols, tensor.stride};
+}
+
 }  // namespace charonia::ops

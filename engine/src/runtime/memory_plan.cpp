@@ -229,6 +229,10 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));
     if (router.dtype == DType::f32) elements.matrices += router.rows * router.cols;
   }
+  if (model::shares_embedding(model, manifest)) {
+    const auto& table = manifest.tensor("tok_embeddings.weight");
+    elements.matrices -= table.rows * table.cols;
+  }
   auto floats = static_cast<std::size_t>(elements.vectors);
   for (std::size_t i = 0; i < manifest.layers().size(); ++i) {
     if (manifest.layers()[i].mixer != "short_conv") continue;
@@ -239,6 +243,12 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
   const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
+  if (device == "cuda" && model.latent_size > 0) {
+    throw Error(ErrorCode::unsupported,
+                cat("latent attention (MLA) of model family ", model.model_family,
+                    " is not supported on CUDA devices: set device = cpu"));
+  }
+  plan.kv_layout.check();
   RankMemory out;
   if (device != "null") {  // the null device keeps no weights
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +

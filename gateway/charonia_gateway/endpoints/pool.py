@@ -67,19 +67,17 @@ class Pool:
         on_change: Callable[[str, bool | None], None] = lambda target, up: None,
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         tls: Tls | None = None,
-        model: str | None = None,
         label: str = "",
         connect: Callable[[str], Server] | None = None,
         state: State | None = None,
     ) -> None:
         """resume_timeout_s: how long a response that has begun waits for a server that can continue it. on_retry:
         called before each retry. on_resume: called before another server continues. on_change: called with a server's
-        target and whether it is up; None: it is gone. metadata, tls: as Client has them. model: its name, if the
-        servers have several. label: of its Triton models, `ensemble.LABEL` and so on. connect: makes the client of a
-        target. state: has the owners of sessions."""
+        target and whether it is up; None: it is gone. metadata, tls: as Client has them. label: of its Triton models,
+        `ensemble.LABEL` and so on. connect: makes the client of a target. state: has the owners of sessions."""
         self._connect = connect or self._client
         self._tls = tls
-        self._model = model
+        self.model: str | None = None  # its name, if the servers have several
         self._ensemble = f"ensemble.{label}" if label else "ensemble"
         self._targets = list(targets)
         self._check_interval_s = check_interval_s
@@ -197,15 +195,15 @@ class Pool:
 
     async def explained(self, error: CharoniaError) -> CharoniaError:
         """The same error, or NotLoaded if the servers have other models but not this one."""
-        if self._model is None or not isinstance(error, Unavailable) or not self.endpoints:
+        if self.model is None or not isinstance(error, Unavailable) or not self.endpoints:
             return error
         checks = (endpoint.client.check(self._check_timeout_s) for endpoint in self.endpoints)
         outcomes = await asyncio.gather(*checks, return_exceptions=True)
         if not all(isinstance(outcome, NotReady) for outcome in outcomes):
             return error
         return NotLoaded(
-            f"the model {self._model!r} is not loaded now, or is being loaded: /v1/models says which are ready; this "
-            f"server's operator loads it with `charonia models load {self._model}`"
+            f"the model {self.model!r} is not loaded now, or is being loaded: /v1/models says which are ready; this "
+            f"server's operator loads it with `charonia models load {self.model}`"
         )
 
     # --- sessions

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { path } from "./conversations.js";
 import * as mcp from "./mcp.js";
-import { parseTools, preferences } from "./preferences.js";
+import { namesOf, parseTools, preferences } from "./preferences.js";
 import { isWell, look, tell, untilReady } from "./server_watch.js";
 
 /** The fields of a response that is not complete. */
@@ -33,7 +33,9 @@ export function requestBody(conversation, parent, model) {
   const messages = path(conversation, parent).map(toApi);
   const settings = conversation.settings ?? preferences;
   if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
-  const tools = conversation.toolsOff ? [] : [...parseTools(settings.tools), ...mcp.functions()];
+  const own = namesOf(settings.tools);
+  const others = mcp.functions().filter((one) => !own.has(one.function.name));
+  const tools = conversation.toolsOff ? [] : [...parseTools(settings.tools), ...others];
   return { model, messages, ...settings.sampling, ...responseFormat(settings), ...(tools.length && { tools }) };
 }
 

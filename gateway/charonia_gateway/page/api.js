@@ -85,6 +85,9 @@ export async function models() {
   return new Map(data.map((model) => [model.id, model]));
 }
 
+/** Loads a model, or adds one ("NAME=MODEL"), and resolves when it is ready. Needs a key of access admin. */
+export const loadModel = (model) => json("models/load", { body: { model } });
+
 /** Why requests cannot be served now, or null. */
 export async function whyNotReady() {
   try {

@@ -1,10 +1,13 @@
-// Files of chats: this page's, and what ChatGPT (conversations.json), Open WebUI and llama.cpp's page export.
+// Files of chats: this page's, and what ChatGPT, Open WebUI and llama.cpp's page export (JSON, JSON lines, ZIP).
 
+import { text } from "./languages.js";
 import { newConversation, newId } from "./conversations.js";
 import { requestSettings } from "./preferences.js";
 
 const FORMAT = "charonia-chat-1";
 const ROLES = ["user", "assistant", "tool"];
+const MAX_TITLE = 200; // characters
+const MAX_UNZIPPED_BYTES = 1e9;
 
 export const exported = (conversations) => JSON.stringify({ format: FORMAT, conversations }, null, 1);
 
@@ -58,10 +61,11 @@ function importedConversation(raw) {
   const conversation = {
     ...newConversation(),
     id: /^[\w-]{1,100}$/.test(raw.id ?? "") ? raw.id : newId(),
-    title: string(raw.title, "title"),
+    title: string(raw.title, "title").slice(0, MAX_TITLE),
     created: time(raw.created),
-    updated: time(raw.updated),
+    updated: Math.min(time(raw.updated), Date.now()),
   };
+  if (raw.toolsOff) conversation.toolsOff = true;
   if (raw.settings) conversation.settings = importedSettings(raw.settings);
   const messages = new Map(Object.values(raw.messages ?? {}).map((one) => [one.id, importedMessage(one)]));
   const rooted = new Set([null]); // messages whose path to the first message is verified
@@ -85,7 +89,7 @@ function importedConversation(raw) {
  * replies move up. */
 function chat(source, { id, title, created, updated, leaf, nodes }) {
   const all = new Map(nodes.map((node) => [String(node.id), node]));
-  const isMessage = ({ role, content, files }) => ["user", "assistant"].includes(role) && (content || files?.length);
+  const isMessage = ({ role, content, files, toolCalls }) => ROLES.includes(role) && (content || files?.length || toolCalls?.length);
   const above = (from) => {
     const visited = new Set();
     let id = String(from);
@@ -96,7 +100,17 @@ function chat(source, { id, title, created, updated, leaf, nodes }) {
     return all.has(id) && isMessage(all.get(id)) ? id : null;
   };
   const messages = nodes.filter(isMessage).map((node) => ({ ...node, id: String(node.id), parent: above(node.parent) }));
-  return { id: id && `${source}-${id}`, title: title || "", created, updated, leaf: above(leaf) ?? messages.at(-1)?.id ?? null, messages };
+  const known = id || messages[0]?.id; // so that a second import finds the chat
+  return { id: `${source}-${known}`, title: string(title || "", "title"), created, updated, leaf: above(leaf) ?? messages.at(-1)?.id ?? null, messages };
+}
+
+const textOrNothing = (value) => (typeof value === "string" ? value : "");
+
+/** The text of a message of ChatGPT, without its marks of citations. */
+function chatGptText({ content } = {}) {
+  if (!["text", "multimodal_text"].includes(content?.content_type)) return "";
+  const parts = (content.parts ?? []).filter((part) => typeof part === "string");
+  return parts.join("\n\n").replace(/\ue200[^\ue201]*\ue201/g, "");
 }
 
 const ofChatGpt = ({ title, create_time, update_time, mapping, current_node, conversation_id, id }) =>
@@ -109,10 +123,8 @@ const ofChatGpt = ({ title, create_time, update_time, mapping, current_node, con
     nodes: Object.values(mapping).map(({ id, parent, message }) => ({
       id,
       parent,
-      role: message?.author?.role,
-      content: ["text", "multimodal_text"].includes(message?.content?.content_type)
-        ? message.content.parts.filter((part) => typeof part === "string").join("\n\n")
-        : "",
+      role: message?.author?.role === "tool" ? null : message?.author?.role,
+      content: chatGptText(message ?? {}),
       created: message?.create_time * 1000,
       model: message?.metadata?.model_slug,
     })),
@@ -129,11 +141,17 @@ const ofOpenWebUi = ({ id, title, chat: { history }, created_at, updated_at }) =
       id,
       parent: parentId,
       role,
-      content: content.replace(/<details type="(reasoning|tool_calls)"[^]*?<\/details>\s*/g, ""),
+      content: textOrNothing(content).replace(/<details type="(reasoning|tool_calls)"[^]*?<\/details>\s*/g, ""),
       created: timestamp * 1000,
       model,
     })),
   });
+
+/** The calls in a file of llama.cpp's page: a list, or its JSON. */
+function llamaCppCalls(calls) {
+  const all = typeof calls === "string" && calls ? JSON.parse(calls) : calls;
+  return all && all.map(({ id, function: { name, arguments: given } }) => ({ id, name, arguments: given ?? "" }));
+}
 
 const ofLlamaCpp = ({ conv, messages }) =>
   chat("llamacpp", {
@@ -142,11 +160,13 @@ const ofLlamaCpp = ({ conv, messages }) =>
     created: messages[0]?.timestamp,
     updated: conv.lastModified,
     leaf: conv.currNode,
-    nodes: messages.map(({ id, parent, role, content, timestamp, model, extra, reasoningContent, thinking }) => ({
+    nodes: messages.map(({ id, parent, role, content, timestamp, model, extra, reasoningContent, thinking, toolCalls, toolCallId }) => ({
       id,
       parent,
       role,
-      content,
+      content: textOrNothing(content),
+      toolCalls: llamaCppCalls(toolCalls),
+      toolCallId,
       created: timestamp,
       model,
       reasoning: reasoningContent || thinking,
@@ -161,9 +181,60 @@ function inOurFormat(one) {
   throw new Error("expected a file that this page, ChatGPT, Open WebUI or llama.cpp's page has exported");
 }
 
-/** The conversations of a file. Throws an error that describes an invalid file. */
-export function imported(text) {
-  const file = JSON.parse(text);
-  const all = file?.format === FORMAT && Array.isArray(file.conversations) ? file.conversations : [file].flat().map(inOurFormat);
-  return all.map(importedConversation);
+/** The values in a text: of JSON, or of JSON lines. */
+function values(source) {
+  try {
+    return [JSON.parse(source)].flat();
+  } catch (error) {
+    try {
+      return source.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line));
+    } catch {
+      throw error;
+    }
+  }
+}
+
+/** Joins the lines of llama.cpp's page: one for a chat, followed by one for each of its messages. */
+function joined(all) {
+  const chats = [];
+  for (const one of all) {
+    if (one?.type === "session") chats.push({ conv: one, messages: [] });
+    else if (one?.type === "message" && chats.at(-1)?.conv) chats.at(-1).messages.push(one.message);
+    else chats.push(one);
+  }
+  return chats;
+}
+
+/** The texts of the files with chats in a ZIP file. */
+async function unzipped(file) {
+  const { strFromU8, unzipSync } = await import("./libraries/fflate/esm/browser.js");
+  let bytes = 0;
+  const isWanted = ({ name, originalSize }) => {
+    if (!/(^|\/)conversations[^/]*\.json$|\.jsonl$/.test(name)) return false;
+    bytes += originalSize;
+    if (bytes > MAX_UNZIPPED_BYTES) throw new Error(text("tooLarge", file.name, `${MAX_UNZIPPED_BYTES / 1e6} MB`));
+    return true;
+  };
+  const files = unzipSync(new Uint8Array(await file.arrayBuffer()), { filter: isWanted });
+  return Object.values(files).map((one) => strFromU8(one));
+}
+
+const readers = (file) =>
+  file?.format === FORMAT && Array.isArray(file.conversations) ? file.conversations.map((one) => () => one) : [() => inOurFormat(file)];
+
+/** The conversations of a file, and the errors of its invalid ones: {found, errors}. Throws an error if none is valid. */
+export async function imported(file) {
+  const isZip = (await file.slice(0, 4).text()) === "PK\x03\x04";
+  const texts = isZip ? await unzipped(file) : [await file.text()];
+  const found = [];
+  const errors = [];
+  for (const read of joined(texts.flatMap(values)).flatMap(readers)) {
+    try {
+      found.push(importedConversation(read()));
+    } catch (error) {
+      errors.push(error);
+    }
+  }
+  if (!found.length) throw errors[0] ?? new Error(text("noChatsInFile"));
+  return { found, errors };
 }

@@ -3,6 +3,7 @@
 import { html, nothing } from "./libraries/lit-html/lit-html.js";
 import { chatParameters } from "./api.js";
 import { language, text } from "./languages.js";
+import { revealed } from "./markdown.js";
 import * as mcp from "./mcp.js";
 import { iconButton } from "./message_view.js";
 import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
@@ -24,6 +25,7 @@ const PARAMETERS = [
 ];
 let parameters = null; // by name; undefined if the gateway does not describe them
 let errors = {}; // rejected input by the setting's name
+const orders = {}; // the state of an order to the server, in words
 
 export async function openSettings() {
   state.settingsOpen = true;
@@ -174,7 +176,7 @@ function serverItem(server) {
   const remove = () => actions.setServers(preferences.servers.filter((one) => one !== server));
   return html`<li>
     <div class="row"><code>${server.url}</code>${iconButton("close", text("removeServer", server.url), remove)}</div>
-    <p class="hint ${error ? "problem" : ""}" role="status">${words}</p>
+    <p class="hint ${error ? "problem" : ""}" role="status">${revealed(words)}</p>
   </li>`;
 }
 
@@ -198,6 +200,28 @@ function toolServers() {
   </fieldset>`;
 }
 
+/** Only a server with keys takes this order, from keys of access admin. */
+function modelLoader() {
+  if (!apiKey()) return nothing;
+  const load = async (event) => {
+    event.preventDefault();
+    const { value } = event.target.elements.model;
+    orders.load = text("loadingModel", value);
+    actions.update();
+    const problem = await actions.addModel(value.trim());
+    orders.load = problem ?? text("modelLoaded", value);
+    actions.update();
+  };
+  return html`<fieldset>
+    <legend>${text("loadModel")}</legend>
+    <form class="row" @submit=${load}>
+      <input name="model" required pattern=".*[^ ].*" maxlength="4096" aria-label=${text("loadModel")} placeholder="NAME=owner/model">
+      <button type="submit" class="plain">${text("load")}</button>
+    </form>
+    <p class="hint" role="status">${orders.load ?? text("loadModelHelp")}</p>
+  </fieldset>`;
+}
+
 const settingsBody = () => html`
   <label class="check">
     <input type="checkbox" .checked=${Boolean(state.current.settings)} @change=${(event) => actions.setOwn(event.target.checked)}>
@@ -208,7 +232,7 @@ const settingsBody = () => html`
     <textarea rows="4" .value=${actions.settings().system} @change=${(event) => actions.set("system", event.target.value)}></textarea>
     <span class="hint">${text("systemHelp")}</span>
   </label>
-  ${sampling()} ${answerFormat()} ${codeField("tools", parseTools)} ${toolServers()} ${presets()}
+  ${sampling()} ${answerFormat()} ${codeField("tools", parseTools)} ${toolServers()} ${presets()} ${modelLoader()}
   <fieldset>
     <legend>${text("appearance")}</legend>
     ${chooser("theme", text("theme"), [["", text("themeAuto")], ["light", text("themeLight")], ["dark", text("themeDark")]])}

@@ -5,6 +5,8 @@ import { startWorker } from "./workers.js";
 
 const CONNECT_MS = 10_000;
 const MAX_PAGES = 50;
+const MAX_TOOLS = 500; // of a server
+const MAX_RESULT = 1_000_000; // characters
 
 let worker;
 let requests = 0;
@@ -34,12 +36,16 @@ async function connect(server) {
   const tools = [];
   let params = {};
   for (let page = 0; params && page < MAX_PAGES; page++) {
-    const { tools: more, nextCursor } = await call(server, "tools/list", params, signal);
-    tools.push(...more);
+    const { tools: more, nextCursor } = (await call(server, "tools/list", params, signal)) ?? {};
+    if (!Array.isArray(more)) throw new Error("the server sent no list of tools");
+    tools.push(...more.filter(isTool));
     params = nextCursor && { cursor: nextCursor };
   }
-  return tools;
+  return tools.slice(0, MAX_TOOLS);
 }
+
+/** Whether a server's description of a tool has the form that the API needs. */
+const isTool = (tool) => tool?.name && typeof tool.name === "string" && tool.inputSchema?.type === "object";
 
 /** Connects to the servers that have no connection. changed() is called with each result. */
 export function connectAll(changed) {
@@ -79,7 +85,7 @@ export const find = (name) => named().get(name);
 export const functions = () =>
   [...named()].map(([name, { tool }]) => ({
     type: "function",
-    function: { name, description: tool.description ?? tool.title ?? "", parameters: tool.inputSchema },
+    function: { name, description: String(tool.description ?? tool.title ?? ""), parameters: tool.inputSchema },
   }));
 
 /** The result of a call as text for the model. Throws only if the signal is aborted. */
@@ -90,7 +96,9 @@ export async function run({ name, arguments: text }, signal) {
     const { content = [], structuredContent, isError } = await call(server, "tools/call", params, signal);
     const parts = content.map((part) => part.text ?? part.resource?.text ?? part.uri ?? `[${part.type}]`);
     if (!parts.length && structuredContent) parts.push(JSON.stringify(structuredContent));
-    return (isError ? "Error: " : "") + parts.join("\n\n");
+    const result = parts.join("\n\n");
+    const cut = result.length > MAX_RESULT ? `${result.slice(0, MAX_RESULT)}\n[${result.length - MAX_RESULT} more characters]` : result;
+    return (isError ? "Error: " : "") + cut;
   } catch (error) {
     signal.throwIfAborted();
     return `Error: ${error.message}`;

@@ -11,11 +11,16 @@ const CLIENT = { protocolVersion: VERSION, capabilities: {}, clientInfo: { name:
 const sessions = new Map(); // by the server's URL: a promise of the headers of its session
 const running = new Map(); // AbortController by request
 
-function post({ url, token }, headers, message, signal) {
+async function post({ url, token }, headers, message, signal) {
   const sent = { "Content-Type": "application/json", Accept: "application/json, text/event-stream", ...headers };
   if (token) sent.Authorization = `Bearer ${token}`;
   const body = JSON.stringify({ jsonrpc: "2.0", ...message });
-  return fetch(url, { method: "POST", headers: sent, body, signal, credentials: "omit", referrerPolicy: "no-referrer" });
+  try {
+    return await fetch(url, { method: "POST", headers: sent, body, signal, credentials: "omit", referrerPolicy: "no-referrer" });
+  } catch (error) {
+    signal.throwIfAborted();
+    throw new Error(`it cannot be reached, or does not allow this page to call it (CORS): ${error.message}`);
+  }
 }
 
 /** The result in a response, which is JSON or a stream that may have other messages too. */
@@ -26,18 +31,22 @@ async function resultOf(response, id) {
     const events = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(new EventSourceParserStream()).getReader();
     for (let read = await events.read(); !read.done && !answer; read = await events.read()) {
       const message = JSON.parse(read.value.data);
-      if (message.id === id) answer = message;
+      if (message.id === id && !message.method) answer = message; // the server's own requests have ids, too
     }
     events.cancel();
-  } else answer = await response.json();
+  } else {
+    answer = await response.json().catch((error) => {
+      throw new Error(`the address is not of an MCP server (Streamable HTTP): ${error.message}`);
+    });
+  }
   if (!answer) throw new Error("the server sent no result");
-  if (answer.error) throw new Error(answer.error.message);
+  if (answer.error) throw new Error(answer.error.message ?? JSON.stringify(answer.error));
   return answer.result;
 }
 
 async function begin(server, signal) {
   const response = await post(server, {}, { id: 0, method: "initialize", params: CLIENT }, signal);
-  const { protocolVersion } = await resultOf(response, 0);
+  const { protocolVersion = VERSION } = await resultOf(response, 0);
   const headers = { "MCP-Protocol-Version": protocolVersion };
   const session = response.headers.get("Mcp-Session-Id");
   if (session) headers["Mcp-Session-Id"] = session;

@@ -5,7 +5,6 @@ import { siblings } from "./conversations.js";
 import { icon } from "./icons.js";
 import { language, text } from "./languages.js";
 import { MarkdownView, copyText, revealed } from "./markdown.js";
-import * as mcp from "./mcp.js";
 import { CROWDED_MS, crowded } from "./server_watch.js";
 import * as actions from "./state.js";
 
@@ -100,7 +99,7 @@ const pretty = (json) => {
 function toolCalls(message, busy, isLast) {
   if (!message.toolCalls?.length) return nothing;
   const waits = isLast && !message.state && message.finish === "tool_calls";
-  const servers = waits ? message.toolCalls.map(({ name }) => mcp.find(name)?.server.url) : [];
+  const servers = waits ? message.toolCalls.map((call) => actions.toolOf(call)?.server.url) : [];
   const runs = servers.some(Boolean);
   const typed = (form) => message.toolCalls.map((_, index) => form.elements[`result-${index}`]?.value);
   const submit = (event) => {

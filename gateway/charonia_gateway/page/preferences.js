@@ -69,10 +69,19 @@ export function forgetDrafts(kept) {
 /** A copy of the request settings in `from`. */
 export const requestSettings = (from) => Object.fromEntries(Object.keys(REQUEST_SETTINGS).map((name) => [name, from[name] ?? REQUEST_SETTINGS[name]]));
 
-/** The functions that the model may call, in the API's format. Throws an error for the user. */
+/** The functions that the user has defined, in the API's format. Throws an error for the user. */
 export function parseTools(text) {
   if (!text.trim()) return [];
   const tools = JSON.parse(text);
   if (!Array.isArray(tools)) throw new Error('expected a list: [{"type": "function", "function": {…}}]');
   return tools;
+}
+
+/** The names of these functions; none if the text is invalid. */
+export function namesOf(text) {
+  try {
+    return new Set(parseTools(text).map((tool) => tool.function?.name));
+  } catch {
+    return new Set();
+  }
 }

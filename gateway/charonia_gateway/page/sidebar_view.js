@@ -88,7 +88,7 @@ export function sidebar(close) {
       </button>
       <label class="plain small button">
         ${icon("import")}${text("importChats")}
-        <input class="visually-hidden" type="file" accept=".json,application/json" @change=${takeFile}>
+        <input class="visually-hidden" type="file" accept=".json,.jsonl,.zip,application/json" @change=${takeFile}>
       </label>
     </div>
   </nav>`;

@@ -1,6 +1,6 @@
 // The page's state, and the actions of its buttons.
 
-import { models, whyNotThisPage } from "./api.js";
+import { loadModel, models, whyNotThisPage } from "./api.js";
 import { MOMENTARY, write } from "./answering.js";
 import { exported, imported } from "./chat_files.js";
 import * as store from "./conversations.js";
@@ -8,7 +8,7 @@ import { textOf } from "./files.js";
 import { text } from "./languages.js";
 import { finish } from "./markdown.js";
 import * as mcp from "./mcp.js";
-import { apiKey, draft, forgetDrafts, preferences, requestSettings, setApiKey, setDraft, setPreference } from "./preferences.js";
+import { apiKey, draft, forgetDrafts, namesOf, preferences, requestSettings, setApiKey, setDraft, setPreference } from "./preferences.js";
 import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
 const MAX_ROUNDS = 25; // of calls without a question, after each message of the user
@@ -190,6 +190,17 @@ async function checkOrigin() {
   update();
 }
 
+/** Lets the server load a model. Resolves to an error for the user, or null. */
+export async function addModel(model) {
+  try {
+    await loadModel(model);
+    await currentModel(true);
+    return null;
+  } catch (error) {
+    return error.message;
+  }
+}
+
 export function chooseModel(model) {
   state.model = model;
   setPreference("model", model);
@@ -328,12 +339,14 @@ export function exportChats() {
 export async function importChats(file) {
   try {
     const known = new Map(state.conversations.map((one) => [one.id, one]));
-    const changed = imported(await file.text()).flatMap((one) => {
+    const { found, errors } = await imported(file);
+    const changed = found.flatMap((one) => {
       const mine = known.get(one.id);
       return mine ? (store.adopt(mine, one) ? [mine] : []) : [one];
     });
     restore(changed);
-    notify(changed.length ? text("imported", changed.length) : text("importedNothing"));
+    const said = changed.length ? text("imported", changed.length) : text("importedNothing");
+    notify(errors.length ? `${said}. ${text("importedNot", errors.length, errors[0].message)}` : said);
   } catch (error) {
     notify(text("importFailed", error.message));
   }
@@ -517,17 +530,23 @@ export function sendEdited(message, content) {
   answerUnder(state.current, made.id);
 }
 
-const toolId = ({ name }) => {
-  const { server, tool } = mcp.find(name) ?? {};
+/** The MCP tool that a call means: {server, tool}. A function of the user's settings hides a tool with its name. */
+export function toolOf({ name }, conversation = state.current) {
+  const { tools } = conversation.settings ?? preferences;
+  return namesOf(tools).has(name) ? undefined : mcp.find(name);
+}
+
+function toolId(call, conversation) {
+  const { server, tool } = toolOf(call, conversation) ?? {};
   return server && `${server.url} ${tool.name}`;
-};
+}
 
 /** Whether the page may run all calls of a message without a question. After many rounds it asks again. */
 function mayRun(conversation, message) {
   const shown = store.path(conversation, message.id);
   const sinceUser = shown.slice(shown.findLastIndex(({ role }) => role === "user"));
   const rounds = sinceUser.filter(({ role }) => role === "assistant").length;
-  return rounds <= MAX_ROUNDS && message.toolCalls.every((call) => conversation.allowed?.includes(toolId(call)));
+  return rounds <= MAX_ROUNDS && message.toolCalls.every((call) => conversation.allowed?.includes(toolId(call, conversation)));
 }
 
 /** Sends the results of a response's calls to the model. typed: the results of functions that no MCP server has, by
@@ -536,7 +555,8 @@ export async function sendResults(message, typed, always = false) {
   const conversation = state.current;
   if (isRunning(conversation) || !isHere(message)) return;
   if (always) {
-    conversation.allowed = [...new Set([...(conversation.allowed ?? []), ...message.toolCalls.map(toolId).filter(Boolean)])];
+    const ids = message.toolCalls.map((call) => toolId(call, conversation)).filter(Boolean);
+    conversation.allowed = [...new Set([...(conversation.allowed ?? []), ...ids])];
     adjusted(conversation);
   }
   await runCalls(conversation, message, typed);

@@ -139,6 +139,13 @@ class ModelList(_Body):
     data: list[Model]
 
 
+class Ordered(_Body):
+    """The response of /models/load and /models/unload."""
+
+    success: Literal[True]
+    message: str
+
+
 class TokensBody(_Body):
     """The response of /tokenize."""
 

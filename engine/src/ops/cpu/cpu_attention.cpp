@@ -17,10 +17,10 @@ constexpr std::int64_t kSmallRotation = 8192;    // elements
 
 // Checks that begin_step() could not make without the cache. All layers of a kind have the same tables, so whole tables
 // are checked only in layer 0.
-void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op) {
+void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op, bool latent) {
   require(layer >= 0 && layer < std::ssize(cache.layout().layers), op, "no such layer");
   const auto& how = cache.layout().layers[static_cast<std::size_t>(layer)];
-  require(how.k_dim == how.v_dim, op,
+  require(latent ? how.v_dim == 0 : how.k_dim == how.v_dim, op,
           [&] { return cat("heads of k have ", how.k_dim, " elements, heads of v ", how.v_dim); });
   const int block_len = cache.layout().block_len, num_blocks = cache.num_blocks()[how.kind];
   const auto tables = batch.block_tables[how.kind];
@@ -149,7 +149,7 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
-  check_tables(batch, cache, layer, "rotary_store");
+  check_tables(batch, cache, layer, "rotary_store", false);
   const auto& of_layer = kv.layer(layer);
   const int dim = of_layer.k_dim, kv_heads = of_layer.stores ? of_layer.kv_heads : 0, block_len = layout.block_len;
   require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
@@ -221,20 +221,114 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   });
 }
 
+void CpuOps::latent_store(const Tensor& queries, const Tensor& plain, const Tensor& q, const Tensor& latent,
+                          const LatentParams& how, KvCache& cache, int layer, int heads) {
+  const auto& batch = input_.attention;
+  const auto& kv = static_cast<const CpuKvCache&>(cache);
+  const int block_len = kv.layout().block_len;
+  check_tables(batch, cache, layer, "latent_store", true);
+  const auto& of_layer = kv.layer(layer);
+  const int dim = of_layer.k_dim, rotated = how.rotary_dim, values = dim - rotated;
+  const auto plain_dim = plain.cols / heads, head = plain_dim + rotated;
+  require(how.norm != nullptr && how.cos_sin != nullptr && rotated >= 2 && rotated % 2 == 0 && values >= 1,
+          "latent_store", "needs a norm, a table, and an even rotary_dim in [2, k_dim)");
+  require(latent.cols == dim && queries.cols == std::int64_t{heads} * dim && q.cols == heads * head &&
+              latent.dtype == DType::f32 && queries.dtype == DType::f32 && q.dtype == DType::f32 &&
+              latent.rows == static_cast<std::int64_t>(batch.positions.size()),
+          "latent_store", "latent [rows, k_dim], queries and q must be f32 and fit together");
+  const auto tables = batch.block_tables[of_layer.kind];
+  const auto rotate = how.interleaved ? kernels_.rotate_interleaved : kernels_.rotate;
+  const auto to_cache = [&](std::byte* at, int slot, const float* row) {
+    const auto store = [&](auto* k, const auto* from, int step) {
+      for (int d = 0; d < dim; d += step) {
+        std::copy_n(from + d, step, k + static_cast<std::int64_t>(d) * block_len + step * slot);
+      }
+    };
+    if (kv.layout().dtype == DType::f32) return store(reinterpret_cast<float*>(at), row, 1);
+    if (kv.layout().dtype == DType::bf16) {
+      auto* const halves = reinterpret_cast<Bf16*>(scratch_floats(dim));
+      kernels_.bf16_from_f32(halves, row, dim);
+      return store(reinterpret_cast<Bf16*>(at), halves, 2);  // in pairs of rows (cpu_kv_cache.h)
+    }
+    auto* const halves = reinterpret_cast<F16*>(scratch_floats(dim));
+    kernels_.f16_from_f32(halves, row, dim);
+    store(reinterpret_cast<F16*>(at), halves, 1);
+  };
+  for_rows(latent.rows, queries.cols, [&](std::int64_t row) {
+    const int position = batch.positions[static_cast<std::size_t>(row)];
+    const auto table_row = batch.rotary_rows.empty() ? position : batch.rotary_rows[static_cast<std::size_t>(row)];
+    const float* const angles = how.cos_sin + std::int64_t{table_row} * rotated;
+    auto* const k = reinterpret_cast<float*>(row_at(latent, row));
+    kernels_.rms_norm_f32(k, k, nullptr, {.weight = how.norm, .eps = how.norm_eps}, values);
+    rotate(k + values, angles, rotated);
+    const auto sequence = sequence_of_row_[static_cast<std::size_t>(row)];
+    const auto block = tables[static_cast<std::size_t>(sequence * batch.table_stride + position / block_len)];
+    to_cache(of_layer.head(0) + static_cast<std::size_t>(block) * of_layer.block_bytes, position % block_len, k);
+
+    auto* from = reinterpret_cast<float*>(row_at(q, row));
+    auto* to = reinterpret_cast<float*>(row_at(queries, row));
+    auto* unrotated = row_at(plain, row);
+    if (how.q_scale != nullptr) kernels_.scale(from, how.q_scale[position], q.cols);
+    for (int h = 0; h < heads; ++h, from += head, to += dim) {
+      rotate(from + plain_dim, angles, rotated);
+      std::copy_n(from + plain_dim, rotated, to + values);
+      if (plain.dtype == DType::bf16) {
+        kernels_.bf16_from_f32(reinterpret_cast<Bf16*>(unrotated), from, plain_dim);
+      } else {
+        std::copy_n(from, plain_dim, reinterpret_cast<float*>(unrotated));
+      }
+      unrotated += static_cast<std::size_t>(plain_dim) * size_of(plain.dtype);
+    }
+  });
+}
+
+void CpuOps::heads_linear(const Tensor& out, const Tensor& in, std::span<const std::unique_ptr<Linear>> heads) {
+  const auto count = std::ssize(heads);
+  require(in.rows == out.rows && in.cols % count == 0 && out.cols % count == 0, "heads_linear",
+          "the columns of in and out must be divisible by the number of heads");
+  if (in.rows == 0) return;
+  auto to = out;
+  if (out.dtype != DType::f32) {
+    const auto bytes = static_cast<std::size_t>(out.rows * out.cols) * sizeof(float);
+    if (heads_out_ == nullptr || heads_out_->bytes() < bytes) heads_out_ = std::make_unique<HugeMemory>(bytes);
+    to = {heads_out_->data(), DType::f32, out.rows, out.cols, out.cols};
+  }
+  const auto out_step = out.cols / count, in_step = in.cols / count;
+  for (std::int64_t h = 0; h < count; ++h) {
+    const auto& w = static_cast<const CpuLinear&>(*heads[static_cast<std::size_t>(h)]);
+    require(in.dtype == precision(w.type()).activation && in_step == w.in_features() && out_step >= w.out_features(),
+            "heads_linear", [&] {
+              return cat("a weight [", w.out_features(), ", ", w.in_features(), "] does not fit heads of ", in_step,
+                         " and ", out_step, " columns");
+            });
+    add_expert_gemm(columns_of(to, h * out_step, w.out_features()), columns_of(in, h * in_step, in_step), w);
+  }
+  multiply_experts(plain_gemms_);
+  multiply_experts(prepared_gemms_);
+  if (out.dtype == DType::f32) return;
+  for_rows(out.rows, out.cols, [&](std::int64_t row) {
+    kernels_.bf16_from_f32(reinterpret_cast<Bf16*>(row_at(out, row)), reinterpret_cast<float*>(row_at(to, row)),
+                           out.cols);
+  });
+}
+
 void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                        const AttentionParams& how) {
   const auto& batch = input_.attention;
   const auto& kv = static_cast<const CpuKvCache&>(cache);
   const auto& layout = kv.layout();
-  check_tables(batch, cache, layer, "attention");
   const auto& of_layer = kv.layer(layer);
+  const bool latent = of_layer.v_dim == 0;
+  check_tables(batch, cache, layer, "attention", latent);
   const int dim = of_layer.k_dim, kv_heads = of_layer.kv_heads, group = heads / kv_heads;
   require(how.window >= 0 && how.soft_cap >= 0, "attention", "window and soft_cap must not be negative");
   require(how.scale > 0, "attention", "scale must be positive");
   require(heads % kv_heads == 0, "attention", "heads must be a multiple of kv_heads");
-  require(out.cols == static_cast<std::int64_t>(heads) * dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
+  const int value_dim = latent ? static_cast<int>(out.cols / heads) : dim;
+  require(value_dim >= 1 && value_dim <= dim, "attention", "a row of the cache has fewer elements than a head of out");
+  require(out.cols == static_cast<std::int64_t>(heads) * value_dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
-          "attention", "out must be [rows, heads * head_dim], qkv f32 as in rotary_store");
+          "attention", "out must be [rows, heads * head_dim], qkv f32 as in rotary_store or latent_store");
   const auto kernels = kernels_for(kernels_, layout);
 
   tiles_.clear();
@@ -258,14 +352,15 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
   }
   const bool small = work < kSmallAttention;
   auto* const states = share_tiles(small, attention_state(dim));
-  const auto scratch = attention_scratch(dim, layout.block_len);
+  const auto scratch = attention_scratch(dim, layout.block_len, latent ? value_dim : 0);
   const auto args_of = [&](const AttentionTile& tile) -> AttentionArgs {
     const auto first = batch.query_start[static_cast<std::size_t>(tile.sequence)];
-    const auto q_column = static_cast<std::int64_t>(tile.kv_head) * group * dim;
-    return {.q = static_cast<const float*>(qkv.data) + first * qkv.stride + q_column,
+    const auto first_head = static_cast<std::int64_t>(tile.kv_head) * group;
+    return {.q = static_cast<const float*>(qkv.data) + first * qkv.stride + first_head * dim,
             .q_stride = qkv.stride,
             .group = group,
             .head_dim = dim,
+            .latent_dim = latent ? value_dim : 0,
             .begin = tile.begin,
             .end = tile.end,
             .first_position = batch.positions[static_cast<std::size_t>(first)],
@@ -276,10 +371,10 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
             .scale = how.scale,
             .window = how.window,
             .soft_cap = how.soft_cap,
-            .slopes = how.alibi == nullptr ? nullptr : how.alibi + std::int64_t{tile.kv_head} * group,
-            .sinks = how.sinks == nullptr ? nullptr : how.sinks + std::int64_t{tile.kv_head} * group,
+            .slopes = how.alibi == nullptr ? nullptr : how.alibi + first_head,
+            .sinks = how.sinks == nullptr ? nullptr : how.sinks + first_head,
             .out = static_cast<std::byte*>(out.data) +
-                   static_cast<std::size_t>(first * out.stride + q_column) * size_of(out.dtype),
+                   static_cast<std::size_t>(first * out.stride + first_head * value_dim) * size_of(out.dtype),
             .out_stride = out.stride,
             .out_dtype = out.dtype,
             .scratch = scratch_floats(scratch)};

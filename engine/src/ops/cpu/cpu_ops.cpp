@@ -35,8 +35,19 @@ class CpuBuffer : public Buffer {
 
 class CpuEmbedding : public Embedding {
  public:
-  CpuEmbedding(const HostMatrix& table, DType weight, ThreadPool& pool, HugeArena& arena)
-      : type_(weight), rows_(table.rows), cols_(table.cols) {
+  CpuEmbedding(std::int64_t rows, std::int64_t cols) : rows_(rows), cols_(cols) {}
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  virtual void read_row(const Kernels& kernels, std::int64_t row, float* out) const = 0;  // [cols]
+
+ protected:
+  std::int64_t rows_, cols_;
+};
+
+class EmbeddingTable : public CpuEmbedding {
+ public:
+  EmbeddingTable(const HostMatrix& table, DType weight, ThreadPool& pool, HugeArena& arena)
+      : CpuEmbedding(table.rows, table.cols), type_(weight) {
     if (table.data == nullptr || rows_ < 1 || cols_ < 1) {
       throw Error(ErrorCode::invalid_argument, cat("an embedding [", rows_, ", ", cols_, "] must not be empty"));
     }
@@ -49,17 +60,39 @@ class CpuEmbedding : public Embedding {
     });
   }
 
-  DType type() const { return type_; }
-  std::int64_t rows() const { return rows_; }
-  std::int64_t cols() const { return cols_; }
+  void read_row(const Kernels& kernels, std::int64_t index, float* out) const override {
+    const auto* const from = row(index);
+    switch (type_) {
+      case DType::bf16:
+        kernels.f32_from_bf16(out, reinterpret_cast<const Bf16*>(from), cols_);
+        break;
+      case DType::f16:
+        kernels.f32_from_f16(out, reinterpret_cast<const F16*>(from), cols_);
+        break;
+      default:
+        std::memcpy(out, from, static_cast<std::size_t>(cols_) * sizeof(float));
+    }
+  }
+
+ private:
   std::byte* row(std::int64_t index) const {
     return data_.get() + static_cast<std::size_t>(index * cols_) * size_of(type_);
   }
 
- private:
   DType type_;
-  std::int64_t rows_, cols_;
   HugeChunk data_;
+};
+
+class SharedEmbedding : public CpuEmbedding {
+ public:
+  explicit SharedEmbedding(const PackedLinear& weight)
+      : CpuEmbedding(weight.out_features(), weight.in_features()), weight_(weight) {}
+  void read_row(const Kernels& /*kernels*/, std::int64_t row, float* out) const override {
+    weight_.read_row(row, out);
+  }
+
+ private:
+  const PackedLinear& weight_;
 };
 
 }  // namespace
@@ -101,7 +134,11 @@ std::unique_ptr<Linear> CpuOps::make_quantised_linear(std::span<const QuantSourc
 }
 
 std::unique_ptr<Embedding> CpuOps::make_embedding(const HostMatrix& table, DType weight) {
-  return std::make_unique<CpuEmbedding>(table, weight, pool_, weights_);
+  return std::make_unique<EmbeddingTable>(table, weight, pool_, weights_);
+}
+
+std::unique_ptr<Embedding> CpuOps::make_embedding(const Linear& weight) {
+  return std::make_unique<SharedEmbedding>(static_cast<const PackedLinear&>(weight));
 }
 
 std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
@@ -143,17 +180,7 @@ void CpuOps::embed(const Tensor& out, const Embedding& table, float scale) {
   }
   for_rows(static_cast<std::int64_t>(ids_.size()), out.cols, [&](std::int64_t row) {
     auto* const to = row_of<float>(out, row);
-    const auto* const from = t.row(ids_[static_cast<std::size_t>(row)]);
-    switch (t.type()) {
-      case DType::bf16:
-        kernels_.f32_from_bf16(to, reinterpret_cast<const Bf16*>(from), out.cols);
-        break;
-      case DType::f16:
-        kernels_.f32_from_f16(to, reinterpret_cast<const F16*>(from), out.cols);
-        break;
-      default:
-        std::memcpy(to, from, static_cast<std::size_t>(out.cols) * sizeof(float));
-    }
+    t.read_row(kernels_, ids_[static_cast<std::size_t>(row)], to);
     if (scale != 1) kernels_.scale(to, scale, out.cols);
   });
 }

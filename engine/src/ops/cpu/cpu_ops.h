@@ -61,6 +61,7 @@ class CpuOps : public Ops {
   std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                       DType weight) override;
   std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
+  std::unique_ptr<Embedding> make_embedding(const Linear& weight) override;
   std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
                                          const std::optional<PerKind<int>>& committed) override;
   void commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) override;
@@ -81,6 +82,9 @@ class CpuOps : public Ops {
   void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;
   void qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
   void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) override;
+  void latent_store(const Tensor& queries, const Tensor& plain, const Tensor& q, const Tensor& latent,
+                    const LatentParams& how, KvCache& cache, int layer, int heads) override;
+  void heads_linear(const Tensor& out, const Tensor& in, std::span<const std::unique_ptr<Linear>> heads) override;
   void attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
                  const AttentionParams& how) override;
   void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache, int layer) override;
@@ -117,7 +121,7 @@ class CpuOps : public Ops {
   // Adds the output of experts [first, last) to out.
   void expert_group(const Tensor& out, const Tensor& in, const CpuExperts& weights, int first, int last,
                     Activation activation, const ExpertsWorkspace& workspace, void* scratch);
-  // add_expert_gemm() collects a GEMM of an expert; multiply_experts() computes the collected GEMMs.
+  // add_expert_gemm() collects a GEMM of an expert (or of a head); multiply_experts() computes the collected GEMMs.
   void add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinear& weight);
   void multiply_experts(ExpertGemms& gemms);
 
@@ -140,6 +144,7 @@ class CpuOps : public Ops {
   ThreadPool pool_;
   HugeArena weights_;
   std::unique_ptr<HugeMemory> prepared_rows_;  // activations of the current call
+  std::unique_ptr<HugeMemory> heads_out_;      // heads_linear(): the output before it is rounded
   std::shared_ptr<ProcessGroup> group_;        // null: a single rank
   int rank_ = 0;
   bool prepared_ = false;

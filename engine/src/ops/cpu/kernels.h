@@ -184,7 +184,8 @@ struct IntegerLinearArgs {
 // 2][block_len][2], v [block_len / 2][head_dim][2], followed by [head_dim] if block_len is odd. Instruction sets that
 // multiply pairs of bf16 round queries and weights to bf16. A quantised cache has integers instead (with 4 bits: bytes
 // [head_dim / 2][block_len] and [block_len][head_dim / 2]), followed by four rows of f16 [block_len]: scales of k,
-// zeros of k, scales of v, zeros of v.
+// zeros of k, scales of v, zeros of v. With a latent_dim the cache has no v: values are the first latent_dim elements
+// of k, and are copied from k into the scratch memory, in the layout of v.
 //
 // A context is processed in splits of attention_split() positions. The state of a tile after one or more splits is
 // [vectors][attention_state(head_dim)] floats. Each vector has the weighted sum of the values and, from
@@ -194,6 +195,7 @@ struct AttentionArgs {
   const float* q = nullptr;  // of row 0, first head of the group
   std::int64_t q_stride = 0;
   int group = 0, head_dim = 0;
+  int latent_dim = 0;               // at most head_dim; 0: values are v, and have head_dim elements
   int begin = 0, end = 0;           // at most kAttentionTile vectors
   std::int32_t first_position = 0;  // of row 0
   const void* kv = nullptr;         // of block 0 and this head
@@ -208,7 +210,9 @@ struct AttentionArgs {
   void* out = nullptr;            // of row 0, first head of the group
   std::int64_t out_stride = 0;
   DType out_dtype = DType::f32;
-  float* scratch = nullptr;  // attention_scratch(head_dim, block_len) floats, 64-byte aligned
+  float* scratch = nullptr;  // attention_scratch(head_dim, block_len, latent_dim) floats, 64-byte aligned
+
+  constexpr int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
 };
 
 inline constexpr int kAttentionTile = 48;
@@ -234,11 +238,11 @@ constexpr int attention_first(int position, int window) {
 
 constexpr std::int64_t attention_state(int head_dim) { return round_up_to_vector(head_dim) + kWidest; }
 
-constexpr std::int64_t attention_scratch(int head_dim, int block_len) {
+constexpr std::int64_t attention_scratch(int head_dim, int block_len, int latent_dim = 0) {
   const std::int64_t scores = round_up_to_vector(attention_chunk(block_len)) + kWidest;
   constexpr int kScales = 4;  // rows of scales and zeros of a quantised cache, followed by the sums of the queries
   return kAttentionTile * (round_up_to_vector(head_dim) + 2 * attention_state(head_dim) + scores) + kScales * scores +
-         2 * round_up_to_vector(kAttentionTile);
+         2 * round_up_to_vector(kAttentionTile) + std::int64_t{latent_dim} * attention_chunk(block_len);
 }
 
 // Operations::short_conv() of one sequence, for `channels` neighbouring channels. Every stride is in elements.

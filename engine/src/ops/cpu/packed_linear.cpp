@@ -58,16 +58,21 @@ T read(const void* data, std::int64_t index) {
   return out;
 }
 
+// The index of element k of column `column` in a panel.
+template <class T>
+constexpr std::int64_t packed_at(std::int64_t k, std::int64_t column) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    return (k / 2) * 2 * kPanel + 2 * column + k % 2;
+  } else {
+    return k * kPanel + column;
+  }
+}
+
 // Packs elements [begin, end) along k of one source row into column `column` of a panel.
 template <class To, class From>
 void pack(To* panel, int column, const void* row, std::int64_t begin, std::int64_t end) {
   for (std::int64_t k = begin; k < end; ++k) {
-    const auto value = element<To>(read<From>(row, k));
-    if constexpr (std::is_same_v<To, Bf16>) {
-      panel[(k / 2) * 2 * kPanel + 2 * column + k % 2] = value;
-    } else {
-      panel[k * kPanel + column] = value;
-    }
+    panel[packed_at<To>(k, column)] = element<To>(read<From>(row, k));
   }
 }
 
@@ -140,6 +145,14 @@ PackedLinear::PackedLinear(std::span<const HostMatrix> parts, std::span<const Ho
         }
       });
     }
+  });
+}
+
+void PackedLinear::read_row(std::int64_t row, float* out) const {
+  with_type(type_, [&](auto type) {
+    using T = decltype(type);
+    const auto* const from = reinterpret_cast<const T*>(panel(row / kPanel));
+    for (std::int64_t k = 0; k < k_; ++k) out[k] = element<float>(from[packed_at<T>(k, row % kPanel)]);
   });
 }
 

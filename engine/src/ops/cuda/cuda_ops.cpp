@@ -120,6 +120,10 @@ std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& t
   return std::make_unique<CudaEmbedding>(table, weight, weights_upload());
 }
 
+std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::Linear& weight) {
+  return std::make_unique<CudaEmbedding>(static_cast<const CudaLinear&>(weight));
+}
+
 std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
                                                      const std::optional<PerKind<int>>& committed) {
   const OnDevice on(device_.index);
@@ -161,7 +165,7 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
           [&] { return "the table is not the one that prepare() was called with"; });
   require_step("embed", out.rows, begun_.capacity.rows);
   // Without a sampler no id refers to a sample.
-  cuda::embed(stream_, out, t.table(), t.type(), uploaded<std::int32_t>(begun_.layout.ids),
+  cuda::embed(stream_, out, t.table(), uploaded<std::int32_t>(begun_.layout.ids),
               sampler_ ? sampler_->sampled() : nullptr, scale);
 }
 

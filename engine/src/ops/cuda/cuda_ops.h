@@ -53,6 +53,7 @@ class CudaOps final : public ops::Ops {
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override;
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::Linear& weight) override;
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
                                               const std::optional<PerKind<int>>& committed) override;
   void commit_blocks(ops::KvCache& cache, const PerKind<int>& num_blocks) override;

@@ -164,15 +164,21 @@ Gemm CudaLinear::gemm() const {
 }
 
 CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload)
-    : type_(weight), rows_(table.rows), cols_(table.cols) {
+    : rows_(table.rows), cols_(table.cols) {
   if (table.data == nullptr || rows_ < 1 || cols_ < 1) {
     throw Error(ErrorCode::invalid_argument, cat("an embedding [", rows_, ", ", cols_, "] must not be empty"));
   }
   bytes_ = static_cast<std::size_t>(rows_ * cols_) * size_of(weight);
-  table_ = DeviceMemory(bytes_, cat("an embedding [", rows_, ", ", cols_, "]"));
-  upload.copy(table_.as<std::byte>(), weight, cols_, table);
+  memory_ = DeviceMemory(bytes_, cat("an embedding [", rows_, ", ", cols_, "]"));
+  table_ = {memory_.data(), weight, cols_};
+  upload.copy(memory_.as<std::byte>(), weight, cols_, table);
   upload.finish();
 }
+
+CudaEmbedding::CudaEmbedding(const CudaLinear& weight)
+    : rows_(weight.out_features()),
+      cols_(weight.in_features()),
+      table_{weight.weight(), weight.type(), weight.stride(), weight.packed()} {}
 
 CudaKvCache::CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed)
     : KvCache(layout, num_blocks), layers_(layout.layers.size()) {

@@ -97,15 +97,15 @@ class CudaLinear : public CudaGemmWeight {
 class CudaEmbedding : public ops::Embedding {
  public:
   CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload);
-  DType type() const { return type_; }
+  explicit CudaEmbedding(const CudaLinear& weight);  // its memory is the table
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
-  const void* table() const { return table_.data(); }
+  const TableRows& table() const { return table_; }
 
  private:
-  DType type_;
   std::int64_t rows_, cols_;
-  DeviceMemory table_;
+  DeviceMemory memory_;  // empty if the table is a weight's
+  TableRows table_;
 };
 
 // Layers with their own storage, in groups of one kind and size. In a group, one layer follows another. If not all blocks

@@ -88,6 +88,7 @@ class NullOps : public Ops {
   std::unique_ptr<Embedding> make_embedding(const HostMatrix&, DType) override {
     return std::make_unique<NullEmbedding>();
   }
+  std::unique_ptr<Embedding> make_embedding(const Linear&) override { return std::make_unique<NullEmbedding>(); }
   std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType) override {
     const auto& gate = experts.front().gate;
     return std::make_unique<NullExperts>(experts.size(), gate.cols, gate.rows);
@@ -128,6 +129,9 @@ class NullOps : public Ops {
   void qk_squares(const Tensor&, const Tensor&, std::int64_t, std::int64_t) override {}
   void rotary_store(const Tensor&, const RotaryParams&, KvCache&, int, int) override {}
   void attention(const Tensor&, const Tensor&, const KvCache&, int, int, const AttentionParams&) override {}
+  void latent_store(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const LatentParams&, KvCache&, int,
+                    int) override {}
+  void heads_linear(const Tensor&, const Tensor&, std::span<const std::unique_ptr<Linear>>) override {}
   void short_conv(const Tensor&, const Tensor&, const ShortConvParams&, KvCache&, int) override {}
   void gated_activation(const Tensor&, const Tensor&, Activation) override {}
   void experts(const Tensor&, const Tensor&, const Tensor&, const Experts&, const RouterParams&, Activation, void*,

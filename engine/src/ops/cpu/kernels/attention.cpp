@@ -16,6 +16,8 @@
 // With a quantised cache the sums are over integers: scales and zeros are applied to the scores, and the scales of the
 // values to the probabilities (kv_quant.h). The zeros of the values are summed separately.
 //
+// In latent attention, values are a part of k. A chunk's values are first copied from k into the layout of v.
+//
 // Bound: memory for decode (every k and v is read once per tile), arithmetic for prefill.
 #include "ops/cpu/kernels/attention_pairs.h"
 
@@ -114,8 +116,8 @@ void write(Out* out, const float* acc, const Running& running, int n) {
 }
 
 // The workspace of a tile: queries [vectors][d_stride], two states, scores [vectors][s_stride], factors [vectors]; for
-// a quantised cache also the scales and zeros of a chunk, [s_stride] each, and the sums of the queries [vectors]. For a
-// bf16 cache the rows of queries and scores hold PairOperands.
+// a quantised cache also the scales and zeros of a chunk, [s_stride] each, and the sums of the queries [vectors]; for
+// latent attention the values of a chunk. For a bf16 cache the rows of queries and scores hold PairOperands.
 struct Workspace {
   explicit Workspace(const AttentionArgs& args)
       : d_stride(round_up_to_vector(args.head_dim)),
@@ -130,9 +132,10 @@ struct Workspace {
         v_scales(k_zeros + s_stride),
         v_zeros(v_scales + s_stride),
         q_sums(v_zeros + s_stride),
-        factors(q_sums + round_up_to_vector(kAttentionTile)) {}
+        factors(q_sums + round_up_to_vector(kAttentionTile)),
+        values(factors + round_up_to_vector(kAttentionTile)) {}
   std::int64_t d_stride, state_stride, s_stride;
-  float *q, *first, *second, *scores, *k_scales, *k_zeros, *v_scales, *v_zeros, *q_sums, *factors;
+  float *q, *first, *second, *scores, *k_scales, *k_zeros, *v_scales, *v_zeros, *q_sums, *factors, *values;
 };
 
 template <bool Paired>
@@ -239,7 +242,10 @@ inline float scale_probabilities(float* scores, int n, const Workspace& workspac
 // The blocks of a sequence, by the position where a block begins.
 template <class T>
 struct Context {
-  explicit Context(const AttentionArgs& args) : args(args), width(args.head_dim / Stored<T>::kPerByte) {}
+  explicit Context(const AttentionArgs& args)
+      : args(args),
+        width(args.head_dim / Stored<T>::kPerByte),
+        value_width(args.value_dim() / Stored<T>::kPerByte) {}
 
   const T* keys(int position) const {
     return reinterpret_cast<const T*>(static_cast<const char*>(args.kv) +
@@ -251,7 +257,7 @@ struct Context {
   }
 
   const AttentionArgs& args;
-  int width;  // of a row of k or v: elements, or bytes with 4 bits
+  int width, value_width;  // of a row of k, and of v: elements, or bytes with 4 bits
 };
 
 // Positions [begin, begin + n) of a context. No query of the tile attends to those before begin + first. next: start of
@@ -332,12 +338,70 @@ inline void compute_weights(const AttentionArgs& args, const Workspace& workspac
   }
 }
 
+// v [columns][width] = the first elements of k, in the layouts of the cache.
+template <class T>
+inline void copy_values(T* v, int width, const T* k, int block_len, int columns) {
+  constexpr int kSide = 16;  // of a square that is transposed at a time
+  for (int d = 0; d < width; d += kSide) {
+    const int d_end = d + kSide < width ? d + kSide : width;
+    for (int p = 0; p < columns; p += kSide) {
+      const int p_end = p + kSide < columns ? p + kSide : columns;
+      for (int i = p; i < p_end; ++i) {
+        for (int j = d; j < d_end; ++j) {
+          v[static_cast<std::int64_t>(i) * width + j] = k[static_cast<std::int64_t>(j) * block_len + i];
+        }
+      }
+    }
+  }
+}
+
+// In pairs of rows: transposes squares of two rows and two columns, which are 8 bytes of both.
+inline void copy_values(Bf16* v, int width, const Bf16* k, int block_len, int columns) {
+  constexpr int kSide = 8;
+  const int paired = (columns + 1) / 2 * 2 <= block_len ? (columns + 1) / 2 : columns / 2;
+  for (int d = 0; d < width; d += 2 * kSide) {
+    const int d_end = d + 2 * kSide < width ? d + 2 * kSide : width;
+    for (int p = 0; p < paired; p += kSide) {
+      const int p_end = p + kSide < paired ? p + kSide : paired;
+      for (int i = p; i < p_end; ++i) {
+        for (int j = d; j < d_end; j += 2) {
+          std::uint64_t square;
+          __builtin_memcpy(&square, k + static_cast<std::int64_t>(j) * block_len + 4 * i, sizeof square);
+          const std::uint64_t second = square >> 16 & 0xffff0000, third = (square & 0xffff0000) << 16;
+          square = (square & 0xffff00000000ffff) | second | third;
+          __builtin_memcpy(v + static_cast<std::int64_t>(2 * i) * width + 2 * j, &square, sizeof square);
+        }
+      }
+    }
+  }
+  if (2 * paired == columns + columns % 2) return;
+  const int last = columns - 1;  // of a block of an odd number of tokens
+  for (int j = 0; j < width; ++j) {
+    v[static_cast<std::int64_t>(last) * width + j] =
+        k[static_cast<std::int64_t>(j / 2 * 2) * block_len + 2 * last + j % 2];
+  }
+}
+
+// Copies the values of a chunk's latents into the workspace.
+template <class T>
+inline void take_values(const Context<T>& context, const Workspace& workspace, const Chunk& chunk) {
+  const int block_len = context.args.block_len, width = context.value_width;
+  for (int p = chunk.first; p < chunk.n; p += block_len) {
+    copy_values(reinterpret_cast<T*>(workspace.values) + static_cast<std::int64_t>(p) * width, width,
+                context.keys(chunk.begin + p), block_len, chunk.n - p < block_len ? chunk.n - p : block_len);
+  }
+}
+
 // state = state * factors + weights * values.
 template <class T>
 inline void add_values(const Context<T>& context, const Workspace& workspace, const Chunk& chunk, int vectors,
                        float* state) {
   const int block_len = context.args.block_len;
-  const auto values_at = [&](int p) {
+  const auto values_at = [&](int p) -> const T* {
+    if (context.args.latent_dim > 0) {
+      return reinterpret_cast<const T*>(workspace.values) +
+             static_cast<std::int64_t>(p < chunk.n ? p : chunk.first) * context.value_width;
+    }
     if (p < chunk.n) return context.values(chunk.begin + p);
     return chunk.next >= 0 ? context.keys(chunk.next) : context.values(chunk.begin + chunk.first);
   };
@@ -350,7 +414,7 @@ inline void add_values(const Context<T>& context, const Workspace& workspace, co
         .first_block = chunk.first / block_len,
         .positions = chunk.n,
         .block_len = block_len,
-        .dim = context.width,
+        .dim = context.value_width,
         .factors = workspace.factors,
         .acc = state,
         .acc_stride = workspace.state_stride,
@@ -369,8 +433,8 @@ inline void add_values(const Context<T>& context, const Workspace& workspace, co
                    .a_stride = workspace.s_stride,
                    .k = chunk.n - p < block_len ? chunk.n - p : block_len,
                    .b = values_at(p),
-                   .b_stride = context.width,
-                   .columns = context.width,
+                   .b_stride = context.value_width,
+                   .columns = context.value_width,
                    .c = state,
                    .c_stride = workspace.state_stride,
                    .accumulate = true,
@@ -407,6 +471,9 @@ void attend(const AttentionArgs& args, const Workspace& workspace, int split, fl
     if constexpr (Stored<T>::kQuantised) take_scales(context, workspace, chunk, end);
     multiply_keys(context, workspace, chunk, vectors);
     compute_weights<T>(args, workspace, chunk, state);
+    if constexpr (!Stored<T>::kQuantised) {
+      if (args.latent_dim > 0) take_values(context, workspace, chunk);
+    }
     add_values(context, workspace, chunk, vectors, state);
   }
 }
@@ -434,14 +501,14 @@ inline void merge(float* total, const float* next, int vectors, std::int64_t d_s
 inline void write_tile(const AttentionArgs& args, const Workspace& workspace, float* state) {
   for (int i = 0; i < args.end - args.begin; ++i) {
     const int flat = args.begin + i;
-    const std::int64_t at = (flat / args.group) * args.out_stride + (flat % args.group) * args.head_dim;
+    const std::int64_t at = (flat / args.group) * args.out_stride + (flat % args.group) * args.value_dim();
     float* const acc = state + i * workspace.state_stride;
     Running running = running_of(acc, workspace.d_stride);
     if (args.sinks != nullptr) running.sum += exp_of(args.sinks[flat % args.group] - running.maximum);
     if (args.out_dtype == DType::bf16) {
-      write(static_cast<Bf16*>(args.out) + at, acc, running, args.head_dim);
+      write(static_cast<Bf16*>(args.out) + at, acc, running, args.value_dim());
     } else {
-      write(static_cast<float*>(args.out) + at, acc, running, args.head_dim);
+      write(static_cast<float*>(args.out) + at, acc, running, args.value_dim());
     }
   }
 }

@@ -22,6 +22,7 @@
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/activation.h"
 #include "ops/cuda/kernels/element_types.h"
+#include "ops/cuda/kernels/gemm.h"
 #include "ops/cuda/kernels/w8a8_rows.h"
 
 namespace charonia::cuda {
@@ -117,7 +118,7 @@ CHARONIA_DEVICE void store_floats(T* row, int at, int n, bool aligned, const flo
 struct EmbedParams {
   void* out = nullptr;
   std::int64_t out_stride = 0;
-  const void* table = nullptr;
+  TableRows table;
   const std::int32_t* ids = nullptr;
   const std::int32_t* sampled = nullptr;
   float scale = 1;
@@ -134,10 +135,9 @@ void embed_kernel(const EmbedParams p) {
   std::int32_t id = p.ids[row];
   if (id < 0) id = max(p.sampled[-1 - id], 0);
   const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
+  const auto first = p.table.packed ? packed_at(id, at, p.table.stride) : id * p.table.stride + at;
   float x[kVector];
-  to_floats(
-      load_raw(static_cast<const Table*>(p.table) + static_cast<std::int64_t>(id) * p.hidden, at, p.hidden, p.aligned),
-      x);
+  to_floats(load_raw(static_cast<const Table*>(p.table.data) + first, 0, p.hidden - at, p.aligned), x);
   CHARONIA_UNROLL
   for (int i = 0; i < kVector; ++i) x[i] *= p.scale;
   store_floats(static_cast<float*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
@@ -561,7 +561,7 @@ void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int
 
 }  // namespace
 
-void embed(Stream& stream, const Tensor& out, const void* table, DType table_type, const std::int32_t* ids,
+void embed(Stream& stream, const Tensor& out, const TableRows& table, const std::int32_t* ids,
            const std::int32_t* sampled, float scale) {
   const EmbedParams p{.out = out.data,
                       .out_stride = out.stride,
@@ -570,9 +570,10 @@ void embed(Stream& stream, const Tensor& out, const void* table, DType table_typ
                       .sampled = sampled,
                       .scale = scale,
                       .hidden = static_cast<int>(out.cols),
-                      .aligned = out.cols % kVector == 0 && aligned(out) && cuda::aligned(table, out.cols, table_type)};
+                      .aligned = out.cols % kVector == 0 && aligned(out) &&
+                                 cuda::aligned(table.data, table.stride, table.type)};
   require_type(out, DType::f32, "embed: out");
-  with_type(table_type, [&]<class Table>(Table) {
+  with_type(table.type, [&]<class Table>(Table) {
     launch(stream, "embed", over_vectors(out.rows, divide_up(out.cols, kVector)), embed_kernel<Table>, p);
   });
 }

@@ -21,9 +21,17 @@ struct RowCodes {
   bool fp8 = false;                // otherwise int8
 };
 
-// out [rows, hidden] f32 = scale * rows of table [vocab, hidden] of `table_type`, in float. ids [rows]: a token id, or
-// -1 - i for sampled[i] of the previous step (if that is negative, its row failed, and token 0 is used).
-void embed(Stream& stream, const Tensor& out, const void* table, DType table_type, const std::int32_t* ids,
+// A table [vocab, hidden] in device memory: row-major, or packed (gemm.h).
+struct TableRows {
+  const void* data = nullptr;
+  DType type = DType::f32;
+  std::int64_t stride = 0;  // elements
+  bool packed = false;
+};
+
+// out [rows, hidden] f32 = scale * rows of the table, in float. ids [rows]: a token id, or -1 - i for sampled[i] of the
+// previous step (if that is negative, its row failed, and token 0 is used).
+void embed(Stream& stream, const Tensor& out, const TableRows& table, const std::int32_t* ids,
            const std::int32_t* sampled, float scale = 1);
 
 // Like Operations::rms_norm(). residual f32; out f32|bf16|f16, delta of the same type. Sums in float, in an order that
