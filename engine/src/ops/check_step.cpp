@@ -39,6 +39,8 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
                 (entries >= sequences * batch.table_stride || (entries == 0 && facts.num_blocks[kind] == 0)),
             "block_tables must be [sequences, table_stride]");
   }
+  const bool has_tables = std::ranges::any_of(
+      kTableKinds, [&](CacheKind kind) { return facts.num_blocks[kind] > 0 || !batch.block_tables[kind].empty(); });
   const auto slots = facts.num_blocks.state;
   require(count(batch.state_in) == count(batch.state_out) &&
               (count(batch.state_in) == sequences || (batch.state_in.empty() && slots == 0)),
@@ -67,7 +69,7 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
                                 " and writes slot ", out, ", but the cache has ", slots, " slots");
                    });
     }
-    if (facts.block_len == 0) continue;
+    if (facts.block_len == 0 || !has_tables) continue;
     const auto blocks = last / facts.block_len + 1;
     require_that(blocks <= batch.table_stride, [&] {
       return cat("position ", last, " of sequence ", s, " is beyond its table of ", batch.table_stride, " blocks");
