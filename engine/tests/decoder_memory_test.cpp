@@ -118,7 +118,12 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
          "router_logit_bias = 1\nactivation = clamped_swiglu\n");
   for (const auto* type : {"", "data_type = bf16\n"}) {
     expect([](auto& m) { m.mixers = {"short_conv", "attention"}, m.biases = true; }, type);
-    expect([](auto& m) { m.mixers = {"delta_net", "attention"}, m.attention_gate = m.biases = true; }, type);
+    expect(
+        [](auto& m) {
+          m.mixers = {"delta_net", "attention"}, m.attention_gate = m.biases = true;
+          m.k_heads = m.k_dim = 8, m.v_heads = 32;
+        },
+        type);
   }
   expect([](auto& m) { m.rotations = {"none"}; }, "alibi = 1\nrotary_embedding = 0\n");
   expect([](auto&) {}, "rope_scaling_type = qwen\nrope_original_max_position_embeddings = 50\n");
