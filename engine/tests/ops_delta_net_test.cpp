@@ -8,16 +8,17 @@ namespace charonia::ops {
 namespace {
 
 class DeltaNetTest : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Device, DeltaNetTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
+INSTANTIATE_TEST_SUITE_P(Device, DeltaNetTest, testing::ValuesIn(device_names()),
+                         [](const auto& i) { return i.param; });
 
-constexpr int kSlots = 7;
+constexpr int kNumSlots = 7;
 
 struct Sequence {
   Matrix qkv, gates;
 };
 
 // A part of a sequence in a step: rows [begin, end).
-struct Part {
+struct Chunk {
   const Sequence* in = nullptr;
   int begin = 0, end = 0;
   std::int32_t state_in = -1, state_out = 0;
@@ -27,7 +28,7 @@ struct World {
   DeltaNetParams how;
   Matrix decay, dt_bias;  // [1, v_heads]
 
-  Matrix run(Ops& ops, KvCache& cache, const std::vector<Part>& parts, int gap) const {
+  Matrix run(Ops& ops, KvCache& cache, const std::vector<Chunk>& parts, int gap) const {
     std::vector<std::int32_t> starts = {0}, positions, state_in, state_out;
     for (const auto& part : parts) {
       for (int p = part.begin; p < part.end; ++p) positions.push_back(p);
@@ -144,7 +145,8 @@ TEST_P(DeltaNetTest, equals_the_recurrence_in_double_and_cuts_change_no_bit) {
                                      {.kind = CacheKind::state,
                                       .state_floats = world.how.state + world.how.state_floats()}},
                           .block_len = 4};
-    const auto cache = ops->make_kv_cache(layout, {0, 0, kSlots}), other = one->make_kv_cache(layout, {0, 0, kSlots});
+    const auto cache = ops->make_kv_cache(layout, {0, 0, kNumSlots});
+    const auto other = one->make_kv_cache(layout, {0, 0, kNumSlots});
     const int gap = uniform(random, 0, 1) * 8;
     std::vector<Sequence> sequences;
     std::vector<Matrix> whole;
@@ -153,7 +155,7 @@ TEST_P(DeltaNetTest, equals_the_recurrence_in_double_and_cuts_change_no_bit) {
     }
     for (const auto& in : sequences) {
       const int rows = static_cast<int>(in.qkv.rows);
-      whole.push_back(world.run(*one, *other, {{&in, 0, rows, -1, uniform(random, 0, kSlots - 1)}}, gap));
+      whole.push_back(world.run(*one, *other, {{&in, 0, rows, -1, uniform(random, 0, kNumSlots - 1)}}, gap));
       const auto right = world.expected(in);
       double most = 0;
       for (const auto& row : right) {
@@ -172,7 +174,7 @@ TEST_P(DeltaNetTest, equals_the_recurrence_in_double_and_cuts_change_no_bit) {
     std::vector<std::int32_t> slot = {-1, -1, -1}, free = {0, 1, 2, 3, 4, 5, 6};
     std::vector<int> computed(3);
     while (true) {
-      std::vector<Part> parts;
+      std::vector<Chunk> parts;
       std::vector<std::size_t> of_part;
       int left_in_all = 0;
       for (std::size_t s = 0; s < sequences.size(); ++s) {
@@ -213,7 +215,7 @@ TEST_P(DeltaNetTest, refuses_heads_that_do_not_fit) {
   const KvLayout layout{.layers = {{.kind = CacheKind::state, .state_floats = 3},
                                    {.kind = CacheKind::state, .state_floats = world.how.state_floats()}},
                         .block_len = 4};
-  const auto cache = ops->make_kv_cache(layout, {0, 0, kSlots});
+  const auto cache = ops->make_kv_cache(layout, {0, 0, kNumSlots});
   world.run(*ops, *cache, {{&sequence, 0, 2, -1, 0}}, 0);
   world.how.state = 16;  // beyond the slot
   EXPECT_THROW(world.run(*ops, *cache, {{&sequence, 0, 2, -1, 0}}, 0), Error);
