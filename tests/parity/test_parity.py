@@ -87,11 +87,16 @@ def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int
     head_dim = getattr(variant.config, "qk_rope_head_dim", 12)
     changes = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     config = type(variant.config)(**{**variant.config.to_dict(), **changes})
-    model = write_model(tmp_path, replace(variant, config=config), 5)
     prompts = prompts_of(7, LENGTHS)
-    references = [greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
-    assert min(reference.least_lead for reference in references) >= TIE
-    compare(generate(tmp_path, variant, prompts, threads=4, token_budget=96, **ranks(4)), references)
+    for seed in range(5, 10):
+        folder = tmp_path / str(seed)
+        model = write_model(folder, replace(variant, config=config), seed)
+        references = [greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+        if min(reference.least_lead for reference in references) >= TIE:
+            break
+    else:
+        pytest.fail("every seed has a tie")
+    compare(generate(folder, variant, prompts, threads=4, token_budget=96, **ranks(4)), references)
 
 
 @pytest.mark.parametrize(
