@@ -139,7 +139,7 @@ def write_random_model(
     spec = describe(config, folder.name)
     dtype_name = WEIGHT_TYPES[weight_type]
     tensors = {
-        part.name: Tensor(dtype_name, part.shape, _norm_value(spec, canonical))
+        part.name: Tensor(dtype_name, part.file_shape, _norm_value(spec, canonical))
         for canonical, parts in spec.tensors.items()
         for part in parts
     }

@@ -33,7 +33,8 @@ def test_every_model_key_is_one_of_the_engines_and_none_is_left_out() -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_engine_accepts_the_config_of_every_family(family: Any) -> None:
     for model_type in family.model_types:
-        spec = describe({**LLAMA, "model_type": model_type, "num_key_value_heads": 2}, "m")
+        # Qwen3.5 has attention in every fourth layer.
+        spec = describe({**LLAMA, "model_type": model_type, "num_key_value_heads": 2, "num_hidden_layers": 4}, "m")
         assert spec.config.model_family == family.name
         assert _engine.check_settings(spec.config.settings()) == []
 
@@ -305,7 +306,8 @@ def test_tensors_that_the_language_model_does_not_need_are_ignored(config: dict[
 
 def test_every_layers_tensors_are_made_and_none_is_used_twice() -> None:
     for family in FAMILIES:
-        spec = describe({**LLAMA, "model_type": family.model_types[0], "num_key_value_heads": 2}, "m")
+        config = {"model_type": family.model_types[0], "num_key_value_heads": 2, "num_hidden_layers": 4}
+        spec = describe({**LLAMA, **config}, "m")
         taken = [(part.name, part.rows) for parts in spec.tensors.values() for part in parts]
         assert len(taken) == len(set(taken)), family.name
         rows = {}
