@@ -73,6 +73,8 @@ def test_documentation_examples_work(stack: Stack) -> None:
     schema = httpx.get(f"{stack.gateway}/openapi.json", timeout=HANG_S).json()
     tried = 0
     for path, methods in schema["paths"].items():
+        if path.startswith("/models/"):  # only with a key; test_several_models loads and unloads models
+            continue
         content = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
         for example in content.get("examples", {}).values():
             answer = httpx.post(f"{stack.gateway}{path}", json=example["value"], timeout=HANG_S)
