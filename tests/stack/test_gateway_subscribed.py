@@ -26,11 +26,11 @@ LONG: dict[str, Any] = {"model": "model", "ignore_eos": True, "max_tokens": ENDL
 
 async def test_killed_worker_ends_only_its_streams(slow: Stack, tmp_path: Path) -> None:
     settings = {"CHARONIA_GATEWAY_WORKERS": "2", "CHARONIA_GATEWAY_MAX_RESPONSES": "0"}
+    # The gateways of earlier tests may still leave. A gateway subscribes when it starts.
+    await engine_metrics.until(slow.metrics, lambda now: now.subscriptions == 1, "the stack's own gateway alone")
+    before = await engine_metrics.idle(slow.metrics)
     with gateway(slow.grpc, tmp_path / "gateway.log", **settings) as own:
         await until(lambda: asyncio.to_thread(answers, f"{own.url}/health/ready"))
-        # The gateways of earlier tests may still leave. The stack's own gateway has at most one subscription.
-        await engine_metrics.until(slow.metrics, lambda now: now.subscriptions <= 1, "without other gateways")
-        before = await engine_metrics.idle(slow.metrics)
         supervisor = psutil.Process(own.process.pid)
         dies, lives = (child.pid for child in supervisor.children())
         async with AsyncExitStack() as opened:

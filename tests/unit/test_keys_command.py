@@ -87,7 +87,7 @@ def test_a_revoked_key_holds_no_more_and_its_name_is_free(tmp_path: Path) -> Non
         (["create", "a b"], "name = 'a b'"),
         (["create", "a", "--expires", "soon"], "'soon' is not an expiry: expected 12h, 30d"),
         (["create", "a", "--expires", "2020-01-31"], "is past"),
-        (["create", "a", "--access", "everything"], "'inference' or 'metrics'"),
+        (["create", "a", "--access", "everything"], "'inference', 'metrics' or 'admin'"),
         (["revoke", "nobody"], "has no key 'nobody'"),
     ],
 )
