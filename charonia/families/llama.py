@@ -125,19 +125,9 @@ def llama_spec(
     if "activation" not in own:
         settings["activation"] = activation(config, "hidden_act", supported=SILU)
     model = ModelConfig(model_name="", model_family="", **(settings | own))
-    model = replace(
-        model,
-        layers=tuple(
-            _layer(model, *of_layer)
-            for of_layer in zip(
-                windows or [0] * layers,
-                rotated or [True] * layers,
-                with_experts or [True] * layers,
-                mixers or ["attention"] * layers,
-                strict=True,
-            )
-        ),
-    )
+    every = [True] * layers
+    by_layer = (windows or [0] * layers, rotated or every, with_experts or every, mixers or ["attention"] * layers)
+    model = replace(model, layers=tuple(_layer(model, *of_layer) for of_layer in zip(*by_layer, strict=True)))
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
     return ModelSpec(model, family_tensors(model, names), ignored=ignored, notes=notes, tied_output=tied)
 

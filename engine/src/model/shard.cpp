@@ -10,6 +10,19 @@ namespace {
 
 constexpr std::int64_t kLogitsAlignment = 4;  // alignment of the ranks' shares: 16 bytes
 
+// out: the name of the output projection of a delta net, v_size: its columns. expect: as in Shard::Shard.
+template <class Expect>
+void share_delta_net(Shard& shard, const ModelConfig& config, const std::string& out, std::int64_t v_size,
+                     const Expect& expect) {
+  shard.delta_v_heads = config.delta_v_heads / shard.ranks;
+  shard.delta_k_heads = config.delta_k_heads / shard.ranks;
+  expect(shard.delta_k_heads * shard.ranks == config.delta_k_heads &&
+             shard.delta_v_heads * shard.ranks == config.delta_v_heads &&
+             v_size == std::int64_t{shard.delta_v_heads} * config.delta_v_dim,
+         out, "a share of delta_k_heads = ", config.delta_k_heads, " heads, and of delta_v_heads = ",
+         config.delta_v_heads, " heads of delta_v_dim = ", config.delta_v_dim, " columns");
+}
+
 }  // namespace
 
 Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank(of), ranks(manifest.ranks()) {
@@ -58,13 +71,7 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
 
   if (delta < config.num_layer) {
     const auto of_delta = name(delta, "delta.w_out");
-    const std::int64_t v_size = manifest.tensor(of_delta).cols;
-    delta_v_heads = config.delta_v_heads / ranks;
-    delta_k_heads = config.delta_k_heads / ranks;
-    expect(delta_k_heads * ranks == config.delta_k_heads && delta_v_heads * ranks == config.delta_v_heads &&
-               v_size == std::int64_t{delta_v_heads} * config.delta_v_dim,
-           of_delta, "a share of delta_k_heads = ", config.delta_k_heads, " heads, and of delta_v_heads = ",
-           config.delta_v_heads, " heads of delta_v_dim = ", config.delta_v_dim, " columns");
+    share_delta_net(*this, config, of_delta, manifest.tensor(of_delta).cols, expect);
   }
 
   // The rank's share of a width. The shares of the ranks may differ.

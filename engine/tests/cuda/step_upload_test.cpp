@@ -80,6 +80,31 @@ Written write(const Step& step, const StepCapacity& capacity, const FlatTables& 
   return out;
 }
 
+std::array<AttentionPlan, 2> random_plans(Random& random, StepCapacity& capacity) {
+  std::array<AttentionPlan, 2> plans;
+  for (auto& plan : plans) {
+    plan.decode.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
+    plan.prefill.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
+    for (auto& item : plan.decode) item.first_row = uniform(random, 0, 1000);
+    for (auto& item : plan.prefill) item.first_row = uniform(random, 0, 1000);
+    capacity.plans.push_back({std::ssize(plan.decode) + uniform(random, 0, 2),
+                              std::ssize(plan.prefill) + uniform(random, 0, 2)});
+  }
+  return plans;
+}
+
+void expect_states(const Written& out, const Step& step, std::int64_t states, int sequences) {
+  for (std::int64_t i = 0; i < states; ++i) {
+    const auto s = static_cast<std::size_t>(i);
+    const bool is_padding = i >= sequences;
+    const std::int32_t first = is_padding ? 0 : step.query_start[s];
+    EXPECT_EQ(out.i32(out.layout.states, 4 * i), first);
+    EXPECT_EQ(out.i32(out.layout.states, 4 * i + 1), is_padding ? 0 : step.query_start[s + 1] - first);
+    EXPECT_EQ(out.i32(out.layout.states, 4 * i + 2), is_padding ? -1 : step.state_in[s]);
+    EXPECT_EQ(out.i32(out.layout.states, 4 * i + 3), is_padding ? -1 : step.state_out[s]);
+  }
+}
+
 TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
   Random random(1);
   for (int trial = 0; trial < 50; ++trial) {
@@ -96,16 +121,8 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     for (const auto block : step.tables) step.other_tables.push_back((block + 1) % kBlocks);
     FlatTables tables;
     for (const auto kind : kTableKinds) flatten_tables(step.input().attention, kind, kBlockLen, tables);
-    std::array<AttentionPlan, 2> plans;
     StepCapacity capacity;
-    for (auto& plan : plans) {
-      plan.decode.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
-      plan.prefill.resize(static_cast<std::size_t>(uniform(random, 0, 3)));
-      for (auto& item : plan.decode) item.first_row = uniform(random, 0, 1000);
-      for (auto& item : plan.prefill) item.first_row = uniform(random, 0, 1000);
-      capacity.plans.push_back({std::ssize(plan.decode) + uniform(random, 0, 2),
-                                std::ssize(plan.prefill) + uniform(random, 0, 2)});
-    }
+    const auto plans = random_plans(random, capacity);
     std::vector<std::byte> sampling(static_cast<std::size_t>(uniform(random, 0, 70)));
     for (auto& one : sampling) one = static_cast<std::byte>(uniform(random, 0, 255));
     const auto rows = static_cast<std::int64_t>(step.ids.size());
@@ -133,15 +150,7 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
       EXPECT_TRUE(same(at.plans[i].prefill, plans[i].prefill));
     }
     EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(rows));
-    for (std::int64_t i = 0; i < capacity.states; ++i) {
-      const auto s = static_cast<std::size_t>(i);
-      const bool is_padding = i >= sequences;
-      const std::int32_t first = is_padding ? 0 : step.query_start[s];
-      EXPECT_EQ(out.i32(at.states, 4 * i), first);
-      EXPECT_EQ(out.i32(at.states, 4 * i + 1), is_padding ? 0 : step.query_start[s + 1] - first);
-      EXPECT_EQ(out.i32(at.states, 4 * i + 2), is_padding ? -1 : step.state_in[s]);
-      EXPECT_EQ(out.i32(at.states, 4 * i + 3), is_padding ? -1 : step.state_out[s]);
-    }
+    expect_states(out, step, capacity.states, sequences);
     std::vector<std::int32_t> slots, other_slots;
     for (int s = 0; s < sequences; ++s) {
       for (auto row = slots.size(); row < static_cast<std::size_t>(step.query_start[static_cast<std::size_t>(s + 1)]);

@@ -312,18 +312,21 @@ void CpuOps::heads_linear(const Tensor& out, const Tensor& in, std::span<const s
   });
 }
 
-void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
-                       const AttentionParams& how) {
-  const auto& batch = input_.attention;
-  const auto& kv = static_cast<const CpuKvCache&>(cache);
-  const auto& layout = kv.layout();
-  const auto& of_layer = kv.layer(layer);
-  const bool latent = of_layer.v_dim == 0;
-  check_tables(batch, cache, layer, "attention", latent);
-  const int dim = of_layer.k_dim, kv_heads = of_layer.kv_heads, group = heads / kv_heads;
+static void check_attention(const AttentionParams& how, int heads, int kv_heads) {
   require(how.window >= 0 && how.soft_cap >= 0, "attention", "window and soft_cap must not be negative");
   require(how.scale > 0, "attention", "scale must be positive");
   require(heads % kv_heads == 0, "attention", "heads must be a multiple of kv_heads");
+}
+
+void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cache, int layer, int heads,
+                       const AttentionParams& how) {
+  const auto& batch = input_.attention;
+  const auto& layout = cache.layout();
+  const auto& of_layer = static_cast<const CpuKvCache&>(cache).layer(layer);
+  const bool latent = of_layer.v_dim == 0;
+  check_tables(batch, cache, layer, "attention", latent);
+  const int dim = of_layer.k_dim, kv_heads = of_layer.kv_heads, group = heads / kv_heads;
+  check_attention(how, heads, kv_heads);
   const int value_dim = latent ? static_cast<int>(out.cols / heads) : dim;
   require(value_dim >= 1 && value_dim <= dim, "attention", "a row of the cache has fewer elements than a head of out");
   require(out.cols == static_cast<std::int64_t>(heads) * value_dim && out.rows == qkv.rows && qkv.dtype == DType::f32 &&
@@ -338,15 +341,13 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
     const auto first = batch.query_start[s], n = batch.query_start[s + 1] - first;
     if (n == 0) continue;
     const auto first_position = batch.positions[static_cast<std::size_t>(first)];
-    const auto context = first_position + n - attention_first(first_position, how.window);
-    work += std::int64_t{2} * n * heads * dim * context;
+    work += std::int64_t{2} * n * heads * dim * (first_position + n - attention_first(first_position, how.window));
     for (int head = 0; head < kv_heads; ++head) {
       for (int begin = 0; begin < n * group; begin += kAttentionTile) {
         const int end = std::min(begin + kAttentionTile, n * group);
         const int first_split = attention_first(first_position + begin / group, how.window) / split;
-        const int last_split = (first_position + (end - 1) / group) / split;
-        tiles_.push_back(
-            {static_cast<std::int32_t>(s), head, begin, end, first_split, last_split - first_split + 1, -1});
+        const int splits = (first_position + (end - 1) / group) / split - first_split + 1;
+        tiles_.push_back({static_cast<std::int32_t>(s), head, begin, end, first_split, splits, -1});
       }
     }
   }

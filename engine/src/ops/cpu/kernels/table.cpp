@@ -78,6 +78,17 @@ constexpr int kTwoIntegerPanelRows = 3;
 constexpr int kTwoIntegerPanelRows = 0;
 #endif
 
+#if defined(__AVX2__)
+static constexpr decltype(Kernels::linear_i8_vnni) kLinearI8Vnni = linear_i8_vnni;
+#else
+static constexpr decltype(Kernels::linear_i8_vnni) kLinearI8Vnni = nullptr;
+#endif
+#if defined(CHARONIA_ISA_amx)
+static constexpr decltype(Kernels::linear_i8_tiles) kLinearI8Tiles = linear_i8_tiles;
+#else
+static constexpr decltype(Kernels::linear_i8_tiles) kLinearI8Tiles = nullptr;
+#endif
+
 const Kernels& kernels() {
   static constexpr Kernels table = {
       .linear_bf16 = linear_bf16,
@@ -106,16 +117,8 @@ const Kernels& kernels() {
       .group_sums_bf16 = group_sums_bf16,
       .group_sums_f32 = group_sums_f32,
       .linear_i8 = linear_i8,
-#if defined(__AVX2__)
-      .linear_i8_vnni = linear_i8_vnni,
-#else
-      .linear_i8_vnni = nullptr,
-#endif
-#if defined(CHARONIA_ISA_amx)
-      .linear_i8_tiles = linear_i8_tiles,
-#else
-      .linear_i8_tiles = nullptr,
-#endif
+      .linear_i8_vnni = kLinearI8Vnni,
+      .linear_i8_tiles = kLinearI8Tiles,
       .two_integer_panel_rows = kTwoIntegerPanelRows,
       .integers_from_bf16 = integers_from_bf16,
       .integers_from_f32 = integers_from_f32,
