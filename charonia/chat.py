@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from charonia_client import commands
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -17,7 +17,6 @@ from charonia.api.results import Chunk, SamplingParams
 from charonia.errors import InvalidRequestError
 
 _EXIT = ("exit", "quit")
-_COMMAND = re.compile(r"/[a-z]+([ \t].*)?")
 # Control characters except newline and tab. They control the terminal, so a model must not print them.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
@@ -65,7 +64,7 @@ class Conversation:
     def ask(self, message: str) -> None:
         """Send a message and print the response as it arrives. Ctrl-C ends the response and keeps its text. A command
         is not sent."""
-        if message.startswith("/") and self._obey(message):
+        if self._obey(message):
             return
         self._history.append({"role": "user", "content": message})
         if not self._answer():
@@ -73,32 +72,14 @@ class Conversation:
 
     def _obey(self, message: str) -> bool:
         """Run a command. Returns whether the message is one."""
-        from charonia_client import commands
-
         command = commands.parse(message)
         if command is None:
             return False
-        name, text = command
-        said = "done"
-        match name:
-            case "/help":
-                said = commands.help_text()
-            case "/clear":
-                commands.clear(self._history)
-            case "/system":
-                commands.set_system(self._history, text)
-            case "/regen":
-                at = commands.after_last_question(self._history)
-                said = "there is no response yet" if at is None else ""
-                replaced = self._history[at:]
-                if at is not None:
-                    del self._history[at:]
-                    if not self._answer():
-                        self._history += replaced
-            case _:
-                said = commands.unknown(name)
-        if said:
-            self._notes.print(said, style="dim", markup=False)
+        result = commands.run(self._history, *command)
+        if isinstance(result, str):
+            self._notes.print(result, style="dim", markup=False)
+        elif not self._answer():
+            self._history += result
         return True
 
     def _answer(self) -> bool:
@@ -156,7 +137,7 @@ def _pipe_reader(enter_sends: bool) -> ReadMessage:
                 return None
             if text:
                 lines.append(text)
-            if lines and (enter_sends or not text or _COMMAND.fullmatch("\n".join(lines))):
+            if lines and (enter_sends or not text or commands.parse("\n".join(lines))):
                 break
         return "\n".join(lines) or None
 
@@ -170,7 +151,7 @@ def _terminal_reader(enter_sends: bool) -> ReadMessage:
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         on_empty_line = not buffer.document.current_line.strip() and buffer.document.is_cursor_at_the_end
-        if enter_sends or on_empty_line or buffer.text.strip() in _EXIT or _COMMAND.fullmatch(buffer.text):
+        if enter_sends or on_empty_line or buffer.text.strip() in _EXIT or commands.parse(buffer.text):
             buffer.validate_and_handle()
         else:
             buffer.insert_text("\n")

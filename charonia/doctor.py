@@ -23,7 +23,7 @@ _PYTHONS = ((3, 10), (3, 11), (3, 12))
 
 
 class Finding(NamedTuple):
-    """note: nothing fails because of it, but the user should know. text: what was found, and the remedy."""
+    """note: nothing fails because of it, but the user should know. text: the fact, and the remedy of a problem."""
 
     name: str
     state: State

@@ -70,26 +70,12 @@ class Chat:
 
     async def _obey(self, name: str, text: str) -> None:
         """Run a command."""
-        said = "done"
-        match name:
-            case "/help":
-                said = commands.help_text()
-            case "/clear":
-                commands.clear(self._history)
-            case "/system":
-                commands.set_system(self._history, text)
-            case "/regen":
-                at = commands.after_last_question(self._history)
-                if at is not None:
-                    replaced = self._history[at:]
-                    del self._history[at:]
-                    if not await self._interruptible_answer():
-                        self._history[at:] = replaced
-                    return
-                said = "there is no response yet"
-            case _:
-                said = commands.unknown(name)
-        self._console.print(plain(said), style="dim", markup=False)
+        before = len(self._history)
+        result = commands.run(self._history, name, text)
+        if isinstance(result, str):
+            self._console.print(plain(result), style="dim", markup=False)
+        elif not await self._interruptible_answer():
+            self._history[before - len(result) :] = result
 
     async def _interruptible_answer(self) -> bool:
         """Prints the response while it arrives. Ctrl-C ends it and keeps the text so far. Returns False after an error,

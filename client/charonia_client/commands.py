@@ -20,17 +20,35 @@ def parse(message: str) -> tuple[str, str] | None:
     return (found[1], (found[2] or "").strip()) if found else None
 
 
-def help_text() -> str:
+def run(history: list[dict[str, Any]], name: str, text: str) -> str | list[dict[str, Any]]:
+    """Run a command of parse() on a conversation. Returns the text to print. /regen removes the last response and returns
+    its messages: generate a response, and put them back if that fails."""
+    match name:
+        case "/help":
+            return _help_text()
+        case "/clear":
+            history[:] = [message for message in history[:1] if message["role"] == "system"]
+        case "/system":
+            _set_system(history, text)
+        case "/regen":
+            at = _after_last_question(history)
+            if at is None:
+                return "there is no response yet"
+            removed = history[at:]
+            del history[at:]
+            return removed
+        case _:
+            return f"{name} is not a command: /help lists them; a space before it sends it to the model"
+    return "done"
+
+
+def _help_text() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"{name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join([*lines, "A space before a text that begins with / sends it to the model."])
 
 
-def unknown(name: str) -> str:
-    return f"{name} is not a command: /help lists them; a space before it sends it to the model"
-
-
-def set_system(history: list[dict[str, Any]], text: str) -> None:
+def _set_system(history: list[dict[str, Any]], text: str) -> None:
     """Replace the system message of a conversation, or remove it if the text is empty."""
     if history and history[0]["role"] == "system":
         del history[0]
@@ -38,10 +56,6 @@ def set_system(history: list[dict[str, Any]], text: str) -> None:
         history.insert(0, {"role": "system", "content": text})
 
 
-def clear(history: list[dict[str, Any]]) -> None:
-    history[:] = [message for message in history[:1] if message["role"] == "system"]
-
-
-def after_last_question(history: list[dict[str, Any]]) -> int | None:
+def _after_last_question(history: list[dict[str, Any]]) -> int | None:
     """The place of the messages after the user's last message. None: there is no message of the user."""
     return next((at + 1 for at in reversed(range(len(history))) if history[at]["role"] == "user"), None)

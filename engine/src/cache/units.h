@@ -1,11 +1,11 @@
 // One kind of cache after kind 0: its pool of units, and the unit of each node of the prefix tree.
 //
-// A sequence uses the units of its window, or its state. A unit that is in the tree stays Cached when no sequence uses it, until
-// the least recently used unit is evicted. Then its node has a tombstone. A later sequence that computes the same
+// A sequence uses the units of its window, or its state. A unit that is in the tree stays Cached when no sequence uses
+// it, until the least recently used unit is evicted. Then its node has a tombstone. A later sequence that computes the same
 // tokens gives the node a unit again (BlockManager::insert()).
 //
 // Only first_needed() and most_for() know the kind. The rest holds for any kind whose sequences need some of the last
-// units of their path. Of kind `state` they need the unit of the last node.
+// units of their path. A sequence needs one unit of kind `state`: that of the last node.
 #pragma once
 
 #include <algorithm>
