@@ -21,8 +21,8 @@ def parse(message: str) -> tuple[str, str] | None:
 
 
 def run(history: list[dict[str, Any]], name: str, text: str) -> str | list[dict[str, Any]]:
-    """Run a command of parse() on a conversation. Returns the text to print. /regen removes the last response and returns
-    its messages: generate a response, and put them back if that fails."""
+    """Run a command of parse() on a conversation. Returns the text to print. /regen removes the last response and
+    returns its messages: generate a response, and put them back if that fails."""
     match name:
         case "/help":
             return _help_text()
