@@ -134,6 +134,18 @@ TEST(CacheSize, StatesOfRunningSequencesAndSnapshotsCountBesideTheBlocks) {
   EXPECT_EQ(blocks_by_kind(one, large, blocks_that_fit(one, large)), (PerKind<int>{1024, 0, 16 + 16}));
   expect_error(ErrorCode::resource_exhausted, {"1024 blocks of 1.00 MiB and 32 states of 64.0 MiB"},
                [&] { blocks_that_fit(one, memory(64 * kMiB, (1024 + 64 * 32) * kMiB - 1)); });
+  one.enable_prefix_caching = false;
+  EXPECT_EQ(blocks_by_kind(one, small, blocks_that_fit(one, small)), (PerKind<int>{1024, 0, 16 + 1}));
+}
+
+TEST(CacheSize, LargeStatesLeaveMemoryForTokens) {
+  auto one = config(64, 32'768);
+  one.max_batch_size = 256;
+  // Blocks of 4 MiB and states of 160 MiB: without a bound, 256 states would take more than the whole cache.
+  const CacheMemory memory{{4 * kMiB, 0, 160 * kMiB}, 0, 24'000 * kMiB, 1};
+  const auto found = blocks_by_kind(one, memory, blocks_that_fit(one, memory));
+  EXPECT_GT(found.full, 1000);
+  EXPECT_EQ(found.state, 2 * (found.full / 40) + found.full * 4 / 160);
 }
 
 TEST(CacheSize, AChunkIsANumberOfBlocksAllOrTheSquareRoot) {

@@ -56,6 +56,8 @@ TEST(ModelCheck, InconsistentAttributesAreRejectedByName) {
       {{{"latent_size", "8"}, {"rotary_embedding", "4"}}, "value_size_per_head = 0"},
       {{{"latent_size", "7"}, {"value_size_per_head", "4"}, {"rotary_embedding", "4"}}, "latent_size = 7"},
       {{{"latent_size", "8"}, {"value_size_per_head", "4"}, {"rotary_embedding", "8"}}, "rotary_embedding = 8"},
+      {{{"latent_size", "8"}, {"value_size_per_head", "4"}, {"rotary_embedding", "4"}, {"attention_gate", "1"}},
+       "attention_gate = 1 with latent_size"},
       {{{"latent_size", "8"}, {"value_size_per_head", "4"}, {"rotary_embedding", "4"}, {"qk_norm", "1"}},
        "qk_norm = 1 with latent_size"},
       {{{"qk_norm_after_rotary", "1"}}, "qk_norm_after_rotary = 1 needs qk_norm"},

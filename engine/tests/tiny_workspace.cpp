@@ -382,6 +382,8 @@ std::string weight_type(const TinyModel& model) {
 }
 
 void write_config(const std::filesystem::path& file, const TinyModel& model) {
+  // A gated delta net has no biases.
+  const bool has_conv_bias = model.biases && std::ranges::find(model.mixers, "delta_net") == model.mixers.end();
   std::ofstream(file) << "[llama]\nmodel_name = tiny\nmodel_family = llama\nhead_num = " << model.heads
                       << "\nkv_head_num = " << model.kv_heads << "\nsize_per_head = " << model.head_dim
                       << "\nhidden_units = " << model.hidden << "\ninter_size = " << model.inter
@@ -397,7 +399,7 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
                       << "\nexpert_bias = " << model.expert_biases << "\nattention_sinks = " << model.sinks
-                      << "\nrouter_bias = " << model.router_bias << "\nconv_kernel = 3\nconv_bias = " << model.biases
+                      << "\nrouter_bias = " << model.router_bias << "\nconv_kernel = 3\nconv_bias = " << has_conv_bias
                       << "\nattention_gate = " << model.attention_gate << "\ndelta_k_heads = " << model.k_heads
                       << "\ndelta_v_heads = " << model.v_heads << "\ndelta_k_dim = " << model.k_dim
                       << "\ndelta_v_dim = " << model.v_dim

@@ -65,6 +65,7 @@ void check_latent(const ModelConfig& config) {
                                                   {"attn_output_bias", config.attn_output_bias},
                                                   {"qk_norm", config.qk_norm},
                                                   {"attention_sinks", config.attention_sinks},
+                                                  {"attention_gate", config.attention_gate},
                                                   {"alibi", config.alibi},
                                                   {"parallel_block", config.parallel_block}};
   for (const auto& [what, holds] : without) refuse_if(holds, kUnsupported, what, " = 1 with latent_size");
@@ -133,8 +134,10 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
     refuse_if(mixer == "delta_net" && !delta.fits(), kInvalid, "layer ", i, " has mixer = delta_net with ",
               delta.k_heads, " k heads of ", delta.k_dim, " and ", delta.v_heads, " v heads of ", delta.v_dim,
               " elements: v heads must be a multiple of k heads, and delta_k_dim at most ", delta.kMaxKDim);
-    refuse_if(mixer != "attention" && (window != 0 || rotation != "none"), kInvalid, "layer ", i, " has mixer = ", mixer,
-              " with window = ", window, " and rotation = ", rotation);
+    refuse_if(mixer == "delta_net" && config.conv_bias, kUnsupported, "conv_bias = 1 with mixer = delta_net in layer ",
+              i);
+    refuse_if(mixer != "attention" && (window != 0 || rotation != "none"), kInvalid, "layer ", i, " has mixer = ",
+              mixer, " with window = ", window, " and rotation = ", rotation);
     refuse_if(config.latent_size > 0 && (window > 0 || rotation != "global"), kUnsupported, "layer ", i,
               " has window = ", window, " and rotation = ", rotation, ", and the model has latents");
     refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,

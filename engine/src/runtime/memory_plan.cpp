@@ -111,7 +111,8 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
   return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
 }
 
-// The number of states. A sequence needs two: at a snapshot, a step reads one and writes another.
+// The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
+// blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state wait.
 int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
   constexpr int kTokensOfSnapshot = 512;
   if (full_blocks == 0) return 0;
@@ -119,7 +120,10 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
   const auto by_memory = static_cast<std::int64_t>(static_cast<double>(full_blocks) *
                                                    static_cast<double>(memory.block_bytes.full) /
                                                    static_cast<double>(memory.block_bytes.state));
-  const auto running = std::min(config.max_batch_size, full_blocks);
+  const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
+  const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
+  // At a snapshot, a step reads one state and writes another.
+  if (!config.enable_prefix_caching) return static_cast<int>(running) + 1;
   return static_cast<int>(running + std::max<std::int64_t>(1, std::min(by_tokens, by_memory)));
 }
 

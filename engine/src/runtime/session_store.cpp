@@ -42,8 +42,7 @@ SessionStore::Session& SessionStore::open(const std::string& id) {
 }
 
 void SessionStore::forget(Sessions::iterator at, bool at_once) {
-  auto& nodes = at->second.nodes;
-  released_.insert(released_.end(), nodes.begin(), nodes.end());
+  released_.push_back(std::move(at->second.nodes));
   if (files_ && !at->second.history->tokens.empty()) files_->erase(at->first, at_once);
   sessions_.erase(at);
 }
@@ -58,9 +57,8 @@ bool SessionStore::forget(std::string_view id) {
     return true;
   }
   // The requests of the session stay. The running one stores no history, and the waiting ones begin a new session.
-  released_.insert(released_.end(), session.nodes.begin(), session.nodes.end());
+  released_.push_back(std::exchange(session.nodes, {}));
   if (files_) files_->erase(found->first, true);
-  session.nodes.clear();
   session.history = std::make_shared<const History>();
   session.number = next_number_++;
   return true;
@@ -168,7 +166,7 @@ void SessionStore::keep_quota(Session& newest) {
 }
 
 void SessionStore::unpin_released() {
-  blocks_.unpin(released_);
+  for (const auto& nodes : released_) blocks_.unpin(nodes);
   released_.clear();
 }
 

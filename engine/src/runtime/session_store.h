@@ -87,7 +87,7 @@ class SessionStore {
   const std::unique_ptr<SessionFiles> files_;
   mutable std::mutex mutex_;
   Sessions sessions_;
-  std::vector<cache::PrefixNode> released_;  // of forgotten sessions, still pinned
+  std::vector<std::vector<cache::PrefixNode>> released_;  // the nodes of each forgotten session, still pinned
   std::uint64_t next_number_ = 1;
 };
 

@@ -61,7 +61,7 @@ bool Scheduler::Impl::begin_with_parent(Seq& seq, std::int32_t slack, StepPlan& 
     const std::span<const cache::BlockId> own(units[k].units);
     pool.retain_units(k, own.first(own.size() - 1));
     const auto from = parent.units[k].units[shared - static_cast<std::size_t>(parent.units[k].first)];
-    if (copies) plan.block_copies.push_back({from, own.back(), static_cast<CacheKind>(k + 1)});
+    if (copies) plan.block_copies.push_back({from, own.back(), pool.kinds()[k].kind()});
   }
   seq.blocks = std::move(blocks);
   seq.units = std::move(units);
