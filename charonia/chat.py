@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from charonia_client import commands
+from charonia_client.terminal import messages_of, plain
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -17,8 +18,6 @@ from charonia.api.results import Chunk, SamplingParams
 from charonia.errors import InvalidRequestError
 
 _EXIT = ("exit", "quit")
-# Control characters except newline and tab. They control the terminal, so a model must not print them.
-_CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
 # Reads one message; returns None if the user exits.
 ReadMessage = Callable[[], str | None]
@@ -83,7 +82,7 @@ class Conversation:
         return True
 
     def _answer(self) -> bool:
-        """Generate the response to the last message. Returns False if the conversation is rejected."""
+        """Generate the response to the last message. Returns False if it is rejected, or if nothing arrived."""
         try:
             self._make_room()
             stream = self._engine.stream(self._history, self._sampling)
@@ -96,14 +95,15 @@ class Conversation:
             with stream:
                 for last in stream:
                     answer.append(last.text)
-                    sys.stdout.write(last.text.translate(_CONTROLS))
+                    sys.stdout.write(plain(last.text))
                     sys.stdout.flush()
         except KeyboardInterrupt:
             self._notes.print("\n(interrupted)", style="dim", end="")
         print(flush=True)
+        if last is None:
+            return False
         self._history.append({"role": "assistant", "content": "".join(answer)})
-        if last is not None:
-            self._notes.print(_figures(last), style="dim", markup=False)
+        self._notes.print(_figures(last), style="dim", markup=False)
         return True
 
     def _make_room(self) -> None:
@@ -129,17 +129,11 @@ def _figures(last: Chunk) -> str:
 
 
 def _pipe_reader(enter_sends: bool) -> ReadMessage:
+    messages = messages_of(sys.stdin, enter_sends)
+
     def read() -> str | None:
-        lines: list[str] = []
-        for line in sys.stdin:
-            text = line.rstrip("\r\n")
-            if not lines and text.strip() in _EXIT:
-                return None
-            if text:
-                lines.append(text)
-            if lines and (enter_sends or not text or commands.parse("\n".join(lines))):
-                break
-        return "\n".join(lines) or None
+        message = next(messages, None)
+        return None if message is None or message.strip() in _EXIT else message
 
     return read
 

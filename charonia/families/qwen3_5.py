@@ -67,7 +67,7 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
 def _with_experts(config: HfConfig, count: int, per_token: int) -> dict[str, Any]:
     inter = optional(config, "moe_intermediate_size", 512)
     return {
-        "inter_size": config.get("intermediate_size") or inter,
+        "inter_size": optional(config, "intermediate_size", inter),
         "expert_inter_size": inter,
         "shared_expert_inter_size": optional(config, "shared_expert_intermediate_size", 512),
         "shared_expert_gate": True,

@@ -144,7 +144,7 @@ def load_model(name: Loaded, given: dict[str, Any] | None = None) -> None:
     from charonia.serve.models import added
 
     new, location = added(name)
-    print(_ask(given, do="load", name=name, added=new, location=location))
+    print(_ask(given, do="load", name=f"{new}={location}" if new else name))
 
 
 @models_app.command("unload")

@@ -56,6 +56,8 @@ class _Handler(socketserver.StreamRequestHandler):
             answer = {"answer": self.server.handle(json.loads(self.rfile.readline(_MAX_LINE)))}
         except (CharoniaError, ValueError, KeyError) as error:
             answer = {"error": str(error)}
+        except Exception as error:  # of a model's files, for example: the client must get an answer
+            answer = {"error": f"{type(error).__name__}: {error}"}
         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 

@@ -25,9 +25,18 @@ from charonia.errors import ServeError
 from charonia.serve import access, checks, control, drain, logs, run_folder, shared_memory, shares, triton
 from charonia.serve.fetch import Silence, answers, fetch, takes_tls
 from charonia.serve.model import model_name, prepare, prepare_all
-from charonia.serve.models import Models, Served, add_to_repository, make_repository, option_values, with_labels
+from charonia.serve.models import (
+    Models,
+    Served,
+    add_to_repository,
+    added,
+    make_repository,
+    option_values,
+    with_labels,
+)
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
+from charonia.weights import workspace
 from charonia.weights.workspace import WEIGHTS
 
 if TYPE_CHECKING:
@@ -180,13 +189,19 @@ class _Stack:
             raise ServeError(f"this charonia serve is of another version: it does not know {do!r}")
         if do == "unload":
             said = self._models.unload(name)
-        elif question.get("location") and not any(name in one.names for one in self._models.served()):
-            added = question["added"]
-            said = self._models.add(added, question["location"])
-            self._write_models()
-            self._until_gateway_has(added)
-        else:
+        elif any(name in one.names for one in self._models.served()) or not all(new := added(name)):
             said = self._models.load(name)
+        else:
+            new_name, location = new
+            # Triton runs the Python code of a workspace, and a key may belong to somebody else than the operator.
+            if question.get("from_key") and workspace.locate(location).is_workspace:
+                raise ServeError(
+                    f"{location} is a workspace, which contains code: a key may load a model folder or a hub id. For a "
+                    "workspace, use charonia models load on the server"
+                )
+            said = self._models.add(new_name, location)
+            self._write_models()
+            self._until_gateway_has(new_name)
         self._say(said)
         return said
 
@@ -195,12 +210,19 @@ class _Stack:
         root, inference = self._own.parent, self._inference
         if self._settings.chat_template is not None:
             raise ServeError(f"{env_name('chat_template')} is for one model: start charonia serve with both models")
-        workspace = prepare(location, root, inference, self._say, self._held)
-        *_, one = with_labels([*((other.name, other.workspace) for other in others), (name, workspace)])
-        made = shares.as_given(one, inference)
-        if "session_dir" in made.settings and not self._has_settings_of_each:
-            raise ServeError("session_dir is in use by the first model: start charonia serve with both models")
-        add_to_repository(made, self._added, self._settings.text_instances)
+        with contextlib.ExitStack() as held:
+            folder = prepare(location, root, inference, self._say, held)
+            *_, one = with_labels([*((other.name, other.workspace) for other in others), (name, folder)])
+            made = shares.as_given(one, inference)
+            if "session_dir" in made.settings and not self._has_settings_of_each:
+                raise ServeError("session_dir is in use by the first model: start charonia serve with both models")
+            try:
+                add_to_repository(made, self._added, self._settings.text_instances)
+            except BaseException:
+                for part in made.parts:  # a Triton that is started again would load them
+                    shutil.rmtree(self._added / part, ignore_errors=True)
+                raise
+            self._held.push(held.pop_all())
         return made
 
     @property

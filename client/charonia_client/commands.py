@@ -11,7 +11,7 @@ COMMANDS = {
     "/system TEXT": "sets the system message; without a text it removes it",
     "/regen": "generates the last response again",
 }
-_FORM = re.compile(r"(/[a-z]+)(?:[ \t]+(.*))?\s*")
+_FORM = re.compile(r"(/[a-z]+)(?:[ \t]+(\S.*)?)?\s*")
 
 
 def parse(message: str) -> tuple[str, str] | None:

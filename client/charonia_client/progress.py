@@ -18,6 +18,7 @@ def join(last: Any, chunk: Any) -> None:
     """Appends the next chunk of a response to the last one."""
     begin, end = last.text_begin, last.text_end
     last.MergeFrom(chunk)
+    last.num_computed_tokens = chunk.num_computed_tokens  # MergeFrom() keeps the last value over a 0.
     last.text_begin = begin if begin != end else end + chunk.text_begin
     last.text_end = end + chunk.text_end
 

@@ -197,7 +197,7 @@ def decode(chunk: Any) -> GenerateResponse:
         index=chunk.sequence_index,
         cum_logprob=chunk.cum_log_probs,
         num_session_tokens=chunk.num_session_tokens,
-        num_computed_tokens=0 if chunk.output_ids else chunk.num_computed_tokens,
+        num_computed_tokens=chunk.num_computed_tokens,
     )
 
 

@@ -36,7 +36,7 @@ export function requestBody(conversation, parent, model) {
   const own = namesOf(settings.tools);
   const others = mcp.functions().filter((one) => !own.has(one.function.name));
   const tools = conversation.toolsOff ? [] : [...parseTools(settings.tools), ...others];
-  return { model, messages, ...settings.sampling, ...responseFormat(settings), ...(tools.length && { tools }) };
+  return { ...settings.sampling, model, messages, ...responseFormat(settings), ...(tools.length && { tools }) };
 }
 
 function responseFormat({ format, schema, regex }) {

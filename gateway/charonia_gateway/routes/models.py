@@ -13,6 +13,7 @@ from charonia_gateway.body import parse, read_body
 from charonia_gateway.context import Gateway, GatewayState
 from charonia_gateway.documentation import describe, describe_errors
 from charonia_gateway.errors import ApiError
+from charonia_gateway.record import current_key
 from charonia_gateway.schemas.responses import Model, ModelList, Ordered
 
 router = APIRouter(tags=["OpenAI"])
@@ -61,9 +62,7 @@ _ERRORS = {503: "`charonia serve` does not respond, or did not start this gatewa
 )
 async def load_model(request: Request, gateway: GatewayState) -> dict[str, Any]:
     """Load a model that was unloaded, or add one, and return when it is ready. Needs a key with `--access admin`."""
-    name = await _ordered(request, gateway)
-    added, _, location = name.partition("=")
-    return await _ask(gateway, do="load", name=name, added=added, location=location)
+    return await _ask(gateway, do="load", name=await _ordered(request, gateway), from_key="1")
 
 
 @router.post(
@@ -87,7 +86,17 @@ async def _ordered(request: Request, gateway: Gateway) -> str:
             type="permission_error",
             code="access_denied",
         )
-    return parse(Order, await read_body(request, gateway.settings.max_body_bytes)).model
+    name = parse(Order, await read_body(request, gateway.settings.max_body_bytes)).model
+    key = current_key()
+    if key and not key.allows_model(name.partition("=")[0].strip()):
+        raise ApiError(
+            403,
+            f"the key {key.name!r} may not use the model {name!r}",
+            type="permission_error",
+            param="model",
+            code="access_denied",
+        )
+    return name
 
 
 async def _ask(gateway: Gateway, **question: str) -> dict[str, Any]:

@@ -92,7 +92,9 @@ async def delete_response(id: str, gateway: GatewayState) -> dict[str, Any]:
     await gateway.responses.remove(entry)
     if not await gateway.responses.has_session(entry.session_id):
         with contextlib.suppress(CharoniaError):  # the session is deleted when its time to live ends
-            await gateway.engines[gateway.names[entry.response["model"]]].end_session(entry.session_id)
+            # A model that was added may be gone since.
+            if engine := gateway.engines.get(gateway.names.get(entry.response["model"], "")):
+                await engine.end_session(entry.session_id)
     return {"id": id, "object": "response", "deleted": True}
 
 
