@@ -361,7 +361,7 @@ TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
   EXPECT_EQ(scheduler_.prefix_hit_tokens() > 0, load_.prefix_caching);
 }
 
-// 27 loads, 4 seeds, 2 depths, at least 1500 steps: more than 320,000 in all.
+// 26 loads, 4 seeds, 2 depths, at least 1500 steps: more than 310,000 in all.
 INSTANTIATE_TEST_SUITE_P(
     Loads, RandomLoad,
     testing::Combine(testing::Values(Load{"roomy", 700, 4, {16, 64}, 40, true, false},
@@ -381,7 +381,6 @@ INSTANTIATE_TEST_SUITE_P(
                                      Load{"window_tight", 16, 2, {8, 16}, 24, true, true, 0, 0, {{5, 12}}},
                                      Load{"few_units", 60, 2, {8, 16}, 60, true, true, 0, 0, {{7, 9}}},
                                      Load{"units_of_one", 18, 1, {6, 10}, 18, true, true, 0, 0, {{1, 4}}},
-                                     Load{"two_windows", 40, 3, {8, 12, 9}, 50, true, true, 0, 0, {{4, 12}, {13, 14}}},
                                      Load{"window_without_prefixes", 30, 2, {8, 16}, 40, false, true, 0, 0, {{6, 14}}},
                                      Load{"window_budget_of_one", 14, 2, {5, 1}, 24, true, true, 0, 0, {{3, 7}}},
                                      Load{"window_grows", 40, 2, {8, 16}, 50, true, true, 5, 20, {{6, 30, 3}}},

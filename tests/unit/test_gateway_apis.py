@@ -203,7 +203,8 @@ async def test_tokens_are_counted_and_the_routes_are_in_the_metrics() -> None:
 
 async def test_models_are_loaded_by_keys_with_admin_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "CHECK_INTERVAL_S", 0.05)
-    keys = KeyFile(tmp_path / "keys", bob={}, admin={"access": ["inference", "admin"]})
+    admin = {"access": ["inference", "admin"]}
+    keys = KeyFile(tmp_path / "keys", bob={}, admin=admin, limited={**admin, "models": ["b"]})
     models = tmp_path / "models"
     models.write_text("b=other", encoding="utf-8")
     orders: list[dict[str, str]] = []
@@ -225,6 +226,9 @@ async def test_models_are_loaded_by_keys_with_admin_access(tmp_path: Path, monke
         with control.answering(tmp_path, obey):
             refused = await web.post("/models/load", json=body, headers=keys.bearer("bob"))
             assert refused.status_code == 403 and "'bob' has no access to admin" in refused.text
+            for name in ("c=/models/c", MODEL, "=b", "c"):
+                other = await web.post("/models/load", json={"model": name}, headers=keys.bearer("limited"))
+                assert other.status_code == 403 and f"'limited' may not use the model {name!r}" in other.text
             wrong = await web.post("/models/load", json={"model": "c=nowhere"}, headers=keys.bearer("admin"))
             assert wrong.status_code == 400 and "nowhere is no model" in wrong.text
             chat = {"model": "c", "messages": "hi", "max_tokens": 5}
@@ -235,7 +239,7 @@ async def test_models_are_loaded_by_keys_with_admin_access(tmp_path: Path, monke
             unloaded = await web.post("/models/unload", json={"model": "b"}, headers=keys.bearer("admin"))
             assert unloaded.json() == {"success": True, "message": "done"}
         assert orders[1:] == [
-            {"do": "load", "name": "c=/models/c", "added": "c", "location": "/models/c"},
+            {"do": "load", "name": "c=/models/c", "from_key": "1"},
             {"do": "unload", "name": "b"},
         ]
         listed: list[str] = []

@@ -71,6 +71,20 @@ def test_new_server_loads_the_models_that_the_old_one_had_unloaded(stack: _Stack
     assert not is_unloaded()
 
 
+def test_a_key_may_not_load_a_workspace(stack: _Stack, tmp_path: Path) -> None:
+    weights = tmp_path / "triton_models" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "manifest.json").touch()
+    with pytest.raises(ServeError, match=r"is a workspace, which contains code: .* use charonia models load"):
+        stack._answer({"do": "load", "name": f"b={tmp_path}", "from_key": "1"})
+
+
+@pytest.mark.parametrize("name", ["=m", "a,b=m", "a="])
+def test_a_new_model_needs_one_name_and_one_location(stack: _Stack, name: str) -> None:
+    with pytest.raises(ServeError, match="names no model: write MODEL or NAME=MODEL"):
+        stack._answer({"do": "load", "name": name})
+
+
 def test_hanging_servers_are_restarted_a_limited_number_of_times(
     stack: _Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ class Order(BaseModel):
     model: str = Field(
         min_length=1,
         max_length=4096,
-        description="the model's name; to add a model NAME=MODEL: a folder or a workspace on the server, or a hub id",
+        description="the model's name; to add a model NAME=MODEL: a model folder on the server, or a hub id",
     )
 
 
