@@ -12,5 +12,10 @@ class LayerAttributes:
 
     window: int = 0
     rotation: str = "global"
+    head_size: int = 0
+    kv_heads: int = 0
+    values: str = "projected"
+    kv_source: int = 0
+    inter_size: int = 0
     ffn: str = "dense"
     mixer: str = "attention"

@@ -43,6 +43,8 @@ class ModelAttributes:
     rope_short_factors: tuple[float, ...] = ()
     rope_long_factors: tuple[float, ...] = ()
     rope_local_theta: float = 0.0
+    rope_local_embedding: int = 0
+    rope_turned: int = 0
     rotary_interleaved: bool = False
     logn_length: int = 0
     q_scale_beta: float = 0.0
@@ -65,6 +67,7 @@ class ModelAttributes:
     qk_norm: bool = False
     qk_norm_rows: bool = False
     qk_norm_after_rotary: bool = False
+    v_norm: bool = False
     pre_norms: bool = True
     norm_unit_offset: bool = False
     post_norms: bool = False
@@ -75,6 +78,9 @@ class ModelAttributes:
     swiglu_alpha: float = 1.702
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
+    layer_scalars: bool = False
+    per_layer_embedding: int = 0
+    per_layer_vocab_size: int = 0
     logits_scale: float = 1.0
     normalize_output: bool = False
     num_experts: int = 0
@@ -92,6 +98,8 @@ class ModelAttributes:
     router_fp32: bool = False
     shared_expert_inter_size: int = 0
     shared_expert_gate: bool = False
+    expert_norms: bool = False
+    expert_scales: bool = False
     weight_type: str = "bf16"
     data_type: str = ""
     group_size: int = 0

@@ -61,6 +61,7 @@ class Plan:
     num_window_blocks: int = 0
     state_bytes: int = 0  # of one state of the recurrent layers; 0: there are none, and no states
     num_states: int = 0  # of running sequences and of snapshots
+    host_bytes: int = 0  # of weights that GPUs read from host memory; not in weight_bytes
     warnings: list[str] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
 
@@ -236,6 +237,7 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     states = f" and {plan.num_states} states" if plan.num_states else ""
     rows = [
         ("weights", plan.weight_bytes),
+        *([("weights in host memory", plan.host_bytes)] if plan.host_bytes else []),
         ("activations and steps", plan.activation_bytes),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
@@ -244,7 +246,7 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     ]
     if plan.window:
         window_block = f"window block: {plan.cache_block_seq_len} of the last {plan.window} tokens"
-        rows[4:4] = [(window_block, plan.kv_window_block_bytes)]
+        rows[-2:-2] = [(window_block, plan.kv_window_block_bytes)]
     if plan.num_states:
         rows[-2:-2] = [("state of a sequence (recurrent layers)", plan.state_bytes)]
     for name, size in rows:

@@ -334,6 +334,7 @@ void bind_plan(py::module_& m) {
         out["state_bytes"] = plan.state_bytes;
         out["window"] = plan.window;
         out["num_window_blocks"] = plan.num_window_blocks;
+        out["host_bytes"] = plan.host_bytes;
         out["num_states"] = plan.num_states;
         out["free_bytes"] = plan.free_bytes;
         out["num_blocks"] = plan.num_blocks;

@@ -38,6 +38,8 @@ struct Variant {
   bool normed = false;      // q and k, per head
   bool norm_after = false;  // applies the norm after the rotation
   bool norm_rows = false;   // the norm is over all heads of q, and over all heads of k
+  bool v_norm = false;      // heads of v, without weights
+  bool v_from_k = false;    // v is k before its norm and rotation
   bool scaled = false;  // q, by position
   int window = 0;
   float soft_cap = 0;
@@ -149,6 +151,8 @@ struct World {
                               .k_norm = device(variant.normed, k_norm),
                               .norm_eps = norm_eps,
                               .norm_after = variant.norm_after,
+                              .v_norm = variant.v_norm,
+                              .v_from_k = variant.v_from_k,
                               .squares = variant.norm_rows ? squares.floats() : nullptr,
                               .q_count = q_size,
                               .k_count = k_size,
@@ -177,6 +181,8 @@ struct World {
                                     .normed = variant.normed,
                                     .norm_after = variant.norm_after,
                                     .norm_rows = variant.norm_rows,
+                                    .v_norm = variant.v_norm,
+                                    .v_from_k = variant.v_from_k,
                                     .scaled = variant.scaled,
                                     .eps = norm_eps,
                                     .cos_sin = cos_sin,

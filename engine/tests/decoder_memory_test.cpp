@@ -116,6 +116,14 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
          "data_type = bf16\nrouter_fp32 = 1\n");
   expect([](auto& m) { m.experts = 64, m.biases = m.router_bias = m.expert_biases = m.sinks = true; },
          "router_logit_bias = 1\nactivation = clamped_swiglu\n");
+  expect(
+      [](auto& m) {
+        m.qk_norm = m.post_norms = m.layer_scalars = true, m.per_layer = 64, m.kv_sources = {0, 1}, m.inters = {0, 128};
+      },
+      "v_norm = 1\n");
+  expect([](auto& m) {
+    m.qk_norm = m.post_norms = m.expert_norms = m.expert_scales = true, m.experts = 64, m.shared_inter = 192;
+  });
   for (const auto* type : {"", "data_type = bf16\n"}) {
     expect([](auto& m) { m.mixers = {"short_conv", "attention"}, m.biases = true; }, type);
     expect(
@@ -130,6 +138,24 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
   expect_exact(even(), {{"quant_policy", "8"}});
   expect_exact(even(), {{"quant_policy", "4"}});
   expect_exact(even(), {{"rope_scaling_factor", "1"}, {"session_len", "512"}, {"use_logn_attn", "1"}});
+}
+
+TEST_F(DecoderMemory, AGpuReadsTheTableOfPerLayerEmbeddingsFromHostMemory) {
+  auto model = even();
+  model.post_norms = true, model.per_layer = 64;
+  write_tiny_workspace(dir_, model);
+  auto settings = runtime::read_settings(dir_, {});
+  runtime::resolve_step_sizes(settings.config, {"cpu"});
+  const model::Manifest manifest(dir_, 1);
+  const model::Shard shard(settings.model, manifest, 0);
+  const auto needs = [&](const char* device) {
+    return runtime::rank_memory(device, runtime::rules_of(device), settings.model, manifest, shard,
+                                runtime::step_limits(settings.config));
+  };
+  const auto cpu = needs("cpu"), cuda = needs("cuda");
+  EXPECT_EQ(cpu.host, 0U);
+  EXPECT_EQ(cuda.host, static_cast<std::size_t>(model.vocab * model.layers * model.per_layer) * sizeof(float));
+  EXPECT_EQ(cuda.weights + cuda.host, cpu.weights);
 }
 
 // The device has its own layout of quantised weights.

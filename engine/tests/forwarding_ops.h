@@ -32,8 +32,9 @@ class ForwardingOps : public ops::Ops {
                                            std::span<const ops::HostMatrix> bias, DType weight) override {
     return to_->make_linear(parts, bias, weight);
   }
-  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override {
-    return to_->make_embedding(table, weight);
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight,
+                                                 bool in_host_memory) override {
+    return to_->make_embedding(table, weight, in_host_memory);
   }
   std::unique_ptr<ops::Embedding> make_embedding(const ops::Linear& weight) override {
     return to_->make_embedding(weight);
@@ -68,6 +69,9 @@ class ForwardingOps : public ops::Ops {
   void copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies) override { to_->copy_blocks(cache, copies); }
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override {
     to_->embed(out, table, scale);
+  }
+  void add_embedding(const ops::Tensor& x, const ops::Embedding& table, const ops::EmbeddingSum& how) override {
+    to_->add_embedding(x, table, how);
   }
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta,
                 const ops::NormParams& how) override {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "errors.h"
 #include "model/layers.h"
 
@@ -20,6 +21,18 @@ void check(const Settings& more) {
   ModelConfig model;
   apply_settings(settings, engine, &model);
   check_model(model);
+  check_layers(model, std::vector<LayerAttributes>(2));
+}
+
+// Checks layers of this model, with a rotation with another base.
+void check_layers_of(const std::vector<LayerAttributes>& layers) {
+  EngineConfig engine;
+  ModelConfig model;
+  apply_settings({{"head_num", "4"}, {"kv_head_num", "2"}, {"size_per_head", "8"}, {"hidden_units", "32"},
+                  {"inter_size", "48"}, {"num_layer", cat(layers.size())}, {"vocab_size", "40"},
+                  {"rotary_embedding", "16"}, {"rope_local_theta", "100"}, {"rope_local_embedding", "8"}},
+                 engine, &model);
+  check_layers(model, layers);
 }
 
 Settings with_experts(const Settings& more) {
@@ -48,8 +61,17 @@ TEST(ModelCheck, ConsistentAttributesAreAccepted) {
 TEST(ModelCheck, InconsistentAttributesAreRejectedByName) {
   const std::vector<std::pair<Settings, std::string_view>> wrong = {
       {{{"rotary_interleaved", "1"}, {"rotary_embedding", "0"}}, "rotary_interleaved = 1"},
-      {{{"rotary_embedding", "10"}}, "rotary_embedding = 10 must be an even number up to size_per_head = 8"},
-      {{{"rotary_embedding", "5"}}, "rotary_embedding = 5 must be"},
+      {{{"rotary_embedding", "10"}}, "layer 0 rotates 10 elements per head, which must be an even number up to the 8"},
+      {{{"rotary_embedding", "5"}}, "layer 0 rotates 5 elements"},
+      {{{"size_per_head", "9"}}, "layer 0 has heads of 9 elements"},
+      {{{"rope_scaling_type", "proportional"}, {"rope_turned", "10"}}, "rope_turned = 10"},
+      {{{"v_norm", "1"}}, "v_norm = 1 needs qk_norm"},
+      {{{"parallel_block", "1"}, {"layer_scalars", "1"}}, "parallel_block = 1 with layer_scalars = 1"},
+      {{{"per_layer_embedding", "8"}, {"per_layer_vocab_size", "40"}}, "per_layer_embedding = 8 needs post_norms"},
+      {{{"per_layer_embedding", "8"}, {"per_layer_vocab_size", "39"}, {"post_norms", "1"}},
+       "per_layer_vocab_size = 39"},
+      {with_experts({{"expert_norms", "1"}}), "expert_norms = 1"},
+      {{{"expert_scales", "1"}}, "expert_scales = 1"},
       {{{"q_scale_beta", "0.5"}}, "q_scale_beta = 0.5 needs q_scale_length"},
       {{{"qk_norm_rows", "1"}}, "qk_norm_rows = 1 needs qk_norm"},
       {{{"q_latent_size", "8"}}, "q_latent_size = 8"},
@@ -80,6 +102,24 @@ TEST(ModelCheck, InconsistentAttributesAreRejectedByName) {
       {{{"shared_expert_inter_size", "8"}}, "shared_expert_inter_size"}};
   for (const auto& [settings, named] : wrong) {
     expect_error({named}, [&, &bad = settings] { check(bad); });
+  }
+}
+
+TEST(ModelCheck, LayersWithOtherHeadsAreAcceptedOrRejectedByName) {
+  const LayerAttributes window{.window = 8, .rotation = "local"}, full{.head_size = 16, .kv_heads = 1};
+  const auto with_source = [](LayerAttributes layer, int source) {
+    layer.kv_source = source;
+    return layer;
+  };
+  EXPECT_NO_THROW(check_layers_of({window, full, with_source(window, 2), with_source(full, 2), with_source(full, 3)}));
+  const std::vector<std::pair<std::vector<LayerAttributes>, std::string_view>> wrong = {
+      {{window, with_source(window, 2)}, "layer 1 has kv_source = 2"},
+      {{window, full, with_source(window, 1)}, "layer 2 has kv_source = 1"},
+      {{window, with_source(window, 1), with_source(window, 1)}, "layer 2 has kv_source = 1"},
+      {{LayerAttributes{.rotation = "none", .kv_heads = 3}}, "layer 0: head_num = 4"},
+      {{LayerAttributes{.head_size = 12}}, "layer 0 rotates 16 elements"}};
+  for (const auto& [layers, named] : wrong) {
+    expect_error({named}, [&, &bad = layers] { check_layers_of(bad); });
   }
 }
 

@@ -10,7 +10,8 @@ namespace charonia::testing {
 
 // Each model has some of the extensions.
 inline std::vector<TinyModel> model_variants() {
-  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe, qwen3_5;
+  TinyModel qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, gemma4,
+      gemma4_moe, lfm2, lfm2_moe, qwen3_5;
   qwen3.qk_norm = true;
   gemma.qk_norm = gemma.post_norms = gemma.tied = true;
   gemma.layers = 3;
@@ -50,6 +51,21 @@ inline std::vector<TinyModel> model_variants() {
   gpt_oss.experts = 5, gpt_oss.biases = gpt_oss.router_bias = gpt_oss.expert_biases = gpt_oss.sinks = true;
   gpt_oss.windows = {8, 0};
   gpt_oss.more = "router_logit_bias = 1\nactivation = clamped_swiglu\nswiglu_limit = 1\n";
+  // The layers: with a window, without one and with keys as values; then both kinds with the keys and values of these.
+  gemma4.qk_norm = gemma4.post_norms = gemma4.tied = gemma4.layer_scalars = true;
+  gemma4.layers = 4, gemma4.per_layer = 8;
+  gemma4.windows = {8, 0}, gemma4.rotations = {"local", "global"};
+  gemma4.head_dims = {0, 12}, gemma4.kv_counts = {0, 1}, gemma4.keys_as_values = {false, true};
+  gemma4.kv_sources = {0, 0, 2, 2}, gemma4.inters = {0, 0, 96, 96};
+  gemma4.more =
+      "v_norm = 1\nactivation = gelu_tanh\nembedding_scale = 5.65\nattention_scale = 1\nlogit_soft_cap = 15\n"
+      "rotary_embedding = 12\nrope_scaling_type = proportional\nrope_turned = 4\nrope_local_theta = 100\n"
+      "rope_local_embedding = 8\n";
+  gemma4_moe.qk_norm = gemma4_moe.post_norms = gemma4_moe.layer_scalars = true;
+  gemma4_moe.experts = 5, gemma4_moe.shared_inter = 48;
+  gemma4_moe.expert_norms = gemma4_moe.expert_scales = true;
+  gemma4_moe.head_dims = {12, 0}, gemma4_moe.keys_as_values = {true, false};
+  gemma4_moe.more = "v_norm = 1\nactivation = gelu_tanh\n";
   lfm2.layers = lfm2_moe.layers = 3;
   lfm2.qk_norm = lfm2.tied = lfm2.biases = lfm2_moe.qk_norm = true;
   lfm2.mixers = {"short_conv", "attention"};
@@ -61,8 +77,8 @@ inline std::vector<TinyModel> model_variants() {
   qwen3_5.mixers = {"delta_net", "attention"};
   qwen3_5.experts = 5, qwen3_5.shared_inter = 36, qwen3_5.shared_gate = true, qwen3_5.layer_experts = "md";
   qwen3_5.more = "rotary_embedding = 2\n";
-  return {qwen3, gemma, mixtral, mixed, glm, shared, alibi, phi, olmo, granite, hunyuan, cohere, gpt_oss, lfm2, lfm2_moe,
-          qwen3_5};
+  return {qwen3,   gemma,  mixtral, mixed,   glm,    shared,     alibi, phi,      olmo,
+          granite, hunyuan, cohere, gpt_oss, gemma4, gemma4_moe, lfm2,  lfm2_moe, qwen3_5};
 }
 
 }  // namespace charonia::testing

@@ -15,7 +15,7 @@ INSTANTIATE_TEST_SUITE_P(Device, AttentionVariantsTest, testing::ValuesIn(device
                          [](const auto& i) { return i.param; });
 
 // Each kind of variant alone, with some others beside it; and integers in the cache.
-enum class Variation { part, unrotated, other_row, normed, interleaved, norm_place, window, cap, alibi, sinks };
+enum class Variation { part, unrotated, other_row, normed, interleaved, norm_place, values, window, cap, alibi, sinks };
 
 Variant variant_of(Random& random, Variation kind, const Shape& shape, int length, int trial) {
   const int some_pairs = 2 * uniform(random, 1, shape.head_dim / 2), window = random_window(random, shape, length);
@@ -36,6 +36,8 @@ Variant variant_of(Random& random, Variation kind, const Shape& shape, int lengt
               .norm_after = trial % 2 == 0,
               .norm_rows = trial % 2 == 1,
               .scaled = trial % 3 == 0};
+    case Variation::values:
+      return {.normed = true, .norm_after = trial % 4 == 1, .v_norm = trial % 3 != 0, .v_from_k = trial % 3 != 1};
     case Variation::window:
       return {.window = window};
     case Variation::cap:
@@ -53,7 +55,8 @@ TEST_P(AttentionVariantsTest, equals_attention_in_double_in_every_variant) {
   Random random(40);
   for (const auto kind :
        {Variation::part, Variation::unrotated, Variation::other_row, Variation::normed, Variation::interleaved,
-        Variation::norm_place, Variation::window, Variation::cap, Variation::alibi, Variation::sinks}) {
+        Variation::norm_place, Variation::values, Variation::window, Variation::cap, Variation::alibi,
+        Variation::sinks}) {
     SCOPED_TRACE(static_cast<int>(kind));
     for (int trial = 0; trial < trials(GetParam(), 18); ++trial) {
       auto shape = random_head(random);
@@ -84,6 +87,8 @@ TEST_P(AttentionVariantsTest, bits_do_not_depend_on_chunks_batch_or_threads) {
                        .normed = trial % 2 == 0,
                        .norm_after = trial % 6 == 2,
                        .norm_rows = trial % 6 == 4,
+                       .v_norm = trial % 4 == 0,
+                       .v_from_k = trial % 6 != 4 && trial % 5 < 2,
                        .scaled = trial % 3 == 0,
                        .window = trial % 4 == 3 ? 0 : random_window(random, shape, n),
                        .soft_cap = trial % 4 == 1 ? 5.0F : 0.0F,

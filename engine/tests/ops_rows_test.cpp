@@ -31,7 +31,7 @@ struct NormCase {
   Matrix before, delta, weight, delta_weight;
   Precision type;
   bool with_delta = true, normed_delta = false, weighted = true, written = true, subtract_mean = false;
-  float scale = 1, eps = 1e-5F;
+  float scale = 1, kept = 1, eps = 1e-5F;  // kept: factor of the residual
 
   // Rows [begin, end) in matrices of their own: out and residual.
   std::pair<Matrix, Matrix> run(Ops& on, std::int64_t begin, std::int64_t end, int gap) const {
@@ -44,6 +44,7 @@ struct NormCase {
                  .eps = eps,
                  .delta_weight = normed_delta ? delta_factors.floats() : nullptr,
                  .delta_scale = scale,
+                 .residual_scale = kept,
                  .subtract_mean = subtract_mean});
     return {out.host(), residual.host()};
   }
@@ -60,15 +61,16 @@ struct NormCase {
       double mean = 0;
       for (std::int64_t c = 0; c < cols; ++c) {
         const float first = before.at(r, c);
-        if (!with_delta || (scale == 1 && !normed_delta)) {
+        if (!with_delta || (scale == 1 && kept == 1 && !normed_delta)) {
           const float sum = with_delta ? first + delta.at(r, c) : first;
           ASSERT_EQ(residual.at(r, c), static_cast<float>(rounded(type.residual, sum)));
         } else {
+          const double old = kept == 0 ? 0 : static_cast<double>(kept) * static_cast<double>(first);
           const double added = static_cast<double>(scale) * static_cast<double>(delta.at(r, c)) * delta_factor *
                                (normed_delta ? delta_weight.at(0, c) : 1);
-          ASSERT_NEAR(residual.at(r, c), first + added,
-                      2e-7 * std::abs(first) + (normed_delta ? 1e-5 : 2e-7) * std::abs(added) +
-                          1.01 * rounding(type.residual) * std::abs(first + added) + 1e-30)
+          ASSERT_NEAR(residual.at(r, c), old + added,
+                      2e-7 * std::abs(old) + (normed_delta ? 1e-5 : 2e-7) * std::abs(added) +
+                          1.01 * rounding(type.residual) * std::abs(old + added) + 1e-30)
               << "row " << r << ", column " << c << " of " << cols;
         }
         if (subtract_mean) mean += residual.at(r, c) / static_cast<double>(cols);
@@ -112,6 +114,8 @@ TEST_P(RowsTest, rms_norm_adds_the_delta_and_normalises) {
     c.with_delta = kind != 0 || uniform(random, 0, 1) == 1;
     c.normed_delta = kind == 1;
     c.scale = kind != 0 && uniform(random, 0, 1) == 1 ? 0.22F : 1.0F;
+    if (c.with_delta && trial % 3 == 0) c.kept = trial % 2 == 0 ? 0.75F : 0.0F;
+    if (c.kept == 0) c.before.set(0, 0, std::nanf(""));
     c.weighted = kind != 2 || uniform(random, 0, 1) == 1;
     c.written = kind != 2 || uniform(random, 0, 2) != 0;
     c.subtract_mean = kind == 3;
@@ -319,6 +323,48 @@ TEST_P(RowsTest, embed_scales_rows_of_a_table_or_of_a_weight) {
             const float value = static_cast<float>(rounded(weight, table.at(ids[i], c))) * scale;
             ASSERT_EQ(out.at(static_cast<std::int64_t>(i), c), static_cast<float>(rounded(residual, value)));
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RowsTest, add_embedding_adds_rows_of_the_table_to_normalised_groups) {
+  Random random(12);
+  const auto ops = make_ops(GetParam(), 2);
+  for (int trial = 0; trial < 24; ++trial) {
+    const auto weight = any_type(trial);
+    const auto type = ops->precision(weight).gemm_out;
+    const int size = trial % 2 == 0 ? 8 * uniform(random, 1, 40) : uniform(random, 1, 300);
+    const int count = uniform(random, 1, 9);
+    const int vocab = uniform(random, 1, 50), cols = size * count;
+    const auto table = Matrix::random(random, weight, vocab, cols);
+    const auto embedding = ops->make_embedding(table.host(), weight, trial % 3 != 0);
+    std::vector<std::int32_t> ids;
+    for (int i = uniform(random, 1, 20); i > 0; --i) ids.push_back(uniform(random, 0, vocab - 1));
+    const auto before = Matrix::random(random, type, std::ssize(ids), cols, 1, trial % 2 == 0 ? 8 : 3);
+    const auto factors = Matrix::random(random, DType::f32, 1, size);
+    const DeviceMatrix x(*ops, before), weights(*ops, factors), residual(*ops, DType::f32, std::ssize(ids), cols);
+    const EmbeddingSum how{.weight = weights.floats(), .size = size, .eps = 0.1F, .scale = 0.7F, .table_scale = 4};
+    run_step(*ops, {.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}}, [&] {
+      ops->embed(residual.tensor(), *embedding, 1);
+      ops->add_embedding(x.tensor(), *embedding, how);
+    });
+    const auto out = x.host();
+    for (std::int64_t r = 0; r < std::ssize(ids); ++r) {
+      for (int group = 0; group < count; ++group) {
+        double squares = 0;
+        for (int i = 0; i < size; ++i) squares += std::pow(before.at(r, group * size + i), 2.0);
+        const double factor = 1 / std::sqrt(squares / size + static_cast<double>(how.eps));
+        for (int i = 0; i < size; ++i) {
+          const auto c = group * size + i;
+          const double normed = before.at(r, c) * factor * factors.at(0, i) * static_cast<double>(how.scale);
+          const double added = static_cast<double>(how.table_scale) *
+                               static_cast<double>(table.at(ids[static_cast<std::size_t>(r)], c));
+          ASSERT_NEAR(out.at(r, c), normed + added,
+                      1e-5 * std::abs(normed) + 1e-6 * std::abs(added) +
+                          1.01 * rounding(type) * std::abs(normed + added) + 1e-7)
+              << "row " << r << ", element " << i << " of group " << group << " of " << size;
         }
       }
     }

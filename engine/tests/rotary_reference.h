@@ -16,6 +16,8 @@ struct RotaryReference {
   bool normed = false;      // q and k, per head
   bool norm_after = false;  // applies the norm after the rotation
   bool norm_rows = false;   // the norm is over all heads of q, and over all heads of k
+  bool v_norm = false;      // v too, per head and without weights
+  bool v_from_k = false;    // v is k before its norm and rotation
   bool scaled = false;      // q, by position
   float eps = 0;
   std::span<const float> cos_sin = {};            // [rows of the table, rotary_dim]
@@ -25,18 +27,24 @@ struct RotaryReference {
   struct Head {
     std::vector<double> value, magnitude;  // magnitude: the sum of the absolute values of an element's terms
   };
-  // Head `head` of a row of qkv; v heads, which do not change, follow those of k. turn: the row of cos_sin.
+  // Head `head` of a row of qkv; v heads follow those of k. turn: the row of cos_sin.
   Head operator()(const Matrix& qkv, std::int64_t row, int head, int position, int turn) const {
     const bool is_q = head < heads, is_v = head >= heads + kv_heads;
     Head out;
     auto& [x, magnitude] = out;
-    for (int d = 0; d < dim; ++d) x.push_back(qkv.at(row, head * dim + d));
+    const int source = is_v && v_from_k ? head - kv_heads : head;
+    for (int d = 0; d < dim; ++d) x.push_back(qkv.at(row, source * dim + d));
     for (const double one : x) magnitude.push_back(std::abs(one));
-    if (is_v) return out;
     const auto scale_by = [&](int d, double factor) {
       x[static_cast<std::size_t>(d)] *= factor;
       magnitude[static_cast<std::size_t>(d)] *= std::abs(factor);
     };
+    if (is_v) {
+      double squares = 0;
+      for (const double one : x) squares += one * one;
+      for (int d = 0; v_norm && d < dim; ++d) scale_by(d, 1 / std::sqrt(squares / dim + static_cast<double>(eps)));
+      return out;
+    }
     const auto normalise = [&] {
       double squares = 0;
       int count = dim;

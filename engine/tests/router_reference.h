@@ -52,7 +52,10 @@ inline std::vector<std::pair<int, double>> chosen_experts(std::span<const double
   for (const int e : order) sum += scores[static_cast<std::size_t>(e)];
   const double divisor = how.renormalize ? std::max(sum, static_cast<double>(how.norm_min)) : 1;
   std::vector<std::pair<int, double>> out;
-  for (const int e : order) out.emplace_back(e, scores[static_cast<std::size_t>(e)] / divisor * how.scale);
+  for (const int e : order) {
+    const double own = how.expert_scale == nullptr ? 1 : static_cast<double>(how.expert_scale[e]);
+    out.emplace_back(e, scores[static_cast<std::size_t>(e)] / divisor * static_cast<double>(how.scale) * own);
+  }
   return out;
 }
 

@@ -20,6 +20,12 @@ bool has_experts(const TinyModel& model, std::size_t layer) {
   return model.experts > 0 && model.layer_experts[layer % model.layer_experts.size()] == 'm';
 }
 
+// The value of a layer, and `otherwise` instead of 0.
+int of_layer(const std::vector<int>& values, std::size_t layer, int otherwise) {
+  const int value = values[layer % values.size()];
+  return value != 0 ? value : otherwise;
+}
+
 const std::string& mixer_of(const TinyModel& model, std::size_t layer) {
   return model.mixers[layer % model.mixers.size()];
 }
@@ -40,6 +46,11 @@ class TinyWeights {
                    std::min(share, model.vocab - first))});
     }
     once("norm.weight", model.hidden, 1, 1, 0.1F);
+    if (const int columns = model.layers * model.per_layer; columns > 0) {
+      once("per_layer_embeddings.weight", model.vocab, columns, 0, 1);
+      once("per_layer_projection.weight", columns, model.hidden, 0, 0.5F);
+      once("per_layer_projection_norm.weight", model.per_layer, 1, 1, 0.1F);
+    }
     for (int i = 0; i < model.layers; ++i) add_layer(i);
   }
 
@@ -154,9 +165,22 @@ class TinyWeights {
 
   void add_layer(int index) {
     const std::string at = "layers." + std::to_string(index) + ".";
-    const bool sparse = has_experts(model_, static_cast<std::size_t>(index));
-    const auto& mixer = mixer_of(model_, static_cast<std::size_t>(index));
+    const auto layer = static_cast<std::size_t>(index);
+    const bool sparse = has_experts(model_, layer);
+    head_dim_ = of_layer(model_.head_dims, layer, model_.head_dim);
+    kv_heads_ = of_layer(model_.kv_counts, layer, model_.kv_heads);
+    kv_parts_ = of_layer(model_.kv_sources, layer, 0) > 0                             ? 0
+                : model_.keys_as_values[layer % model_.keys_as_values.size()] ? 1
+                                                                              : 2;
+    q_ = model_.heads * head_dim_, kv_ = kv_heads_ * head_dim_;
+    const auto& mixer = mixer_of(model_, layer);
     add_norms(at, mixer == "attention");
+    if (model_.layer_scalars) once(at + "scalar.weight", 1, 1, 0.9F, 0.1F);
+    if (model_.per_layer > 0) {
+      once(at + "per_layer.gate.weight", model_.per_layer, model_.hidden, 0, 0.3F);
+      once(at + "per_layer.projection.weight", model_.hidden, model_.per_layer, 0, 0.3F);
+      once(at + "per_layer_post_norm.weight", model_.hidden, 1, 1, 0.1F);
+    }
     if (mixer == "short_conv") {
       add_conv(at + "conv.");
     } else if (mixer == "delta_net") {
@@ -165,7 +189,7 @@ class TinyWeights {
       add_attention(at + "attention.");
     }
     const std::string mlp = at + (sparse ? "feed_forward.shared." : "feed_forward.");
-    const int inter = sparse ? model_.shared_inter : model_.inter;  // 0: no dense feed-forward
+    const int inter = sparse ? model_.shared_inter : of_layer(model_.inters, layer, model_.inter);  // 0: none
     if (sparse) add_experts(at);
     if (inter > 0) {
       weight(mlp + "w1.0.weight", inter, model_.hidden, 0.3F);
@@ -179,7 +203,7 @@ class TinyWeights {
 
   // With more ranks than KV heads, several ranks have the same head.
   void add_attention(const std::string& at) {
-    weight(at + "w_qkv.0.weight", q_ + 2 * kv_, model_.hidden, 0.3F);
+    weight(at + "w_qkv.0.weight", q_ + kv_parts_ * kv_, model_.hidden, 0.3F);
     weight(at + "wo.0.weight", model_.hidden, q_, 0.3F);
     if (model_.attention_gate) {
       weight(at + "w_gate.0.weight", q_, model_.hidden, 0.3F);
@@ -187,19 +211,19 @@ class TinyWeights {
     }
     if (model_.sinks) once(at + "sinks.weight", model_.heads, 1, 0, 1);
     if (model_.biases) {
-      tensor(at + "w_qkv.0.bias", q_ + 2 * kv_, 1, 0, 0.3F);
+      tensor(at + "w_qkv.0.bias", q_ + kv_parts_ * kv_, 1, 0, 0.3F);
       once(at + "wo.0.bias", model_.hidden, 1, 0, 0.3F, 0);
     }
-    const int groups = std::min(model_.ranks, model_.kv_heads);
+    const int groups = std::min(model_.ranks, kv_heads_);
     const int q_rows = q_ / model_.ranks, kv_rows = kv_ / groups;
     for (int rank = 0; rank < model_.ranks; ++rank) {
       const int k_first = q_ + rank * groups / model_.ranks * kv_rows;
       for (const std::string kind : {".weight", ".bias"}) {
         if (kind == ".bias" && !model_.biases) continue;
         const std::string qkv = at + "w_qkv.0" + kind;
-        stack(cat(at, "w_qkv.", rank, kind), rank,
-              {range(qkv, "rows", rank * q_rows, q_rows), range(qkv, "rows", k_first, kv_rows),
-               range(qkv, "rows", k_first + kv_, kv_rows)});
+        std::vector parts = {range(qkv, "rows", rank * q_rows, q_rows)};
+        for (int i = 0; i < kv_parts_; ++i) parts.push_back(range(qkv, "rows", k_first + i * kv_, kv_rows));
+        stack(cat(at, "w_qkv.", rank, kind), rank, parts);
         if (!model_.attention_gate) continue;
         stack(cat(at, "w_gate.", rank, kind), rank, {range(at + "w_gate.0" + kind, "rows", rank * q_rows, q_rows)});
       }
@@ -269,8 +293,8 @@ class TinyWeights {
       once(at + "ffn_post_norm.weight", model_.hidden, 1, 1, 0.1F);
     }
     if (model_.qk_norm && has_attention) {
-      once(at + "attention.q_norm.weight", model_.qk_norm_rows ? q_ : model_.head_dim, 1, 1, 0.1F);
-      once(at + "attention.k_norm.weight", model_.qk_norm_rows ? kv_ : model_.head_dim, 1, 1, 0.1F);
+      once(at + "attention.q_norm.weight", model_.qk_norm_rows ? q_ : head_dim_, 1, 1, 0.1F);
+      if (kv_parts_ > 0) once(at + "attention.k_norm.weight", model_.qk_norm_rows ? kv_ : head_dim_, 1, 1, 0.1F);
     }
   }
 
@@ -278,6 +302,12 @@ class TinyWeights {
   // of gate and up alternate, as in GPT-OSS.
   void add_experts(const std::string& at) {
     once(at + "feed_forward.gate.weight", model_.experts, model_.hidden, 0, 0.5F);
+    if (model_.expert_scales) once(at + "feed_forward.expert_scales.weight", model_.experts, 1, 1, 0.2F);
+    if (model_.expert_norms) {
+      for (const auto* name : {"gate_norm", "experts_norm", "experts_post_norm", "shared_post_norm"}) {
+        once(cat(at, "feed_forward.", name, ".weight"), model_.hidden, 1, 1, 0.1F);
+      }
+    }
     if (model_.router_bias) once(at + "feed_forward.gate.bias", model_.experts, 1, 0, 0.2F);
     if (model_.shared_gate) {
       tensor(at + "feed_forward.shared_gate.weight", 1, model_.hidden, 0, 0.5F);
@@ -345,7 +375,8 @@ class TinyWeights {
   }
 
   const TinyModel& model_;
-  const int q_ = model_.heads * model_.head_dim, kv_ = model_.kv_heads * model_.head_dim;
+  // These describe the current layer. kv_parts_: 2 for k and v, 1 for k only, 0 for none.
+  int head_dim_ = 0, kv_heads_ = 0, kv_parts_ = 2, q_ = 0, kv_ = 0;
   std::mt19937_64 random_{7};
   std::mt19937 codes_random_{7};
   SafetensorsWriter weights_;
@@ -404,7 +435,11 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\ndelta_v_heads = " << model.v_heads << "\ndelta_k_dim = " << model.k_dim
                       << "\ndelta_v_dim = " << model.v_dim
                       << "\nshared_expert_inter_size = " << model.shared_inter
-                      << "\nshared_expert_gate = " << model.shared_gate << "\n"
+                      << "\nshared_expert_gate = " << model.shared_gate
+                      << "\nlayer_scalars = " << model.layer_scalars << "\nexpert_norms = " << model.expert_norms
+                      << "\nexpert_scales = " << model.expert_scales
+                      << "\nper_layer_embedding = " << model.per_layer
+                      << "\nper_layer_vocab_size = " << (model.per_layer > 0 ? model.vocab : 0) << "\n"
                       << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
                       << "max_queue_time_s = 0\n"  // unlimited, for a slow machine
                       << model.more;
@@ -422,6 +457,11 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
     const bool attention = mixer_of(model, i) == "attention";
     layers.push_back({{"window", attention ? model.windows[i % model.windows.size()] : 0},
                       {"rotation", attention ? model.rotations[i % model.rotations.size()] : "none"},
+                      {"head_size", of_layer(model.head_dims, i, 0)},
+                      {"kv_heads", of_layer(model.kv_counts, i, 0)},
+                      {"values", model.keys_as_values[i % model.keys_as_values.size()] ? "keys" : "projected"},
+                      {"kv_source", of_layer(model.kv_sources, i, 0)},
+                      {"inter_size", of_layer(model.inters, i, 0)},
                       {"ffn", has_experts(model, i) ? "experts" : "dense"},
                       {"mixer", mixer_of(model, i)}});
   }

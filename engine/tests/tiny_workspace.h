@@ -35,6 +35,11 @@ struct TinyModel {
   std::string layer_experts = "m";  // with experts (m), if there are any, or dense (d)
   std::vector<int> windows = {0};
   std::vector<std::string> rotations = {"global"};
+  std::vector<int> head_dims = {0}, kv_counts = {0}, inters = {0};  // 0: as the model
+  std::vector<int> kv_sources = {0};
+  std::vector<bool> keys_as_values = {false};
+  bool layer_scalars = false, expert_norms = false, expert_scales = false;
+  int per_layer = 0;                                          // elements of per-layer embeddings
   // Or "short_conv" or "delta_net", then without window and rotation.
   std::vector<std::string> mixers = {"attention"};
   // Of delta nets.

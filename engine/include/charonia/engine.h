@@ -52,6 +52,7 @@ struct MemoryPlan {
   std::string device;  // "cpu" | "cuda" | "null"
   std::string device_note;
   std::int64_t weight_bytes = 0;      // of all ranks
+  std::int64_t host_bytes = 0;        // of weights that GPUs read from host memory; not in weight_bytes
   std::int64_t activation_bytes = 0;  // and other memory that steps need
   std::int64_t kv_token_bytes = 0;    // of one token in all layers
   std::int64_t kv_block_bytes = 0;    // of one block in the layers without a window

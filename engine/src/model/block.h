@@ -23,6 +23,7 @@ struct StepContext {
   const ops::StepShape& shape;
   ops::KvCache& cache;
   std::byte* memory;  // of the activations
+  ops::Tensor residual{};  // the residual stream, before the block's output is added
 
   std::byte* at(const Activations::Part& part) const { return memory + part.offset; }
   ops::Tensor view(const Activations::Part& part, std::int64_t rows) const {
@@ -48,6 +49,8 @@ class Block {
   virtual void load(WeightLoader& loader) = 0;
   // The only weight that reads the block's input; null: several weights read it.
   virtual const ops::Linear* input_weight() const { return nullptr; }
+  // Whether issue() computes the whole output on every rank. Otherwise the outputs of all ranks are summed.
+  virtual bool whole_output() const { return false; }
   // out [rows, hidden] GEMM type = this rank's part of the block's output for in [rows, hidden] activation type.
   virtual void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) = 0;
 };

@@ -26,6 +26,9 @@ std::unique_ptr<Block> make_short_conv(const ModelConfig& config, const Shard& s
 std::unique_ptr<Block> make_delta_net(const ModelConfig& config, const Shard& shard, std::string prefix);
 // A gated MLP: down(activation(gate x) * up x). inter: its columns on this rank.
 std::unique_ptr<Block> make_mlp(const ModelConfig& config, const Shard& shard, std::string prefix, std::int64_t inter);
+// The per-layer embedding of a layer: projection(gelu_tanh(gate x) * input of the layer). inputs: of PerLayerInputs.
+std::unique_ptr<Block> make_per_layer_embedding(const ModelConfig& config, std::string prefix, std::size_t layer,
+                                                const Activations::Part& inputs);
 // A router and experts, and the shared expert if the model has one.
 std::unique_ptr<Block> make_experts(const ModelConfig& config, const Shard& shard, std::string prefix);
 

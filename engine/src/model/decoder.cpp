@@ -42,11 +42,17 @@ void Decoder::load(const WeightFiles& files) {
   WeightLoader loader(files, ops_, type, config_.norm_unit_offset, tables_);
   for (const auto& part : plan_.parts) {
     auto& norms = norms_.emplace_back();
-    if (config_.pre_norms && !part.same_input) norms.before = loader.norm(part.name + "_norm.weight", hidden);
+    const bool pre_norm = config_.pre_norms && part.pre_norm && !part.same_input;
+    if (pre_norm) norms.before = loader.norm(part.name + "_norm.weight", hidden);
     if (config_.post_norms) norms.after = loader.norm(part.name + "_post_norm.weight", hidden);
+    if (!part.scalar.empty()) norms.scale = files.get_vector(part.scalar, 1).front();
     part.block->load(loader);
     if (part.block->cache()) ++loader.cache_layer;
     files.drop_pages();  // otherwise the weights would be in this process's memory twice until all are loaded
+  }
+  if (config_.per_layer_embedding > 0) {
+    per_layer_.emplace(config_, plan_.per_layer_inputs);
+    per_layer_->load(loader);
   }
   final_norm_ = loader.norm("norm.weight", hidden);
   const WeightLoader::Wanted output{cat("output.", shard_.rank, ".weight"), shard_.logits, hidden};
@@ -84,22 +90,27 @@ std::span<const std::int32_t> Decoder::rotary_rows(const ops::StepInput& input) 
   auto& rows = rotary_rows_[rotary_rows_index_];
   rotary_rows_index_ = (rotary_rows_index_ + 1) % rotary_rows_.size();
   rotary_tables_.place(input.attention, input.prompt_tokens, rows, spare_);
-  const auto upload = [&](const Vector& table, std::span<const float> values) {
+  const auto upload = [&](const Vector& table, std::span<const float> values, int dim) {
     if (values.empty()) return;
-    ops_.upload(table->as<float>() + spare_.first_row * config_.rotary_embedding, values.data(), values.size_bytes());
+    ops_.upload(table->as<float>() + spare_.first_row * dim, values.data(), values.size_bytes());
   };
-  upload(tables_.rotary, spare_.global);
-  upload(tables_.local_rotary, spare_.local);
+  upload(tables_.rotary, spare_.global, config_.rotary_embedding);
+  upload(tables_.local_rotary, spare_.local, local_rotary_dim(config_));
   return rows;
 }
 
 void Decoder::issue(const ops::StepShape& shape) {
-  const StepContext step{ops_, shape, *cache_, activation_memory_->as<std::byte>()};
+  StepContext step{ops_, shape, *cache_, activation_memory_->as<std::byte>()};
   const auto residual = step.view(plan_.residual), delta = step.view(plan_.delta), normed = step.view(plan_.normed);
   const ops::Tensor unwritten{nullptr, normed.dtype, normed.rows, normed.cols, normed.stride};
+  step.residual = residual;
   ops_.embed(residual, *embedding_, embedding_scale_);
+  if (per_layer_) {
+    ops_.rms_norm(normed, residual, {}, norm_params(nullptr, nullptr));
+    per_layer_->issue(step, normed);
+  }
   ops::Tensor pending{};  // the tensor that the next norm adds to the residual stream
-  const float* pending_norm = nullptr;
+  const Norms* pending_norms = nullptr;
   for (std::size_t i = 0; i < plan_.parts.size(); ++i) {
     const auto& part = plan_.parts[i];
     const auto& norms = norms_[i];
@@ -107,23 +118,23 @@ void Decoder::issue(const ops::StepShape& shape) {
     const auto* const weight = part.block->input_weight();
     if (weight != nullptr && !config_.parallel_block) ops_.announce_linear(*weight);
     ops_.rms_norm(part.same_input ? unwritten : normed, residual, pending,
-                  norm_params(data(norms.before), pending_norm));
+                  norm_params(data(norms.before), pending_norms));
     part.block->issue(step, delta, normed);
-    step.sum_ranks(delta);
+    if (!part.block->whole_output()) step.sum_ranks(delta);
     pending = delta;
-    pending_norm = data(norms.after);
+    pending_norms = &norms;
   }
-  if (shape.logits_rows > 0) issue_output(step, pending_norm);
+  if (shape.logits_rows > 0) issue_output(step, *pending_norms);
 }
 
-void Decoder::issue_output(const StepContext& step, const float* pending_norm) {
+void Decoder::issue_output(const StepContext& step, const Norms& pending_norms) {
   const auto rows = step.shape.logits_rows;
   const auto last_residual = step.view(plan_.last_residual, rows), last_delta = step.view(plan_.last_delta, rows);
   const auto last_normed = step.view(plan_.last_normed, rows);
   ops_.gather_rows(last_residual, step.view(plan_.residual));
   ops_.gather_rows(last_delta, step.view(plan_.delta));
   ops_.announce_linear(*output_);
-  ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(data(final_norm_), pending_norm));
+  ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(data(final_norm_), &pending_norms));
   auto logits = step.view(plan_.logits, rows);
   if (shard_.ranks > 1) {
     const auto share = step.view(plan_.logits_share, rows);
@@ -142,11 +153,13 @@ void Decoder::issue_output(const StepContext& step, const float* pending_norm) {
   ops_.sample(logits);
 }
 
-ops::NormParams Decoder::norm_params(const float* weight, const float* delta_weight) const {
+ops::NormParams Decoder::norm_params(const float* weight, const Norms* pending) const {
+  const float scale = pending == nullptr ? 1 : pending->scale;
   return {.weight = weight,
           .eps = config_.norm_eps,
-          .delta_weight = delta_weight,
-          .delta_scale = config_.residual_multiplier,
+          .delta_weight = pending == nullptr ? nullptr : data(pending->after),
+          .delta_scale = scale * config_.residual_multiplier,
+          .residual_scale = scale,
           .subtract_mean = config_.layer_norm};
 }
 

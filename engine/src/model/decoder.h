@@ -4,11 +4,13 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "charonia/config.h"
 #include "model/decoder_plan.h"
+#include "model/per_layer_embedding.h"
 #include "model/rope.h"
 #include "model/weights.h"
 #include "ops/ops.h"
@@ -35,14 +37,16 @@ class Decoder {
  private:
   struct Norms {
     Vector before, after;  // [hidden]; null if absent
+    float scale = 1;       // factor of the residual stream after the part
   };
 
   void make_tables();
   void load(const WeightFiles& files);
   std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
   void issue(const ops::StepShape& shape);
-  void issue_output(const StepContext& step, const float* pending_norm);
-  ops::NormParams norm_params(const float* weight, const float* delta_weight) const;
+  void issue_output(const StepContext& step, const Norms& pending_norms);
+  // weight: of the next norm. pending: of the part whose output is added first; null: none.
+  ops::NormParams norm_params(const float* weight, const Norms* pending) const;
 
   DecoderPlan plan_;
   const ModelConfig& config_;
@@ -51,6 +55,7 @@ class Decoder {
   ops::StepLimits limits_;
   float embedding_scale_ = 1;
   std::vector<Norms> norms_;  // of plan_.parts
+  std::optional<PerLayerInputs> per_layer_;
   Vector final_norm_;
   std::unique_ptr<ops::Linear> output_;
   std::unique_ptr<ops::Embedding> embedding_;  // may refer to output_

@@ -17,9 +17,13 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
   residual = activations.rows(hidden, precision.residual);
   delta = activations.rows(hidden, precision.gemm_out);
   normed = activations.rows(hidden, precision.activation);
+  if (config.per_layer_embedding > 0) {
+    per_layer_inputs = activations.rows(per_layer_columns(config) + config.per_layer_embedding, precision.gemm_out);
+  }
   kv_layout.block_len = limits.block_len;
   kv_layout.dtype = precision.kv;
   kv_layout.quant_bits = limits.kv_quant_bits;
+  std::vector<std::size_t> cache_layers(layers.size());  // by layer
   for (const auto& part : parts) {
     activations.begin_block();
     part.block->plan(activations);
@@ -27,6 +31,10 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
       const int window = part.block->window();
       if (window >= limits.max_positions) cache->kind = CacheKind::full;  // it would free nothing
       if (cache->kind == CacheKind::window) kv_layout.window = std::max(kv_layout.window, window);
+      cache_layers[part.layer] = kv_layout.layers.size();
+      if (part.kv_source > 0) {
+        cache->storage = static_cast<int>(cache_layers[part.layer - static_cast<std::size_t>(part.kv_source)]);
+      }
       kv_layout.layers.push_back(*cache);
     }
   }
@@ -46,11 +54,19 @@ void DecoderPlan::add_layer(const LayerAttributes& layer, std::size_t index) {
                    .block = layer.mixer == "short_conv"   ? make_short_conv(config, shard, name + "conv.")
                             : layer.mixer == "delta_net"  ? make_delta_net(config, shard, name + "delta.")
                             : config.latent_size > 0      ? make_latent_attention(config, shard, attention)
-                                                          : make_attention(config, shard, attention, layer)});
+                                                          : make_attention(config, shard, attention, layer),
+                   .layer = index,
+                   .kv_source = layer.kv_source});
   parts.push_back({.name = name + "ffn",
                    .block = has_experts(layer) ? make_experts(config, shard, forward)
-                                                       : make_mlp(config, shard, forward, shard.inter),
+                                       : make_mlp(config, shard, forward, shard.inter[index]),
                    .same_input = config.parallel_block});
+  if (config.per_layer_embedding > 0) {
+    parts.push_back({.name = name + "per_layer",
+                     .block = make_per_layer_embedding(config, name + "per_layer.", index, per_layer_inputs),
+                     .pre_norm = false});
+  }
+  if (config.layer_scalars) parts.back().scalar = name + "scalar.weight";
 }
 
 }  // namespace charonia::model

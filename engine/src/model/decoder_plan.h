@@ -25,6 +25,10 @@ struct DecoderPlan {
   struct Part {
     std::string name;  // of its norms' weights: name + "_norm.weight", name + "_post_norm.weight"
     std::unique_ptr<Block> block;
+    std::size_t layer = 0;
+    int kv_source = 0;        // of the layer
+    std::string scalar{};     // weight of a factor of the residual stream after the part; empty: none
+    bool pre_norm = true;     // has a norm before, if the model has such norms
     bool same_input = false;  // reads the input of the part before it, not the residual stream
   };
 
@@ -34,6 +38,7 @@ struct DecoderPlan {
   std::vector<Part> parts;  // of all layers
   ops::KvLayout kv_layout;
   // The names are those in Decoder::issue().
+  Activations::Part per_layer_inputs;  // of a model with per-layer embeddings
   Activations::Part residual, delta, normed, last_residual, last_delta, last_normed, logits_share, logits;
   std::size_t activation_bytes = 0;
 

@@ -6,6 +6,8 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "model/rope.h"
+#include "model/shard.h"
 #include "ops/operations.h"
 
 namespace charonia::model {
@@ -19,14 +21,17 @@ void refuse_if(bool wrong, ErrorCode code, const What&... what) {
 }
 
 void check_rotation(const ModelConfig& config) {
-  const int dim = config.rotary_embedding, size = config.size_per_head;
-  refuse_if(size % 2 != 0, kUnsupported, "size_per_head = ", size, " is not even");
-  refuse_if(dim % 2 != 0 || dim > size, kUnsupported, "rotary_embedding = ", dim,
-            " must be an even number up to size_per_head = ", size);
+  const int dim = config.rotary_embedding;
   refuse_if(config.alibi && dim != 0, kInvalid, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
   refuse_if(config.rotary_interleaved && dim == 0, kInvalid, "rotary_interleaved = 1 with rotary_embedding = 0");
   const auto& kind = config.rope_scaling_type;
   if (dim == 0 || kind == "default" || kind == "linear") return;
+  if (kind == "proportional") {
+    const int turned = config.rope_turned;
+    refuse_if(turned < 0 || turned > dim || turned % 2 != 0, kInvalid, "rope_turned = ", turned,
+              " must be an even number up to rotary_embedding = ", dim);
+    return;
+  }
   refuse_if((kind == "dynamic" || kind == "qwen") && dim < 4, kUnsupported, "rope_scaling_type = ", kind,
             " needs rotary_embedding >= 4, and it is ", dim);
   const int original = config.rope_original_max_position_embeddings;
@@ -42,11 +47,13 @@ void check_rotation(const ModelConfig& config) {
 void check_norms(const ModelConfig& config) {
   refuse_if(config.qk_norm_rows && !config.qk_norm, kInvalid, "qk_norm_rows = 1 needs qk_norm = 1");
   refuse_if(config.qk_norm_after_rotary && !config.qk_norm, kInvalid, "qk_norm_after_rotary = 1 needs qk_norm = 1");
+  refuse_if(config.v_norm && !config.qk_norm, kInvalid, "v_norm = 1 needs qk_norm = 1");
   refuse_if(config.qk_norm_rows && config.qk_norm_after_rotary, kUnsupported,
             "qk_norm_rows = 1 with qk_norm_after_rotary = 1");
   refuse_if(!config.pre_norms && !config.post_norms, kInvalid, "pre_norms = 0 needs post_norms = 1");
   refuse_if(config.layer_norm && config.post_norms, kUnsupported, "layer_norm = 1 with post_norms = 1");
   refuse_if(config.layer_norm && config.qk_norm, kUnsupported, "layer_norm = 1 with qk_norm = 1");
+  refuse_if(config.parallel_block && config.layer_scalars, kUnsupported, "parallel_block = 1 with layer_scalars = 1");
   refuse_if(config.parallel_block && config.post_norms, kUnsupported, "parallel_block = 1 with post_norms = 1");
 }
 
@@ -80,6 +87,8 @@ void check_experts(const ModelConfig& config) {
         {"router_bias = 1", config.router_bias},
         {"expert_bias = 1", config.expert_bias},
         {"router_groups is not 0", groups != 0},
+        {"expert_norms = 1", config.expert_norms},
+        {"expert_scales = 1", config.expert_scales},
         {"shared_expert_inter_size is not 0", config.shared_expert_inter_size != 0}};
     for (const auto& [what, holds] : without) refuse_if(holds, kInvalid, what, ", and num_experts is 0");
     return;
@@ -99,6 +108,10 @@ void check_experts(const ModelConfig& config) {
   refuse_if(config.router_logit_bias && !config.router_bias, kInvalid, "router_logit_bias = 1 needs router_bias = 1");
   refuse_if(config.shared_expert_gate && config.shared_expert_inter_size == 0, kInvalid,
             "shared_expert_gate = 1, and shared_expert_inter_size is 0");
+  refuse_if(config.expert_norms && config.shared_expert_inter_size == 0, kInvalid,
+            "expert_norms = 1, and shared_expert_inter_size is 0");
+  refuse_if(config.expert_norms && (config.shared_expert_gate || config.router_fp32 || config.parallel_block),
+            kUnsupported, "expert_norms = 1 with shared_expert_gate = 1, router_fp32 = 1 or parallel_block = 1");
 }
 
 }  // namespace
@@ -112,6 +125,11 @@ void check_model(const ModelConfig& config) {
   refuse_if(config.q_scale_beta > 0 && config.q_scale_length == 0, kInvalid, "q_scale_beta = ", config.q_scale_beta,
             " needs q_scale_length above 0, and it is 0");
   check_experts(config);
+  if (config.per_layer_embedding == 0) return;
+  refuse_if(!config.post_norms, kInvalid, "per_layer_embedding = ", config.per_layer_embedding,
+            " needs post_norms = 1");
+  refuse_if(config.per_layer_vocab_size < config.vocab_size, kInvalid, "per_layer_vocab_size = ",
+            config.per_layer_vocab_size, " must be at least vocab_size = ", config.vocab_size);
 }
 
 void check_layers(const ModelConfig& config, std::span<const LayerAttributes> layers) {
@@ -124,7 +142,31 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
                                   .k_dim = config.delta_k_dim,
                                   .v_dim = config.delta_v_dim};
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    const auto& [window, rotation, ffn, mixer] = layers[i];
+    const auto& layer = layers[i];
+    const auto &rotation = layer.rotation, &ffn = layer.ffn;
+    const int size = head_size_of(config, layer), heads = kv_heads_of(config, layer);
+    refuse_if(size % 2 != 0, kUnsupported, "layer ", i, " has heads of ", size, " elements, which is not even");
+    const int dim = rotation == "none" ? 0 : rotation == "local" ? local_rotary_dim(config) : config.rotary_embedding;
+    refuse_if(dim % 2 != 0 || dim > size, kUnsupported, "layer ", i, " rotates ", dim,
+              " elements per head, which must be an even number up to the ", size, " of a head");
+    refuse_if(config.head_num % heads != 0, kInvalid, "layer ", i, ": head_num = ", config.head_num,
+              " is not a multiple of its ", heads, " KV heads");
+    const int source = layer.kv_source;
+    if (source > 0) {
+      const auto from = i - static_cast<std::size_t>(source);
+      refuse_if(source < 0 || from >= i || layers[from].kv_source > 0 || layers[from].window != layer.window ||
+                    layers[from].mixer != "attention" || layer.mixer != "attention" ||
+                    head_size_of(config, layers[from]) != size || kv_heads_of(config, layers[from]) != heads,
+                kInvalid, "layer ", i, " has kv_source = ", source,
+                ", which must name an earlier layer with the same window and heads, and with its own keys and values");
+      refuse_if(config.attn_bias || config.qk_norm_rows, kUnsupported, "layer ", i,
+                " has kv_source above 0, with attn_bias = 1 or qk_norm_rows = 1");
+    }
+    refuse_if(layer.values == "keys" && (config.attn_bias || config.qk_norm_rows), kUnsupported, "layer ", i,
+              " has values = keys, with attn_bias = 1 or qk_norm_rows = 1");
+    refuse_if(layer.values == "keys" && config.attention_gate, kUnsupported, "layer ", i,
+              " has values = keys, with attention_gate = 1");
+    const auto& mixer = layer.mixer;
     refuse_if(rotation != "none" && config.rotary_embedding == 0, kInvalid, "layer ", i, " has rotation = ", rotation,
               ", and rotary_embedding is 0");
     refuse_if(rotation == "local" && config.rope_local_theta == 0, kInvalid, "layer ", i,
@@ -136,10 +178,10 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
               " elements: v heads must be a multiple of k heads, and delta_k_dim at most ", delta.kMaxKDim);
     refuse_if(mixer == "delta_net" && config.conv_bias, kUnsupported, "conv_bias = 1 with mixer = delta_net in layer ",
               i);
-    refuse_if(mixer != "attention" && (window != 0 || rotation != "none"), kInvalid, "layer ", i, " has mixer = ",
-              mixer, " with window = ", window, " and rotation = ", rotation);
-    refuse_if(config.latent_size > 0 && (window > 0 || rotation != "global"), kUnsupported, "layer ", i,
-              " has window = ", window, " and rotation = ", rotation, ", and the model has latents");
+    refuse_if(mixer != "attention" && (layer.window != 0 || rotation != "none"), kInvalid, "layer ", i,
+              " has mixer = ", mixer, " with window = ", layer.window, " and rotation = ", rotation);
+    refuse_if(config.latent_size > 0 && (layer.window > 0 || rotation != "global"), kUnsupported, "layer ", i,
+              " has window = ", layer.window, " and rotation = ", rotation, ", and the model has latents");
     refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,
               " has ffn = experts, and num_experts is 0");
   }

@@ -21,6 +21,11 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
 // none.
 DType data_type(const ModelConfig& config);
 
+// Columns of the per-layer embeddings of a token: those of all layers.
+inline std::int64_t per_layer_columns(const ModelConfig& config) {
+  return std::int64_t{config.num_layer} * config.per_layer_embedding;
+}
+
 ops::Activation activation_of(const ModelConfig& config);
 
 // Whether the layer's feed-forward is a mixture of experts.

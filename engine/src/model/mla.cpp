@@ -41,7 +41,7 @@ class LatentAttention final : public Block {
       q_latent_ = activations.rows(config_.q_latent_size, types.residual);
       q_normed_ = activations.rows(config_.q_latent_size, types.activation);
     }
-    q_ = activations.rows(shard_.q_size, types.gemm_out);
+    q_ = activations.rows(std::int64_t{shard_.heads} * config_.size_per_head, types.gemm_out);
     latent_ = activations.rows(row_dim_, types.gemm_out);
     plain_ = activations.rows(heads * plain_dim_, types.activation);
     queries_ = activations.rows(heads * row_dim_, types.gemm_out);
@@ -57,7 +57,8 @@ class LatentAttention final : public Block {
       q_latent_weight_ = loader.linear({{{prefix_ + "wq_a.weight", q_latent, hidden}}}, {});
       q_norm_ = loader.norm(prefix_ + "q_latent_norm.weight", q_latent);
     }
-    q_weight_ = loader.linear({{{prefix_ + "wq" + number, shard_.q_size, q_latent > 0 ? q_latent : hidden}}}, {});
+    const std::int64_t q_size = std::int64_t{shard_.heads} * config_.size_per_head;
+    q_weight_ = loader.linear({{{prefix_ + "wq" + number, q_size, q_latent > 0 ? q_latent : hidden}}}, {});
     latent_weight_ = loader.linear({{{prefix_ + "wkv_a.weight", row_dim_, hidden}}}, {});
     norm_ = loader.norm(prefix_ + "latent_norm.weight", latent_dim_);
     load_heads(loader, prefix_ + "wkv_b" + number);

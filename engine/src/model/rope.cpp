@@ -126,8 +126,9 @@ std::vector<float> inverse_frequencies(const ModelConfig& config, int length) {
     return out;
   }
   auto out = geometric(config.rope_theta, config.rotary_embedding);
-  if (is(config, "linear")) {
+  if (is(config, "linear") || is(config, "proportional")) {
     for (auto& frequency : out) frequency /= config.rope_factor;
+    if (is(config, "proportional")) std::fill(out.begin() + config.rope_turned / 2, out.end(), 0.0F);
   } else if (is(config, "llama3")) {
     stretch_as_llama3(config, out);
   } else if (is(config, "yarn")) {
@@ -136,8 +137,12 @@ std::vector<float> inverse_frequencies(const ModelConfig& config, int length) {
   return out;
 }
 
+int local_rotary_dim(const ModelConfig& config) {
+  return config.rope_local_embedding > 0 ? config.rope_local_embedding : config.rotary_embedding;
+}
+
 std::vector<float> local_inverse_frequencies(const ModelConfig& config) {
-  return geometric(config.rope_local_theta, config.rotary_embedding);
+  return geometric(config.rope_local_theta, local_rotary_dim(config));
 }
 
 float rotary_attention_factor(const ModelConfig& config) {
@@ -184,7 +189,8 @@ RotaryTables::RotaryTables(const ModelConfig& config, int positions, int step_ro
 }
 
 std::size_t RotaryTables::bytes() const {
-  return static_cast<std::size_t>(rows_ * config_.rotary_embedding) * sizeof(float) * (has_local() ? 2 : 1);
+  const int elements = config_.rotary_embedding + (has_local() ? local_rotary_dim(config_) : 0);
+  return static_cast<std::size_t>(rows_ * elements) * sizeof(float);
 }
 
 std::vector<float> RotaryTables::global_table() const {
@@ -209,7 +215,7 @@ std::vector<float> RotaryTables::global_table() const {
 }
 
 std::vector<float> RotaryTables::local_table() const {
-  const auto dim = static_cast<std::size_t>(config_.rotary_embedding);
+  const auto dim = static_cast<std::size_t>(local_rotary_dim(config_));
   const auto frequencies = local_inverse_frequencies(config_);
   std::vector<float> out(static_cast<std::size_t>(rows_) * dim);
   for (std::int64_t row = 0; row < rows_ - spare_rows_; ++row) {
@@ -245,8 +251,9 @@ void RotaryTables::place(const ops::AttentionBatch& batch, std::span<const std::
       write_row(spare.global.data() + spare.global.size() - dim, position, frequencies, 1);
       if (has_local()) {
         if (local.empty()) local = local_inverse_frequencies(config_);
-        spare.local.resize(spare.local.size() + dim);
-        write_row(spare.local.data() + spare.local.size() - dim, position, local, 1);
+        const auto size = 2 * local.size();
+        spare.local.resize(spare.local.size() + size);
+        write_row(spare.local.data() + spare.local.size() - size, position, local, 1);
       }
       rows[row] = static_cast<std::int32_t>(spare.first_row + spares++);
     }

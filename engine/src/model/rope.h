@@ -27,12 +27,15 @@ namespace charonia::model {
 //   yarn       wavelengths are multiplied by rope_factor for dimensions with less than beta_slow rotations within the
 //              original length, and do not change for more than beta_fast rotations; a ramp between them
 //              (https://arxiv.org/abs/2309.00071)
+//   proportional  divided by rope_factor for the first rope_turned / 2 pairs; 0 for the others
 //   longrope   divided by the short factors, or by the long factors if length > original
 //   qwen       the base becomes theta * alpha^(d/(d-2)), alpha = max(2^ceil(log2(length / trained) + 1) - 1, 1)
 // length: tokens of the text. 0: at most the trained length.
 std::vector<float> inverse_frequencies(const ModelConfig& config, int length = 0);
 
-// Without scaling and with another base, for the layers with a window (rope_local_theta).
+// The rotated elements per head of the layers with local rotation.
+int local_rotary_dim(const ModelConfig& config);
+// Without scaling and with another base, for the layers with a window (rope_local_theta): [local_rotary_dim / 2].
 std::vector<float> local_inverse_frequencies(const ModelConfig& config);
 
 // The factor of cosines and sines (yarn, longrope; otherwise 1).
@@ -56,7 +59,7 @@ class RotaryTables {
   std::size_t bytes() const;  // of all tables
 
   std::vector<float> global_table() const;  // [rows, rotary_embedding]
-  std::vector<float> local_table() const;   // [rows, rotary_embedding]
+  std::vector<float> local_table() const;   // [rows, local_rotary_dim]
 
   // Whether the table row of a token may differ from its position. If so, every step passes its rows.
   bool by_prompt() const { return by_prompt_; }
@@ -64,7 +67,7 @@ class RotaryTables {
   // The spare rows of a step.
   struct Spare {
     std::int64_t first_row = 0;        // first row in the tables
-    std::vector<float> global, local;  // [spare rows, rotary_embedding]
+    std::vector<float> global, local;  // [spare rows, elements of a row of the table]
   };
   // Writes the table row for every row of a step into `rows`, and the values of the spare rows that the step needs.
   // prompt_tokens: [sequences], or empty (all of class 0).

@@ -41,25 +41,23 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   const auto first_with = [&](const char* mixer) {
     return static_cast<int>(std::ranges::find(layers, mixer, &LayerAttributes::mixer) - layers.begin());
   };
-  const int attention = first_with("attention"), conv = first_with("short_conv"), delta = first_with("delta_net");
+  const int conv = first_with("short_conv"), delta = first_with("delta_net");
   const bool latent = config.latent_size > 0;
-  const std::int64_t dim = config.size_per_head, out_dim = latent ? config.value_size_per_head : dim;
-  const auto out = name(attention, "attention.wo");
-  const auto out_size = manifest.tensor(out).cols;
-  expect(out_size % out_dim == 0 && out_size / out_dim * ranks == config.head_num, out, "a share of head_num = ",
-         config.head_num, " heads of ", latent ? "value_size_per_head" : "size_per_head", " = ", out_dim, " columns");
-  heads = static_cast<int>(out_size / out_dim);
-  q_size = heads * dim;
-  if (latent) {
-    kv_heads = 1;
-  } else {
-    const auto qkv = name(attention, "attention.w_qkv");
-    qkv_size = manifest.tensor(qkv).rows;
-    // With more ranks than KV heads, each rank has one head, and several ranks have the same one.
-    const int kv = ranks > config.kv_head_num ? 1 : config.kv_head_num / ranks;
-    expect(qkv_size == q_size + 2 * kv * dim && heads % kv == 0 && (kv * ranks) % config.kv_head_num == 0, qkv,
-           "rows of ", heads, " q heads and of ", kv, " k and v heads each (kv_head_num = ", config.kv_head_num, ")");
-    kv_heads = kv;
+  heads = config.head_num / ranks;
+  for (int layer = 0; layer < config.num_layer; ++layer) {
+    const auto& attributes = manifest.layers()[static_cast<std::size_t>(layer)];
+    if (attributes.mixer != "attention") continue;
+    const auto shape = attention_shape(config, *this, attributes);
+    const auto out = name(layer, "attention.wo");
+    const int out_dim = latent ? config.value_size_per_head : shape.head_size;
+    expect(heads * ranks == config.head_num && manifest.tensor(out).cols == std::int64_t{heads} * out_dim, out,
+           "a share of head_num = ", config.head_num, " heads of ", out_dim, " columns");
+    if (latent) continue;
+    const auto qkv = name(layer, "attention.w_qkv");
+    const int all = kv_heads_of(config, attributes), kv = shape.kv_heads;
+    expect(manifest.tensor(qkv).rows == shape.projected() && heads % kv == 0 && (kv * ranks) % all == 0, qkv,
+           "rows of ", heads, " q heads and of ", shape.stores ? kv : 0,
+           shape.values_are_keys ? " k heads" : " k and v heads each", " (of ", all, " KV heads)");
   }
 
   if (conv < config.num_layer) {
@@ -83,10 +81,12 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
            " rows: the shares of all ranks are ", sum, " rows");
     return rows(rank);
   };
-  for (int layer = 0; layer < config.num_layer && (inter == 0 || expert_inter == 0); ++layer) {
+  for (int layer = 0; layer < config.num_layer; ++layer) {
     const auto forward = cat("layers.", layer, ".feed_forward.");
-    const bool experts = has_experts(manifest.layers()[static_cast<std::size_t>(layer)]);
-    if (!experts && inter == 0) inter = share(forward + "w1", config.inter_size, "inter_size");
+    const auto& attributes = manifest.layers()[static_cast<std::size_t>(layer)];
+    const bool experts = has_experts(attributes);
+    const int dense = attributes.inter_size > 0 ? attributes.inter_size : config.inter_size;
+    inter.push_back(experts ? 0 : share(forward + "w1", dense, "inter_size"));
     if (!experts || expert_inter > 0) continue;
     expert_inter = share(forward + "experts.0.w1", config.expert_inter_size, "expert_inter_size");
     if (config.shared_expert_inter_size == 0) continue;
@@ -103,6 +103,23 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
            " rows, its share of vocab_size = ", config.vocab_size);
   }
   logits = rank + 1 < ranks ? logits_share : last;
+}
+
+int kv_heads_of(const ModelConfig& config, const LayerAttributes& layer) {
+  return layer.kv_heads > 0 ? layer.kv_heads : config.kv_head_num;
+}
+
+int head_size_of(const ModelConfig& config, const LayerAttributes& layer) {
+  return layer.head_size > 0 ? layer.head_size : config.size_per_head;
+}
+
+AttentionShape attention_shape(const ModelConfig& config, const Shard& shard, const LayerAttributes& layer) {
+  return {.heads = shard.heads,
+          // With more ranks than KV heads, each rank has one head, and several ranks have the same one.
+          .kv_heads = std::max(1, kv_heads_of(config, layer) / shard.ranks),
+          .head_size = head_size_of(config, layer),
+          .stores = layer.kv_source == 0,
+          .values_are_keys = layer.values == "keys"};
 }
 
 ops::ExpertsShape experts_shape(const ModelConfig& config, const Shard& shard, DType weight) {

@@ -185,8 +185,10 @@ Vector WeightLoader::conv(const std::string& name, std::int64_t channels, int ke
   return vector(out);
 }
 
-std::unique_ptr<ops::Embedding> WeightLoader::embedding(const Wanted& table) {
-  auto out = ops_.make_embedding(single(files.get(table.name, table.rows, table.cols), table.name), weight);
+std::unique_ptr<ops::Embedding> WeightLoader::embedding(const Wanted& table, bool in_host_memory) {
+  auto out =
+      ops_.make_embedding(single(files.get(table.name, table.rows, table.cols), table.name), weight, in_host_memory);
+  if (in_host_memory && ops_.device() == "cuda") return out;  // not in the device's memory
   bytes += static_cast<std::int64_t>(out->bytes());
   return out;
 }

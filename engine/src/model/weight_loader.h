@@ -21,7 +21,7 @@ inline const float* data(const Vector& vector) { return vector ? vector->as<floa
 
 // Tables of positions that all layers use, on the device. Null if absent.
 struct PositionTables {
-  Vector rotary, local_rotary;  // [RotaryTables::rows(), rotary_embedding]
+  Vector rotary, local_rotary;  // of RotaryTables
   Vector q_scales;              // [max_positions]
   Vector slopes;                // of ALiBi, [heads of this rank]
 };
@@ -62,7 +62,8 @@ class WeightLoader {
   std::unique_ptr<ops::Experts> experts(std::span<const std::array<Wanted, 3>> experts,
                                         std::span<const ops::ExpertBiases> biases, int top_k);
   ops::HostMatrix bias(const std::string& name, std::int64_t rows) const;
-  std::unique_ptr<ops::Embedding> embedding(const Wanted& table);
+  // in_host_memory: see Device::make_embedding().
+  std::unique_ptr<ops::Embedding> embedding(const Wanted& table, bool in_host_memory = false);
   // A depthwise convolution's weight [channels, kernel], as ShortConvParams::weight [kernel, channels].
   Vector conv(const std::string& name, std::int64_t channels, int kernel) const;
   std::vector<float> norm_values(const std::string& name, std::int64_t n) const;

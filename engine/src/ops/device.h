@@ -158,7 +158,9 @@ class Device {
   // bias: empty, or one entry per part (an entry without data means zeros).
   virtual std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                               DType weight) = 0;
-  virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) = 0;
+  // in_host_memory: a GPU does not copy the table. Its kernels read the rows from memory of the host.
+  virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight,
+                                                    bool in_host_memory = false) = 0;
   // The table is `weight` [vocab, hidden], which make_linear() made and which must outlive it. Its bytes() are 0.
   virtual std::unique_ptr<Embedding> make_embedding(const Linear& weight) = 0;
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;

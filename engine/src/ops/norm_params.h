@@ -9,6 +9,7 @@ struct NormParams {
   float eps = 0;
   const float* delta_weight = nullptr;  // [hidden]: weight of a norm of delta before it is added; null: no such norm
   float delta_scale = 1;                // factor of delta, or of its norm
+  float residual_scale = 1;             // factor of the residual before delta is added; 0: the residual is not read
   bool subtract_mean = false;           // out = norm(residual - mean(residual), weight): LayerNorm without bias
 };
 

@@ -30,6 +30,8 @@ struct RotaryParams {
   const float* k_norm = nullptr;
   float norm_eps = 0;
   bool norm_after = false;  // applies the norm after the rotation instead of before it
+  bool v_norm = false;      // RMS norm of every head of v, without a weight; needs q_norm
+  bool v_from_k = false;    // v is k before its norm and rotation; the elements of v in qkv are not read
   // [rows, 2]: sums of the squares of q and of k, from qk_squares(). The mean of the squares is then over all heads of
   // a row, q_norm is [heads * head_dim] and k_norm [kv_heads * head_dim]. Not with norm_after. Null: the mean is over
   // each head.
@@ -129,6 +131,7 @@ struct RouterParams {
   int groups = 0, top_groups = 0;  // groups = 0: no groups; otherwise a group has at least 2 experts
   float norm_min = 0;              // less than 1 / experts
   float scale = 1;
+  const float* expert_scale = nullptr;  // [experts] on the device: one more factor of an expert's weight; null: none
 
   // Whether experts can be selected by their logits, because the scores have the same order.
   bool by_logits() const { return score == RouterScore::softmax && bias == nullptr && groups == 0; }
@@ -139,6 +142,14 @@ struct RouterParams {
                            top_groups > 0 && top_groups <= groups && experts / groups * top_groups >= top_k);
   }
   static constexpr int kMaxGroups = 32;
+};
+
+// How add_embedding() computes x. Pointers are device pointers.
+struct EmbeddingSum {
+  const float* weight = nullptr;  // [size]
+  int size = 0;                   // elements of a group, which have one norm; divides the columns
+  float eps = 0;
+  float scale = 1, table_scale = 1;
 };
 
 // The output of a dense MLP that is added to the output of a layer's experts.
@@ -155,9 +166,13 @@ class Operations {
   // out [rows, hidden] residual type = scale * the table's rows for the step's ids.
   virtual void embed(const Tensor& out, const Embedding& table, float scale) = 0;
 
-  // residual += delta_scale * delta (if delta has data), or residual += delta_scale * norm(delta, delta_weight); out =
-  // norm(residual, weight), see NormParams. An `out` without data is not written. residual [rows, hidden] residual
-  // type; delta [rows, hidden] GEMM type; out [rows, hidden] activation type.
+  // x [rows, cols] GEMM type = scale * norm of each group of x + table_scale * the table's rows for the step's ids. The
+  // table has the type of x, or the weight type on a CPU.
+  virtual void add_embedding(const Tensor& x, const Embedding& table, const EmbeddingSum& how) = 0;
+
+  // If delta has data: residual = residual_scale * residual + delta_scale * delta, with norm(delta, delta_weight)
+  // instead of delta if there is a weight. Then out = norm(residual, weight), see NormParams. An `out` without data is not
+  // written. residual [rows, hidden] residual type; delta [rows, hidden] GEMM type; out [rows, hidden] activation type.
   virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) = 0;
 
   // Announces that the `out` of the next rms_norm() or gated_linear() is used only as the input of linear() with this
@@ -174,6 +189,7 @@ class Operations {
 
   // qkv [rows, (heads + 2 * kv_heads) * head_dim] GEMM type: q heads, then k heads, then v heads. Normalises, rotates
   // and scales q and k in place according to `how`. Stores k and v of every row of the step in the cache of `layer`.
+  // May change the elements of v in qkv.
   virtual void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) = 0;
 
   // Multi-head latent attention in the absorbed form (DeepSeek-V2, https://arxiv.org/abs/2405.04434), for a layer with

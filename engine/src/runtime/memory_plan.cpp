@@ -233,6 +233,12 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     const auto& router = manifest.tensor(cat("layers.", i, ".feed_forward.gate.weight"));
     if (router.dtype == DType::f32) elements.matrices += router.rows * router.cols;
   }
+  RankMemory out;
+  if (device == "cuda" && model.per_layer_embedding > 0) {
+    const auto table = std::int64_t{model.per_layer_vocab_size} * model::per_layer_columns(model);
+    elements.matrices -= table;
+    out.host = static_cast<std::size_t>(table) * size_of(precision.weight);
+  }
   if (model::shares_embedding(model, manifest)) {
     const auto& table = manifest.tensor("tok_embeddings.weight");
     elements.matrices -= table.rows * table.cols;
@@ -247,10 +253,10 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     floats += static_cast<std::size_t>(conv.rows * conv.cols);
   }
   if (model::has_q_scales(model)) floats += static_cast<std::size_t>(limits.max_positions);
+  if (model.layer_scalars) floats -= static_cast<std::size_t>(model.num_layer);  // not in the device's memory
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
   const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
   plan.kv_layout.check();
-  RankMemory out;
   if (device != "null") {  // the null device keeps no weights
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +
                   static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
@@ -386,6 +392,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     const auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
     const auto free_bytes = free[static_cast<std::size_t>(rank)];
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
+    out.host_bytes += static_cast<std::int64_t>(needs.host);
     out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights);
     for (const auto kind : kCacheKinds) kv_block[kind] += static_cast<std::int64_t>(needs.kv_block[kind]);
     out.window = needs.window;

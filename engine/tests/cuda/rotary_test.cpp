@@ -26,7 +26,7 @@ struct Case {
 };
 
 Case random_case(Random& random, int trial) {
-  constexpr std::array kDims = {2, 6, 16, 20, 32, 64, 80, 96, 128, 250, 256};
+  constexpr std::array kDims = {2, 6, 16, 20, 32, 64, 80, 96, 128, 250, 512};
   constexpr std::array kBlockLens = {1, 3, 16, 64};
   Case c;
   c.type = ops::kWeightTypes[static_cast<std::size_t>(trial % 3)];
@@ -45,6 +45,8 @@ Case random_case(Random& random, int trial) {
   how.normed = norm >= 2;
   how.norm_after = norm == 3;
   how.norm_rows = norm == 4;
+  how.v_norm = how.normed && uniform(random, 0, 1) == 1;
+  how.v_from_k = !how.norm_rows && uniform(random, 0, 2) == 0;
   how.scaled = uniform(random, 0, 1) == 1;
   how.eps = 1e-3F;
   c.rows = uniform(random, 1, std::min(12, c.blocks * c.block_len));
@@ -70,6 +72,9 @@ class Check {
     c_.how.q_norm = q_norm_.floats(0), c_.how.k_norm = k_norm_.floats(0);
     // The v heads of the first row are constant: exact in a quantised cache.
     for (auto i = qkv_.cols - std::int64_t{how.kv_heads} * how.dim; i < qkv_.cols; ++i) qkv_.set(0, i, -2.5F);
+    for (auto i = qkv_.cols - std::int64_t{how.kv_heads} * how.dim; how.v_from_k && i < qkv_.cols; ++i) {
+      for (int r = 0; r < c_.rows; ++r) qkv_.set(r, i, std::nanf(""));
+    }
     slots_.resize(static_cast<std::size_t>(c_.blocks * c_.block_len));
     std::iota(slots_.begin(), slots_.end(), 0);
     std::shuffle(slots_.begin(), slots_.end(), random);
@@ -103,6 +108,8 @@ class Check {
                   .k_norm = floats(k_norm, how.normed),
                   .norm_eps = how.eps,
                   .norm_after = how.norm_after,
+                  .v_norm = how.v_norm,
+                  .v_from_k = how.v_from_k,
                   .squares = floats(squares, how.norm_rows),
                   .q_count = q_count,
                   .k_count = k_count,
@@ -182,6 +189,7 @@ class Check {
     const auto& how = c_.how;
     return "head size " + std::to_string(how.dim) + ", of which " + std::to_string(how.rotary_dim) +
            " turn, interleaved " + std::to_string(how.interleaved) + ", norm " + std::to_string(how.normed) +
+           ", of v " + std::to_string(how.v_norm) + ", v from k " + std::to_string(how.v_from_k) +
            ", after " + std::to_string(how.norm_after) + ", of rows " + std::to_string(how.norm_rows) + ", bits " +
            std::to_string(c_.quant_bits) + ", ";
   }

@@ -158,6 +158,8 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
           "q_norm and k_norm must both be set or both be null");
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
           "squares needs q_norm, and a norm before the rotation");
+  require((!how.v_norm || how.q_norm != nullptr) && (!how.v_from_k || how.squares == nullptr), "rotary_store",
+          "v_norm needs q_norm, and v_from_k a norm of each head");
   require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
               qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
           "rotary_store",
@@ -166,6 +168,14 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   const auto tables = batch.block_tables[of_layer.kind];
   const bool norm_heads = how.q_norm != nullptr && how.squares == nullptr;
   const auto rotate = how.interleaved ? kernels_.rotate_interleaved : kernels_.rotate;
+  const auto prepare_values = [&](float* k) {
+    const auto kv_size = std::int64_t{kv_heads} * dim;
+    if (how.v_from_k) std::copy_n(k, kv_size, k + kv_size);
+    for (auto* v = k + kv_size; how.v_norm && v < k + 2 * kv_size; v += dim) {
+      const float mean = kernels_.sum_of_squares(v, dim) / static_cast<float>(dim);
+      kernels_.scale(v, 1.0F / std::sqrt(mean + how.norm_eps), dim);
+    }
+  };
   const auto store_row = [&](std::int64_t row) {
     auto* const q = static_cast<float*>(qkv.data) + row * qkv.stride;
     const int position = batch.positions[static_cast<std::size_t>(row)];
@@ -178,6 +188,7 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
       normalise(q, how.q_norm, squares[0], how.q_count, std::int64_t{heads} * dim);
       normalise(q + std::int64_t{heads} * dim, how.k_norm, squares[1], how.k_count, std::int64_t{kv_heads} * dim);
     }
+    prepare_values(q + std::int64_t{heads} * dim);
     for (int h = 0; h < heads + kv_heads; ++h) {
       auto* const head = q + static_cast<std::int64_t>(h) * dim;
       const NormParams norm{.weight = h < heads ? how.q_norm : how.k_norm, .eps = how.norm_eps};

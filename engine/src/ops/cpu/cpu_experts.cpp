@@ -77,6 +77,14 @@ void CpuExperts::add(Shape gate, Shape up, Shape down, Pack pack) {
   ++count_;
 }
 
+namespace {
+
+float factor_of(const RouterParams& how, std::int32_t expert) {
+  return how.expert_scale == nullptr ? how.scale : how.scale * how.expert_scale[expert];
+}
+
+}  // namespace
+
 void Routing::choose(const float* logits, std::int64_t row, const RouterParams& how, const Kernels& kernels) {
   if (!how.by_logits()) return choose_by_scores(logits, row, how, kernels);
   auto* const chosen = expert_.data() + row * top_k_;
@@ -94,7 +102,7 @@ void Routing::choose(const float* logits, std::int64_t row, const RouterParams& 
     for (int i = 0; i < top_k_; ++i) sum += exponential(i);
   }
   auto* const weights = weight_.data() + row * top_k_;
-  for (int i = 0; i < top_k_; ++i) weights[i] = static_cast<float>(exponential(i) / sum) * how.scale;
+  for (int i = 0; i < top_k_; ++i) weights[i] = static_cast<float>(exponential(i) / sum) * factor_of(how, chosen[i]);
 }
 
 void Routing::choose_by_scores(const float* logits, std::int64_t row, const RouterParams& how, const Kernels& kernels) {
@@ -143,7 +151,8 @@ void Routing::choose_by_scores(const float* logits, std::int64_t row, const Rout
   }
   auto* const weights = weight_.data() + row * top_k_;
   for (int i = 0; i < top_k_; ++i) {
-    weights[i] = static_cast<float>(static_cast<double>(scores[static_cast<std::size_t>(chosen[i])]) / sum) * how.scale;
+    weights[i] = static_cast<float>(static_cast<double>(scores[static_cast<std::size_t>(chosen[i])]) / sum) *
+                 factor_of(how, chosen[i]);
   }
 }
 

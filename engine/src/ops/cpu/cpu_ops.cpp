@@ -133,7 +133,7 @@ std::unique_ptr<Linear> CpuOps::make_quantised_linear(std::span<const QuantSourc
   return make_quantised(parts, bias, data, pool_, weights_);
 }
 
-std::unique_ptr<Embedding> CpuOps::make_embedding(const HostMatrix& table, DType weight) {
+std::unique_ptr<Embedding> CpuOps::make_embedding(const HostMatrix& table, DType weight, bool) {
   return std::make_unique<EmbeddingTable>(table, weight, pool_, weights_);
 }
 
@@ -168,6 +168,27 @@ void CpuOps::scale_logits(const Tensor& logits, float scale, float cap) {
   for_rows(logits.rows, logits.cols, [&](std::int64_t row) {
     if (scale != 1) kernels_.scale(row_of<float>(logits, row), scale, logits.cols);
     if (cap > 0) kernels_.soft_cap(row_of<float>(logits, row), cap, logits.cols);
+  });
+}
+
+void CpuOps::add_embedding(const Tensor& x, const Embedding& table, const EmbeddingSum& how) {
+  const auto& t = static_cast<const CpuEmbedding&>(table);
+  require(x.dtype == DType::f32 && x.cols == t.cols() && x.rows >= static_cast<std::int64_t>(ids_.size()) &&
+              how.size > 0 && x.cols % how.size == 0 && how.weight != nullptr,
+          "add_embedding", "x must be f32 [ids, columns of the table], in groups of one size");
+  for (const auto id : ids_) {
+    require(id < t.rows(), "add_embedding", [&] { return cat("token id ", id, " is not in the table"); });
+  }
+  for_rows(static_cast<std::int64_t>(ids_.size()), x.cols, [&](std::int64_t row) {
+    thread_local std::vector<float> added;
+    added.resize(static_cast<std::size_t>(x.cols));
+    t.read_row(kernels_, ids_[static_cast<std::size_t>(row)], added.data());
+    auto* const to = row_of<float>(x, row);
+    for (std::int64_t at = 0; at < x.cols; at += how.size) {
+      kernels_.rms_norm_f32(to + at, to + at, nullptr, {.weight = how.weight, .eps = how.eps}, how.size);
+    }
+    kernels_.rms_norm_f32(nullptr, to, added.data(),
+                          {.delta_scale = how.table_scale, .residual_scale = how.scale}, x.cols);
   });
 }
 

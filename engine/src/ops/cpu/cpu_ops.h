@@ -60,7 +60,7 @@ class CpuOps : public Ops {
 
   std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                       DType weight) override;
-  std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight) override;
+  std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight, bool) override;
   std::unique_ptr<Embedding> make_embedding(const Linear& weight) override;
   std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
                                          const std::optional<PerKind<int>>& committed) override;
@@ -78,6 +78,7 @@ class CpuOps : public Ops {
 
   void copy_blocks(KvCache& cache, std::span<const BlockCopy> copies) override;
   void embed(const Tensor& out, const Embedding& table, float scale) override;
+  void add_embedding(const Tensor& x, const Embedding& table, const EmbeddingSum& how) override;
   void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) override;
   void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;
   void qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;

@@ -117,9 +117,10 @@ std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops:
   return linear;
 }
 
-std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& table, DType weight) {
+std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& table, DType weight,
+                                                        bool in_host_memory) {
   const OnDevice on(device_.index);
-  return std::make_unique<CudaEmbedding>(table, weight, weights_upload());
+  return std::make_unique<CudaEmbedding>(table, weight, weights_upload(), in_host_memory);
 }
 
 std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::Linear& weight) {
@@ -169,6 +170,22 @@ void CudaOps::embed(const Tensor& out, const ops::Embedding& table, float scale)
   // Without a sampler no id refers to a sample.
   cuda::embed(stream_, out, t.table(), uploaded<std::int32_t>(begun_.layout.ids),
               sampler_ ? sampler_->sampled() : nullptr, scale);
+}
+
+void CudaOps::add_embedding(const Tensor& x, const ops::Embedding& table, const ops::EmbeddingSum& how) {
+  const auto& t = static_cast<const CudaEmbedding&>(table);
+  require(x.cols == t.cols() && x.dtype == t.table().type && how.size > 0 && x.cols % how.size == 0 &&
+              how.weight != nullptr,
+          "add_embedding", [&] {
+            return cat("x ", shape_of(x), ", groups of ", how.size, " and a table of ", t.cols(), " columns of type ",
+                       to_string(t.table().type), " do not fit together");
+          });
+  if (tracing_) return;
+  require(needs_.facts.vocab <= t.rows(), "add_embedding",
+          [&] { return cat("the table has ", t.rows(), " rows for ", needs_.facts.vocab, " token ids"); });
+  require_step("add_embedding", x.rows, begun_.capacity.rows);
+  cuda::add_embedding(stream_, x, t.table().data, uploaded<std::int32_t>(begun_.layout.ids),
+                      sampler_ ? sampler_->sampled() : nullptr, how);
 }
 
 // If the next operation is the input of a weight that takes codes, calls `write` to write codes instead of `out`.
@@ -256,6 +273,8 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
           [&] { return "q_norm and k_norm must both be set or both be null"; });
   require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
           [&] { return "squares needs q_norm, and a norm before the rotation"; });
+  require((!how.v_norm || how.q_norm != nullptr) && (!how.v_from_k || how.squares == nullptr), "rotary_store",
+          [&] { return "v_norm needs q_norm, and v_from_k a norm of each head"; });
   need_cache(kv);
   if (tracing_) return;
   require_step("rotary_store", qkv.rows, begun_.capacity.rows);

@@ -52,7 +52,8 @@ class CudaOps final : public ops::Ops {
 
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
-  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight) override;
+  std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight,
+                                                 bool in_host_memory) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::Linear& weight) override;
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
                                               const std::optional<PerKind<int>>& committed) override;
@@ -71,6 +72,7 @@ class CudaOps final : public ops::Ops {
 
   void copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies) override;
   void embed(const ops::Tensor& out, const ops::Embedding& table, float scale) override;
+  void add_embedding(const ops::Tensor& x, const ops::Embedding& table, const ops::EmbeddingSum& how) override;
   void rms_norm(const ops::Tensor& out, const ops::Tensor& residual, const ops::Tensor& delta,
                 const ops::NormParams& how) override;
   void announce_linear(const ops::Linear& weight) override {

@@ -163,12 +163,22 @@ Gemm CudaLinear::gemm() const {
           .k = k_};
 }
 
-CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload)
+CudaEmbedding::CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload, bool in_host_memory)
     : rows_(table.rows), cols_(table.cols) {
   if (table.data == nullptr || rows_ < 1 || cols_ < 1) {
     throw Error(ErrorCode::invalid_argument, cat("an embedding [", rows_, ", ", cols_, "] must not be empty"));
   }
   bytes_ = static_cast<std::size_t>(rows_ * cols_) * size_of(weight);
+  if (in_host_memory) {
+    host_memory_ = PinnedMemory(bytes_);
+    const auto row_bytes = static_cast<std::size_t>(cols_) * size_of(weight);
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      ops::cpu::convert_to(host_memory_.data() + static_cast<std::size_t>(row) * row_bytes, weight, table.row(row),
+                           table.dtype, cols_);
+    }
+    table_ = {host_memory_.data(), weight, cols_};
+    return;
+  }
   memory_ = DeviceMemory(bytes_, cat("an embedding [", rows_, ", ", cols_, "]"));
   table_ = {memory_.data(), weight, cols_};
   upload.copy(memory_.as<std::byte>(), weight, cols_, table);

@@ -96,7 +96,7 @@ class CudaLinear : public CudaGemmWeight {
 
 class CudaEmbedding : public ops::Embedding {
  public:
-  CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload);
+  CudaEmbedding(const ops::HostMatrix& table, DType weight, MatrixUpload& upload, bool in_host_memory);
   explicit CudaEmbedding(const CudaLinear& weight);  // its memory is the table
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
@@ -104,7 +104,8 @@ class CudaEmbedding : public ops::Embedding {
 
  private:
   std::int64_t rows_, cols_;
-  DeviceMemory memory_;  // empty if the table is a weight's
+  DeviceMemory memory_;       // empty if the table is a weight's, or in host memory
+  PinnedMemory host_memory_;  // kernels can read it
   TableRows table_;
 };
 

@@ -85,7 +85,7 @@ class NullOps : public Ops {
     for (const auto* part : parts) rows += part->rows();
     return std::make_unique<NullLinear>(rows, parts.front()->cols());
   }
-  std::unique_ptr<Embedding> make_embedding(const HostMatrix&, DType) override {
+  std::unique_ptr<Embedding> make_embedding(const HostMatrix&, DType, bool) override {
     return std::make_unique<NullEmbedding>();
   }
   std::unique_ptr<Embedding> make_embedding(const Linear&) override { return std::make_unique<NullEmbedding>(); }
@@ -124,6 +124,7 @@ class NullOps : public Ops {
   std::vector<Sampled> collect() override;
 
   void embed(const Tensor&, const Embedding&, float) override {}
+  void add_embedding(const Tensor&, const Embedding&, const EmbeddingSum&) override {}
   void rms_norm(const Tensor&, const Tensor&, const Tensor&, const NormParams&) override {}
   void linear(const Tensor&, const Tensor&, const Linear&) override {}
   void qk_squares(const Tensor&, const Tensor&, std::int64_t, std::int64_t) override {}

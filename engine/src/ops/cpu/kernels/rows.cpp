@@ -61,7 +61,8 @@ inline float rms_factor(float squares, float eps, std::int64_t n) {
 
 template <class Out>
 void rms_norm(Out* out, float* residual, const float* delta, const NormParams& how, std::int64_t n) {
-  const Vec scale = set1(how.delta_scale);
+  const Vec scale = set1(how.delta_scale), kept = set1(how.residual_scale);
+  const auto before = [&](Vec x) { return how.residual_scale == 0 ? zero() : mul(x, kept); };
   if (delta != nullptr && how.delta_weight != nullptr) {
     const Vec factor = set1(rms_factor(squares_of(delta, n), how.eps, n));
     const float* const weight = how.delta_weight;
@@ -69,17 +70,17 @@ void rms_norm(Out* out, float* residual, const float* delta, const NormParams& h
         n,
         [&](std::int64_t i) {
           const Vec normed = mul(mul(load(delta + i), factor), load(weight + i));
-          store(residual + i, fma(normed, scale, load(residual + i)));
+          store(residual + i, fma(normed, scale, before(load(residual + i))));
         },
         [&](std::int64_t i, int m) {
           const Vec normed = mul(mul(load_n(delta + i, m), factor), load_n(weight + i, m));
-          store_n(residual + i, fma(normed, scale, load_n(residual + i, m)), m);
+          store_n(residual + i, fma(normed, scale, before(load_n(residual + i, m))), m);
         });
   } else if (delta != nullptr) {
     for_vectors(
-        n, [&](std::int64_t i) { store(residual + i, fma(load(delta + i), scale, load(residual + i))); },
+        n, [&](std::int64_t i) { store(residual + i, fma(load(delta + i), scale, before(load(residual + i)))); },
         [&](std::int64_t i, int m) {
-          store_n(residual + i, fma(load_n(delta + i, m), scale, load_n(residual + i, m)), m);
+          store_n(residual + i, fma(load_n(delta + i, m), scale, before(load_n(residual + i, m))), m);
         });
   }
   if (out == nullptr) return;

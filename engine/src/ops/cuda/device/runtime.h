@@ -106,7 +106,7 @@ class ReservedMemory {
   std::vector<Chunk> chunks_;
 };
 
-// Page-locked host memory, for asynchronous copies.
+// Page-locked host memory, for asynchronous copies. Kernels can also read it, at the same address.
 class PinnedMemory {
  public:
   PinnedMemory() = default;

@@ -83,6 +83,10 @@ CHARONIA_DEVICE void write_chosen(const RouteParams& p, int row, int expert, flo
   p.weights[first + at] = weight;
 }
 
+CHARONIA_DEVICE float factor_of(const RouteParams& p, int expert) {
+  return p.how.expert_scale == nullptr ? p.how.scale : p.how.scale * p.how.expert_scale[expert];
+}
+
 CHARONIA_KERNEL(kRouteThreads, 4) void route_kernel(const RouteParams p) {
   dependency_trigger();
   dependency_wait();
@@ -98,7 +102,7 @@ CHARONIA_KERNEL(kRouteThreads, 4) void route_kernel(const RouteParams p) {
   } else {
     for (int e = lane; e < p.experts; e += kWarp) sum += expf(logits[e] - maximum);
   }
-  write_chosen(p, row, expert, exponential / warp_sum(sum) * p.how.scale);
+  write_chosen(p, row, expert, exponential / warp_sum(sum) * factor_of(p, expert));
 }
 
 // Selects the largest scores, or sums of score and bias, in the best groups.
@@ -156,7 +160,7 @@ CHARONIA_KERNEL(kRouteThreads, 4) void route_by_scores_kernel(const RouteParams 
   const float own = score(expert);
   float divisor = 1;
   if (p.how.renormalize) divisor = fmaxf(warp_sum(lane < p.how.top_k ? own : 0), p.how.norm_min);
-  write_chosen(p, row, expert, own / divisor * p.how.scale);
+  write_chosen(p, row, expert, own / divisor * factor_of(p, expert));
 }
 
 // Group kernel.

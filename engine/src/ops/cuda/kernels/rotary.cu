@@ -6,7 +6,8 @@
 // For a head of q or k: x = x / sqrt(mean(x^2) + eps) * weight, if there are weights; the pairs (d, d + rotary_dim / 2)
 // are rotated, elements from rotary_dim on do not change; q is multiplied by its position's scale, if there are scales.
 // Variants (RotaryParams): the pairs are (2 d, 2 d + 1); the norm comes after the rotation; the mean of the squares is
-// over all heads of the row (its sums come from qk_squares()), and every head has its own weights.
+// over all heads of the row (its sums come from qk_squares()), and every head has its own weights; heads of v have
+// a norm without weights; v is read from the elements of k.
 //
 // Memory bound: qkv is read once, q is written back, k and v are written to the cache (k and v in qkv do not change).
 // Cosines and sines are 4 * rotary_dim bytes per row and stay in L1, and so do weights and data that a norm reads
@@ -44,6 +45,7 @@ struct RotaryStore {
   const float* k_norm = nullptr;
   float norm_eps = 0;
   bool norm_after = false;
+  bool v_norm = false, v_from_k = false;
   const float* squares = nullptr;  // null: the mean of the squares is over a head
   float q_count = 0, k_count = 0;
   const float* q_scale = nullptr;
@@ -184,16 +186,17 @@ CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
   const bool is_q = head < p.heads, is_v = head >= p.heads + p.cache.kv_heads;
   const int slot = load_readonly(p.kv_slots + row);
   const bool mine = is_q || (stores && p.cache.stores && head < p.heads + 2 * p.cache.kv_heads && slot >= 0);
-  T* const from = static_cast<T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(head) * dim;
+  const int source = is_v && p.v_from_k ? head - p.cache.kv_heads : head;
+  T* const from = static_cast<T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(source) * dim;
   float factor = 1;
   if constexpr (normed) {  // all lanes of a warp arrive here
     float sum = 0;
-    for (int v = lane; p.squares == nullptr && mine && !is_v && v < vectors; v += p.lanes) {
+    for (int v = lane; mine && (is_v ? p.v_norm : p.squares == nullptr) && v < vectors; v += p.lanes) {
       const auto at = halves_of<kVector>(p, v);
       float a[kVector], b[kVector];
       load(a, from + at.first);
       load(b, from + at.second);
-      if (p.norm_after && at.rotated) rotate_vectors(p, row, at, a, b);
+      if (p.norm_after && at.rotated && !is_v) rotate_vectors(p, row, at, a, b);
       CHARONIA_UNROLL
       for (int i = 0; i < kVector; ++i) sum = fmaf(b[i], b[i], fmaf(a[i], a[i], sum));
     }
@@ -201,8 +204,8 @@ CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
       const float other = shuffle_xor(sum, mask);
       if (mask < p.lanes) sum += other;
     }
-    factor = p.squares != nullptr ? factor_of_row(p, row, is_q)
-                                  : reciprocal_sqrt(sum / static_cast<float>(dim) + p.norm_eps);
+    factor = p.squares != nullptr && !is_v ? factor_of_row(p, row, is_q)
+                                           : reciprocal_sqrt(sum / static_cast<float>(dim) + p.norm_eps);
   }
   if (!mine) return;
 
@@ -213,7 +216,15 @@ CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
     load(b, from + at.second);
     const auto normalise_both = [&](bool now) {
       if constexpr (normed) {
-        if (is_v || !now) return;
+        if (!now) return;
+        if (is_v) {
+          CHARONIA_UNROLL
+          for (int i = 0; p.v_norm && i < kVector; ++i) {
+            a[i] *= factor;
+            b[i] *= factor;
+          }
+          return;
+        }
         const float* const weight = norm_of(p, head);
         normalise(a, factor, weight + at.first);
         normalise(b, factor, weight + at.second);
@@ -258,8 +269,9 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
   if (slot < 0) return;
   const int dim = p.cache.head_dim, half = dim / 2, rotary_half = p.rotary_dim / 2, bits = p.cache.quant_bits;
   const bool is_k = kv_head < p.cache.kv_heads;
+  const int source = !is_k && p.v_from_k ? kv_head - p.cache.kv_heads : kv_head;
   const T* const from =
-      static_cast<const T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(p.heads + kv_head) * dim;
+      static_cast<const T*>(p.qkv) + row * p.stride + static_cast<std::int64_t>(p.heads + source) * dim;
   const float* const weight = is_k && p.k_norm != nullptr ? norm_of(p, p.heads + kv_head) : nullptr;
   const float* const cosines =
       is_k && rotary_half > 0 ? p.cos_sin + static_cast<std::int64_t>(load_readonly(p.rotary_rows + row)) * p.rotary_dim
@@ -267,6 +279,7 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
   float factor = 1;
   const auto element = [&](int d) {
     const float x = to_float(from[d]);
+    if (!is_k) return x * factor;
     return weight == nullptr || p.norm_after ? x : x * factor * load_readonly(weight + d);
   };
   const auto rotated = [&](int d) {
@@ -279,10 +292,10 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
   };
   if (weight != nullptr && p.squares != nullptr) {
     factor = factor_of_row(p, row, false);
-  } else if (weight != nullptr) {
+  } else if (weight != nullptr || (!is_k && p.v_norm)) {
     float sum = 0;
     for (int d = lane_id(); d < dim; d += kWarp) {
-      const float x = p.norm_after ? rotated(d) : to_float(from[d]);
+      const float x = is_k && p.norm_after ? rotated(d) : to_float(from[d]);
       sum = fmaf(x, x, sum);
     }
     factor = reciprocal_sqrt(warp_sum(sum) / static_cast<float>(dim) + p.norm_eps);
@@ -423,6 +436,8 @@ void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& ho
                            .k_norm = how.k_norm,
                            .norm_eps = how.norm_eps,
                            .norm_after = how.norm_after,
+                           .v_norm = how.v_norm,
+                           .v_from_k = how.v_from_k,
                            .squares = how.squares,
                            .q_count = static_cast<float>(how.q_count),
                            .k_count = static_cast<float>(how.k_count),

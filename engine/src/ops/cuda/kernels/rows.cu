@@ -144,6 +144,52 @@ void embed_kernel(const EmbedParams p) {
   store_floats(static_cast<float*>(p.out) + row * p.out_stride, at, p.hidden, p.aligned, x);
 }
 
+struct EmbeddingSumParams {
+  void* x = nullptr;
+  std::int64_t stride = 0;
+  const void* table = nullptr;
+  const std::int32_t* ids = nullptr;
+  const std::int32_t* sampled = nullptr;
+  ops::EmbeddingSum how;
+  int groups = 0;
+  bool aligned = false;
+};
+
+// A warp computes a group. The table may be in host memory: a group reads it once, in whole vectors.
+template <class T>
+CHARONIA_KERNEL(kThreads, 1)
+void add_embedding_kernel(const EmbeddingSumParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int group = static_cast<int>(blockIdx.y) * (kThreads / kWarp) + warp_id(), size = p.how.size;
+  if (group >= p.groups) return;
+  std::int32_t id = p.ids[row];
+  if (id < 0) id = max(p.sampled[-1 - id], 0);
+  const auto first = static_cast<std::int64_t>(group) * size;
+  T* const x = static_cast<T*>(p.x) + row * p.stride + first;
+  const T* const from = static_cast<const T*>(p.table) + static_cast<std::int64_t>(id) * p.groups * size + first;
+  float sum = 0;
+  for (int at = lane_id() * kVector; at < size; at += kWarp * kVector) {
+    float values[kVector];
+    to_floats(load_raw(x, at, size, p.aligned), values);
+    CHARONIA_UNROLL
+    for (int i = 0; i < kVector; ++i) sum = fmaf(values[i], values[i], sum);
+  }
+  const float factor = reciprocal_sqrt(warp_sum(sum) / static_cast<float>(size) + p.how.eps);
+  for (int at = lane_id() * kVector; at < size; at += kWarp * kVector) {
+    float values[kVector], weights[kVector], added[kVector];
+    to_floats(load_raw(from, at, size, p.aligned), added);
+    to_floats(load_raw(x, at, size, p.aligned), values);
+    to_floats(load_raw(p.how.weight, at, size, p.aligned), weights);
+    CHARONIA_UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      values[i] = fmaf(added[i], p.how.table_scale, values[i] * factor * weights[i] * p.how.scale);
+    }
+    store_floats(x, at, size, p.aligned, values);
+  }
+}
+
 struct NormParams {
   void* out = nullptr;
   std::int64_t out_stride = 0;
@@ -171,9 +217,12 @@ int norm_threads(std::int64_t hidden) {
   return static_cast<int>(std::min<std::int64_t>(round_up(divide_up(hidden, kVector), kWarp), kMaxNormThreads));
 }
 
-CHARONIA_DEVICE void add(float (&x)[kVector], const float (&delta)[kVector], float scale) {
+// x = how.residual_scale * x + how.delta_scale * delta
+CHARONIA_DEVICE void add(float (&x)[kVector], const float (&delta)[kVector], const ops::NormParams& how) {
   CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) x[i] = fmaf(delta[i], scale, x[i]);
+  for (int i = 0; i < kVector; ++i) {
+    x[i] = fmaf(delta[i], how.delta_scale, how.residual_scale == 0 ? 0.0F : x[i] * how.residual_scale);
+  }
 }
 
 CHARONIA_DEVICE float sum_of_squares(const float (&x)[kVector], float sum) {
@@ -281,7 +330,7 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
         float d[kVector];
         to_floats(added[v], d);
         if constexpr (normed) normalise(d, delta_factor, load_raw(p.how.delta_weight, at, p.hidden, p.aligned));
-        add(x[v], d, p.how.delta_scale);
+        add(x[v], d, p.how);
         store_floats(residual, at, p.hidden, p.aligned, x[v]);
       }
       sum = sum_of_squares(x[v], sum);
@@ -334,7 +383,7 @@ void rms_norm_kernel(const std::conditional_t<codes, NormCodesParams, NormParams
         float d[kVector];
         to_floats(load_raw(delta, at, p.hidden, p.aligned), d);
         if constexpr (normed) normalise(d, delta_factor, load_raw(p.how.delta_weight, at, p.hidden, p.aligned));
-        add(x, d, p.how.delta_scale);
+        add(x, d, p.how);
         store_floats(residual, at, p.hidden, p.aligned, x);
       }
       sum = sum_of_squares(x, sum);
@@ -647,6 +696,27 @@ void embed(Stream& stream, const Tensor& out, const TableRows& table, const std:
   require_type(out, DType::f32, "embed: out");
   with_type(table.type, [&]<class Table>(Table) {
     launch(stream, "embed", over_vectors(out.rows, divide_up(out.cols, kVector)), embed_kernel<Table>, p);
+  });
+}
+
+void add_embedding(Stream& stream, const Tensor& x, const void* table, const std::int32_t* ids,
+                   const std::int32_t* sampled, const ops::EmbeddingSum& how) {
+  const EmbeddingSumParams p{.x = x.data,
+                             .stride = x.stride,
+                             .table = table,
+                             .ids = ids,
+                             .sampled = sampled,
+                             .how = how,
+                             .groups = static_cast<int>(x.cols / how.size),
+                             .aligned = how.size % kVector == 0 && aligned(x) &&
+                                        cuda::aligned(table, x.cols, x.dtype) &&
+                                        cuda::aligned(how.weight, 0, DType::f32)};
+  with_type(x.dtype, [&]<class T>(T) {
+    launch(stream, "add_embedding",
+           {.grid_x = static_cast<unsigned>(x.rows),
+            .grid_y = static_cast<unsigned>(divide_up(p.groups, kThreads / kWarp)),
+            .threads = kThreads},
+           add_embedding_kernel<T>, p);
   });
 }
 

@@ -34,6 +34,11 @@ struct TableRows {
 void embed(Stream& stream, const Tensor& out, const TableRows& table, const std::int32_t* ids,
            const std::int32_t* sampled, float scale = 1);
 
+// Like Operations::add_embedding(). x f32|bf16|f16; table [vocab, columns of x] of the same type, in memory that the
+// device can read.
+void add_embedding(Stream& stream, const Tensor& x, const void* table, const std::int32_t* ids,
+                   const std::int32_t* sampled, const ops::EmbeddingSum& how);
+
 // Like Operations::rms_norm(). residual f32; out f32|bf16|f16, delta of the same type. Sums in float, in an order that
 // depends only on hidden.
 void rms_norm(Stream& stream, const Tensor& out, const Tensor& residual, const Tensor& delta,
