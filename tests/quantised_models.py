@@ -263,7 +263,9 @@ _GPT_OSS_CONFIG = {
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 _LINEAR = re.compile(
-    r".*\b(?:layers|h)\.\d+\..*(?:proj|proj_with_mqa|in_proj_qkvz?|in_proj_z|W_pack|c_attn|wqkv|wo|w[123])\.weight"
+    r"(?:.*\b(?:layers|h)\.\d+\..*(?:proj|proj_with_mqa|in_proj_qkvz?|in_proj_z|per_layer_projection"
+    r"|W_pack|c_attn|wqkv|wo|w[123])"
+    r"|.*per_layer_model_projection)\.weight"
 )
 
 

@@ -23,7 +23,8 @@ from charonia.weights.safetensors_writer import write_safetensors
 # Canonical names of the weights that a scheme quantises. GPT-OSS' own files have only experts in MXFP4.
 _EXPERTS = re.compile(r"layers\.\d+\.feed_forward\.experts\.\d+\.w[123]\.0\.weight")
 _LINEAR = re.compile(
-    r"layers\.\d+\.(?:attention\.(?:w_qkv|wo)|conv\.w_(?:in|out)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
+    r"per_layer_projection\.weight|layers\.\d+\.(?:per_layer\.(?:gate|projection)\.weight|"
+    r"(?:attention\.(?:w_qkv|wo)|conv\.w_(?:in|out)|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight)"
 )
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _CHAT_TEMPLATE = (
@@ -164,8 +165,8 @@ def write_random_model(
 
 
 def _norm_value(spec: ModelSpec, canonical: str) -> float | None:
-    """Return the value of a norm's weights; RANDOM for other tensors."""
-    if not canonical.endswith("norm.weight"):
+    """Return the value of a norm's weights and of factors; RANDOM for other tensors."""
+    if not canonical.endswith(("norm.weight", ".scalar.weight", ".expert_scales.weight")):
         return RANDOM
     return 0 if spec.config.norm_unit_offset else 1
 

@@ -22,6 +22,7 @@ _PREFIXES = (
 )
 _TOWERS = (
     *("connector.", "image_newline", "mlp1.", "multi_modal_projector.", "projector.", "vision_model."),
+    "vision_embedder.",
     *("vision_projector.", "vision_tower.", "visual.", "audio_tower.", "embed_audio.", "embed_vision."),
 )
 # Keys outside text_config that also apply to the text part.
@@ -136,6 +137,7 @@ _LLAMA_7B = {
 }
 
 _LLAVA = words("ignore_index projector_hidden_act use_image_newline_parameter")
+_GEMMA4 = words("boa_token_id boi_token_id eoa_token_index eoi_token_id")
 _IDEFICS = words("scale_factor")  # of the image encoder
 _INTERNVL_CHAT = words(
     """
@@ -146,6 +148,8 @@ _INTERNVL_CHAT = words(
 
 COMPOSITES = (
     Composite("gemma3", "Gemma 3", "gemma3_text", tied=True, harmless=words("boi_token_index eoi_token_index")),
+    Composite("gemma4", "Gemma 4", "gemma4_text", tied=True, harmless=_GEMMA4),
+    Composite("gemma4_unified", "Gemma 4 12B", "gemma4_unified_text", tied=True, harmless=_GEMMA4),
     Composite(
         "mistral3",
         "Mistral Small 3.1 and 3.2, Magistral, Devstral 2 and Ministral 3",

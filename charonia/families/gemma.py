@@ -18,7 +18,7 @@ from charonia.families.spec import HfConfig, ModelSpec, family
 from charonia.families.windows import window_settings
 
 NAMES = Names(ffn_norm="pre_feedforward_layernorm")
-_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 # Defaults of keys that are equal for all sizes. The text part of `gemma3` often omits them.
 _DEFAULTS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
 _GEMMA3_DEFAULTS = {
@@ -32,7 +32,7 @@ _GEMMA3_DEFAULTS = {
 }
 
 
-def _with_defaults(config: HfConfig, defaults: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(config: HfConfig, defaults: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **{key: value for key, value in config.items() if value is not None or key not in defaults}}
 
 
@@ -46,7 +46,7 @@ def _with_windows(config: HfConfig, period: int, **own: Any) -> ModelSpec:
         NAMES,
         **attention_bias(config),
         norm_unit_offset=True,
-        activation=activation(config, "hidden_activation", supported=_TANH),
+        activation=activation(config, "hidden_activation", supported=TANH),
         embedding_scale=math.sqrt(required(config, "hidden_size")),
         attention_scale=1 / math.sqrt(query_scale),
         **{"post_norms": True} | window_settings(config, has_window=lambda layer: (layer + 1) % period != 0) | own,
@@ -56,9 +56,9 @@ def _with_windows(config: HfConfig, period: int, **own: Any) -> ModelSpec:
 def _gemma(config: HfConfig) -> ModelSpec:
     """Gemma 1: norms only before attention and feed-forward, no windows and no caps."""
     defaults = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
-    config = _with_defaults(config, defaults)
+    config = with_defaults(config, defaults)
     # In the first releases, gelu means the approximation with tanh. Later the key was hidden_activation for some time.
-    tanh = {**_TANH, "gelu": "gelu_tanh"}
+    tanh = {**TANH, "gelu": "gelu_tanh"}
     return llama_spec(
         config,
         **attention_bias(config),
@@ -69,7 +69,7 @@ def _gemma(config: HfConfig) -> ModelSpec:
 
 
 def _gemma2(config: HfConfig, **own: Any) -> ModelSpec:
-    config = _with_defaults(config, {**_DEFAULTS, "sliding_window": 4096})
+    config = with_defaults(config, {**_DEFAULTS, "sliding_window": 4096})
     # null means no cap; a missing key means the default cap.
     caps = {key: number(config, key, 0.0 if key in config else usual) for key, usual in _GEMMA2_CAPS.items()}
     attention_cap, logit_cap = caps.values()
@@ -85,7 +85,7 @@ _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
 def _gemma3_text(config: HfConfig) -> ModelSpec:
-    config = _with_defaults(config, _GEMMA3_DEFAULTS)
+    config = with_defaults(config, _GEMMA3_DEFAULTS)
     period = optional(config, "sliding_window_pattern", optional(config, "_sliding_window_pattern", 6))
     if period <= 0:
         raise ModelError(f"config.json: sliding_window_pattern is {period}; it must be a positive integer")

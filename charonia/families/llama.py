@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +73,7 @@ def llama_spec(
     rotated: Sequence[bool] = (),
     with_experts: Sequence[bool] = (),
     mixers: Sequence[str] = (),
+    layer_attributes: Sequence[Mapping[str, Any]] = (),
     **own: Any,
 ) -> ModelSpec:
     """Return the description of a Llama-shaped model, without its name and family.
@@ -83,7 +84,8 @@ def llama_spec(
     rope_parameters per layer type. rope_keys: keys of rope_parameters that the family reads itself. windows: the window
     of each layer, 0 for none; empty: no layer has one. rotated, with_experts: whether a layer has a rotation, or
     experts if the model has them; empty: all layers. mixers: LayerAttributes.mixer of each layer; empty: attention.
-    own: keys of ModelConfig that the family sets itself; they override the others.
+    layer_attributes: other attributes of each layer. own: keys of ModelConfig that the family sets itself; they
+    override the others.
     """
     heads = required(config, "num_attention_heads")
     kv_heads = optional(config, "num_key_value_heads", heads)
@@ -127,7 +129,9 @@ def llama_spec(
     model = ModelConfig(model_name="", model_family="", **(settings | own))
     every = [True] * layers
     by_layer = (windows or [0] * layers, rotated or every, with_experts or every, mixers or ["attention"] * layers)
-    model = replace(model, layers=tuple(_layer(model, *of_layer) for of_layer in zip(*by_layer, strict=True)))
+    others = layer_attributes or [{}] * layers
+    described = zip(*by_layer, others, strict=True)
+    model = replace(model, layers=tuple(replace(_layer(model, *one), **other) for *one, other in described))
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
     return ModelSpec(model, family_tensors(model, names), ignored=ignored, notes=notes, tied_output=tied)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from charonia.families.layer_attributes import LayerAttributes
 from charonia.families.spec import ModelConfig, TensorMap, TensorPart
 
 _Range = tuple[int, int]
@@ -31,6 +32,13 @@ class Names:
     )  # a single name: one stacked tensor
     qkv_interleaved: bool = False  # the stacked tensor is [KV head][q heads of its group, k, v][head_dim]
     attention_output: str = "self_attn.o_proj"
+    per_layer_table: str = "model.embed_tokens_per_layer"  # this and the next five only with per_layer_embedding
+    per_layer_projection: str = "model.per_layer_model_projection"
+    per_layer_norm: str = "model.per_layer_projection_norm"
+    per_layer_gate: str = "per_layer_input_gate"
+    per_layer_output: str = "per_layer_projection"
+    per_layer_post_norm: str = "post_per_layer_input_norm"
+    layer_scalar: str = "layer_scalar"  # the full name; only with ModelConfig.layer_scalars
     sinks: str = "self_attn.sinks"  # the full name; only with ModelConfig.attention_sinks
     delta: str = "linear_attn."  # modules of a gated delta net
     delta_grouped: bool = False  # in_proj_qkvz and in_proj_ba, grouped by k head, instead of qkv, z, b and a
@@ -49,6 +57,12 @@ class Names:
     router_bias_row: bool = False  # its shape is [1, experts]
     shared: str = "mlp.shared_expert."  # its modules have the same names as an expert's
     shared_gate: str = "mlp.shared_expert_gate"
+    # The next four only with expert_norms. The first is a full name.
+    router_norm: str = "router.scale"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    experts_post_norm: str = "post_feedforward_layernorm_2"
+    shared_post_norm: str = "post_feedforward_layernorm_1"
+    expert_scales: str = "router.per_expert_scale"  # the full name; only with expert_scales
 
 
 LLAMA_NAMES = Names()
@@ -59,7 +73,10 @@ class _Map:
         self.tensors: TensorMap = {}
 
     def vector(self, canonical: str, name: str, size: int) -> None:
-        self.tensors[f"{canonical}.weight"] = (TensorPart(f"{name}.weight", (size,)),)
+        self.full_vector(canonical, f"{name}.weight", size)
+
+    def full_vector(self, canonical: str, full_name: str, size: int) -> None:
+        self.tensors[f"{canonical}.weight"] = (TensorPart(full_name, (size,)),)
 
     def linear(
         self, canonical: str, has_bias: bool, *parts: tuple[str, int, int], rows: tuple[_Range, ...] | None = None
@@ -84,6 +101,12 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
     made.vector("norm", names.norm, hidden)
     if not config.tie_word_embeddings:
         made.tensors["output.weight"] = (TensorPart(f"{names.output}.weight", table),)
+    per_layer = config.per_layer_embedding
+    if per_layer:
+        columns = config.num_layer * per_layer
+        made.linear("per_layer_embeddings", False, (names.per_layer_table, config.per_layer_vocab_size, columns))
+        made.linear("per_layer_projection", False, (names.per_layer_projection, columns, hidden))
+        made.vector("per_layer_projection_norm", names.per_layer_norm, per_layer)
     for layer, attributes in enumerate(config.layers):
         ours, theirs = f"layers.{layer}", names.layer.format(layer)
         if config.pre_norms:
@@ -93,16 +116,23 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
         if config.post_norms:
             made.vector(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, hidden)
             made.vector(f"{ours}.ffn_post_norm", theirs + names.ffn_post_norm, hidden)
+        if config.layer_scalars:
+            made.full_vector(f"{ours}.scalar", theirs + names.layer_scalar, 1)
+        if per_layer:
+            made.linear(f"{ours}.per_layer.gate", False, (theirs + names.per_layer_gate, per_layer, hidden))
+            made.linear(f"{ours}.per_layer.projection", False, (theirs + names.per_layer_output, hidden, per_layer))
+            made.vector(f"{ours}.per_layer_post_norm", theirs + names.per_layer_post_norm, hidden)
         if attributes.mixer == "delta_net":
             _delta_net(made, config, names, f"{ours}.delta", theirs + names.delta)
         elif attributes.mixer == "short_conv":
             _short_conv(made, config, names, f"{ours}.conv", theirs)
         else:
-            _attention(made, config, names, f"{ours}.attention", theirs)
+            _attention(made, config, attributes, names, f"{ours}.attention", theirs)
         if attributes.ffn == "experts":
             _experts(made, config, names, f"{ours}.feed_forward", theirs)
         else:
-            _feed_forward(made, config, names, f"{ours}.feed_forward", theirs)
+            inter = attributes.inter_size or config.inter_size
+            _feed_forward(made, config, inter, names, f"{ours}.feed_forward", theirs)
     return made.tensors
 
 
@@ -123,24 +153,26 @@ def _latent_attention(made: _Map, config: ModelConfig, ours: str, theirs: str) -
     made.linear(f"{ours}.wo.0", False, (f"{theirs}o_proj", hidden, heads * values))
 
 
-def _attention(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
+def _attention(made: _Map, config: ModelConfig, layer: LayerAttributes, names: Names, ours: str, theirs: str) -> None:
     if config.latent_size:
         return _latent_attention(made, config, ours, theirs)
-    hidden, head = config.hidden_units, config.size_per_head
-    q_size, kv_size = config.head_num * head, config.kv_head_num * head
+    hidden, head, kv_heads = config.hidden_units, config.head_size(layer), config.kv_heads(layer)
+    q_size, kv_size = config.head_num * head, kv_heads * head
     if len(names.qkv) == 1:
-        ranges = _interleaved(head, config.head_num, config.kv_head_num) if names.qkv_interleaved else None
+        ranges = _interleaved(head, config.head_num, kv_heads) if names.qkv_interleaved else None
         part = (theirs + names.qkv[0], q_size + 2 * kv_size, hidden)
         split = ((0, q_size), (q_size, q_size + kv_size), (q_size + kv_size, q_size + 2 * kv_size))
         made.linear(f"{ours}.w_qkv.0", config.attn_bias, part, rows=ranges or split)
     elif config.attention_gate:
         _gated_qkv(made, config, names, ours, theirs)
     else:
-        sizes = zip(names.qkv, (q_size, kv_size, kv_size), strict=True)
+        count = 1 if layer.kv_source else 2 if layer.values == "keys" else 3
+        sizes = list(zip(names.qkv, (q_size, kv_size, kv_size), strict=True))[:count]
         made.linear(f"{ours}.w_qkv.0", config.attn_bias, *((theirs + name, size, hidden) for name, size in sizes))
     if config.qk_norm:
         q_norm, k_norm = (q_size, kv_size) if config.qk_norm_rows else (head, head)
         made.vector(f"{ours}.q_norm", theirs + names.q_norm, q_norm)
+    if config.qk_norm and not layer.kv_source:
         made.vector(f"{ours}.k_norm", theirs + names.k_norm, k_norm)
     if config.attention_sinks:
         made.tensors[f"{ours}.sinks.weight"] = (TensorPart(theirs + names.sinks, (config.head_num,)),)
@@ -219,8 +251,8 @@ def _interleaved(head: int, q_heads: int, kv_heads: int) -> tuple[_Range, ...]:
     return (*q, *k, *v)
 
 
-def _feed_forward(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: str) -> None:
-    hidden, inter, bias = config.hidden_units, config.inter_size, config.mlp_bias
+def _feed_forward(made: _Map, config: ModelConfig, inter: int, names: Names, ours: str, theirs: str) -> None:
+    hidden, bias = config.hidden_units, config.mlp_bias
     if names.gate == names.up:
         both = (theirs + names.gate, 2 * inter, hidden)
         made.linear(f"{ours}.w1.0", bias, both, rows=((0, inter),))
@@ -242,6 +274,13 @@ def _experts(made: _Map, config: ModelConfig, names: Names, ours: str, theirs: s
         made.linear(f"{ours}.shared.w1.0", config.mlp_bias, (shared + names.expert_gate, size, hidden))
         made.linear(f"{ours}.shared.w3.0", config.mlp_bias, (shared + names.expert_up, size, hidden))
         made.linear(f"{ours}.shared.w2.0", config.mlp_bias, (shared + names.expert_down, hidden, size))
+    if config.expert_norms:
+        made.full_vector(f"{ours}.gate_norm", theirs + names.router_norm, hidden)
+        made.vector(f"{ours}.experts_norm", theirs + names.experts_norm, hidden)
+        made.vector(f"{ours}.experts_post_norm", theirs + names.experts_post_norm, hidden)
+        made.vector(f"{ours}.shared_post_norm", theirs + names.shared_post_norm, hidden)
+    if config.expert_scales:
+        made.full_vector(f"{ours}.expert_scales", theirs + names.expert_scales, config.num_experts)
     if config.shared_expert_gate:
         made.linear(f"{ours}.shared_gate", False, (theirs + names.shared_gate, 1, hidden))
     for index in range(config.num_experts):

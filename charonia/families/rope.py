@@ -43,6 +43,8 @@ def rope_settings(
     partial: float | None = None,
     per_layer: bool = False,
     local_theta: float = 0.0,
+    local_head_dim: int = 0,
+    proportional: bool = False,
     read: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Return ModelConfig's `rotary_embedding` and `rope_...` from `rope_parameters` (transformers 5), or `rope_theta`
@@ -50,7 +52,8 @@ def rope_settings(
 
     If a file has both, `rope_scaling` overrides if it names a type, as in transformers: users add it by hand. theta,
     local_theta: default bases; local_theta > 0: window layers have a separate base. per_layer: the family reads
-    settings per layer type. partial: default of the rotated part of a head; None: the family supports only full
+    settings per layer type. local_head_dim: the size of heads in window layers, if it differs. proportional: the family
+    supports the type of this name. partial: default of the rotated part of a head; None: the family supports only full
     rotation. read: keys of the settings that the family reads itself. Raises UnsupportedError for an unsupported
     scaling type, for two types and for unknown keys, and ModelError for missing values.
     """
@@ -62,8 +65,15 @@ def rope_settings(
                 "be wrong without it. If the model does not use the key, remove it"
             )
     base = number(settings, "rope_theta", number(config, "rope_theta", theta))
-    rotated = int(head_dim * _partial_factor(settings, config, partial))
-    found: dict[str, Any] = {"rotary_embedding": rotated, "rope_theta": base} | _scaling(settings, config, rotated)
+    if proportional and _kind(settings) == "proportional":
+        found = {"rotary_embedding": head_dim, "rope_theta": base} | _proportional(settings, head_dim)
+    else:
+        rotated = int(head_dim * _partial_factor(settings, config, partial))
+        found = {"rotary_embedding": rotated, "rope_theta": base} | _scaling(settings, config, rotated)
+    if local_head_dim:
+        local_base = number(local, "rope_theta", base)
+        _local(config, {}, local, local_base)
+        return found | {"rope_local_theta": local_base, "rope_local_embedding": local_head_dim}
     if local_theta or local:
         found |= _local(config, {**settings, "rope_theta": base}, local, local_theta or base)
     return found
@@ -164,6 +174,18 @@ def _partial_factor(settings: dict[str, Any], config: HfConfig, default: float |
     if factor != 1.0 and (default is None or not 0 < factor < 1):
         raise UnsupportedError(f"config.json: partial_rotary_factor {factor} is not supported, only 1.0")
     return factor
+
+
+def _proportional(settings: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Return the settings of a rotation of whole heads in which only the first pairs have frequencies above 0."""
+    part = number(settings, "partial_rotary_factor", 1.0)
+    if part > 1:
+        raise ModelError(f"config.json: partial_rotary_factor is {part}; it must be at most 1")
+    return {
+        "rope_scaling_type": "proportional",
+        "rope_factor": _factor(settings, 1.0),
+        "rope_turned": 2 * int(part * head_dim // 2),
+    }
 
 
 def _scaling(settings: dict[str, Any], config: HfConfig, rotated: int) -> dict[str, Any]:

@@ -20,6 +20,12 @@ class ModelConfig(ModelAttributes):
 
     layers: tuple[LayerAttributes, ...] = ()
 
+    def head_size(self, layer: LayerAttributes) -> int:
+        return layer.head_size or self.size_per_head
+
+    def kv_heads(self, layer: LayerAttributes) -> int:
+        return layer.kv_heads or self.kv_head_num
+
     def settings(self) -> dict[str, str]:
         """Return every key with its value in the format of config.ini."""
         return {entry.name: _spell(getattr(self, entry.name)) for entry in fields(ModelAttributes)}

@@ -25,7 +25,8 @@ _LEAST_GROUP = 8  # minimum columns of a short last group: one step of the CPU k
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports with a column order
 _QUANTISABLE = re.compile(
-    r"output\.weight|layers\.\d+\.attention\.(?:wq_a|wkv_a)\.weight"
+    r"output\.weight|per_layer_projection\.weight"
+    r"|layers\.\d+\.(?:per_layer\.(?:gate|projection)|attention\.(?:wq_a|wkv_a))\.weight"
     r"|layers\.\d+\.(?:attention\.(?:w_qkv|w_gate|wq|wkv_b|wo)|conv\.w_(?:in|out)|delta\.w_(?:qkvz|ba|out)"
     r"|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )

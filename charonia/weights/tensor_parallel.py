@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from charonia import _engine
 from charonia.errors import UnsupportedError
 from charonia.families import ModelConfig, TensorMap, TensorPart
+from charonia.families.layer_attributes import LayerAttributes
 
 _LOGITS_ALIGNMENT = 4  # logits in a rank's share are a multiple of this: 16 bytes
 _LAYER_TENSOR = re.compile(
@@ -53,8 +54,9 @@ def _obstacle(config: ModelConfig, units: Mapping[str, int], ranks: int) -> str:
         size, unit = getattr(config, key), units.get(key, 1)
         if size % ranks and (unit == 1 or size <= (ranks - 1) * unit):
             return f"{key} = {size} is not a multiple of {ranks}"
-    if config.kv_head_num % ranks and ranks % config.kv_head_num:
-        return f"kv_head_num = {config.kv_head_num} is neither a multiple nor a divisor of {ranks}"
+    for heads in sorted({config.kv_heads(layer) for layer in config.layers}):
+        if heads % ranks and ranks % heads:
+            return f"the number of KV heads, {heads}, is neither a multiple nor a divisor of {ranks}"
     if output_rows(config, ranks - 1, ranks)[0] >= config.vocab_size:
         return f"vocab_size = {config.vocab_size} leaves the last rank no rows of the output layer"
     return ""
@@ -154,16 +156,24 @@ def split_by(units: Mapping[str, int], tensors: TensorMap, config: ModelConfig, 
             split_tensors[name] = parts
             continue
         place, module, kind = match.groups()
+        layer = config.layers[int(place.split(".")[1])]
         unit = units.get(_width_of(place), 1) if module in ("w1", "w2", "w3") else 1
         for rank in range(ranks):
-            mine = _parts_of(module, kind, parts, config, unit, rank, ranks)
+            mine = _parts_of(module, kind, parts, config, layer, unit, rank, ranks)
             if mine:
                 split_tensors[f"{place}{module}.{rank}.{kind}"] = mine
     return split_tensors
 
 
 def _parts_of(
-    module: str, kind: str, parts: tuple[TensorPart, ...], config: ModelConfig, unit: int, rank: int, ranks: int
+    module: str,
+    kind: str,
+    parts: tuple[TensorPart, ...],
+    config: ModelConfig,
+    layer: LayerAttributes,
+    unit: int,
+    rank: int,
+    ranks: int,
 ) -> tuple[TensorPart, ...]:
     """unit: see units_of()."""
     if ranks == 1:
@@ -174,16 +184,17 @@ def _parts_of(
         return tuple(part.take(1, *_bounds(part.taken[1], unit, rank, ranks)) for part in parts)
     if module == "w_qkv":
         # With more ranks than KV heads, each rank uses the KV head of its group of q heads.
-        groups = min(ranks, config.kv_head_num)
+        head, kv_heads = config.head_size(layer), config.kv_heads(layer)
+        groups = min(ranks, kv_heads)
         group = rank * groups // ranks
-        q_size, kv_size = config.head_num * config.size_per_head, config.kv_head_num * config.size_per_head
+        q_size, kv_size = config.head_num * head, kv_heads * head
         q, kv = q_size // ranks, kv_size // groups
         k_first = q_size + group * kv
         v_first = k_first + kv_size
         return (
             *_stacked_rows(parts, rank * q, (rank + 1) * q),
             *_stacked_rows(parts, k_first, k_first + kv),
-            *_stacked_rows(parts, v_first, v_first + kv),
+            *_stacked_rows(parts, v_first, v_first + kv),  # none if the values are the keys
         )
     if module in ("w_qkvz", "w_ba", "conv_qkv"):
         k_size, v_size = config.delta_k_heads * config.delta_k_dim, config.delta_v_heads * config.delta_v_dim

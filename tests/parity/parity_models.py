@@ -99,6 +99,7 @@ def write_model(
     generator = torch.Generator().manual_seed(seed)
     model = _model(variant.config)
     gemma = "gemma" in variant.config.model_type
+    adds_one = gemma and "gemma4" not in variant.config.model_type
     delta = variant.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -106,12 +107,14 @@ def write_model(
             if re.search(r"norm\d*\.weight$", name):
                 # Gemma's norms add 1. Without this, its scaled and tied embedding would outweigh the layers, and the
                 # model would repeat every token.
-                center = (8 if ".post_" in name else 0) if gemma else 1
-                # So do Qwen3.5's, except the norm of a gated delta net.
+                center = 8 if gemma and ".post_" in name else 0 if adds_one else 1
+                # Qwen3.5's norms add 1 too, except the norm of a gated delta net.
                 center = center if ".linear_attn." in name or not delta else 0
                 weight.copy_(center + 0.2 * noise)
             elif name.endswith("A_log"):
                 weight.copy_(noise - 3)  # states that last for many tokens
+            elif name.endswith("scale"):  # of Gemma 4's router
+                weight.copy_(1 + 0.3 * noise)
             elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             else:
@@ -119,6 +122,8 @@ def write_model(
         for name, bias in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 bias.copy_(0.3 * torch.randn(bias.shape, generator=generator))
+            elif name.endswith("layer_scalar"):  # transformers computes with this number in `dtype`
+                bias.copy_((1 + 0.3 * torch.randn(bias.shape, generator=generator)).to(dtype))
     # Not model.to(dtype), which would also round the rotary frequencies, which no checkpoint contains.
     for name, parameter in model.named_parameters():
         if not _stays_fp32(model, name):

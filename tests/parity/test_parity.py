@@ -79,6 +79,7 @@ def test_greedy_tokens_equal_and_logprobs_are_near_with_1_and_2_ranks(name: str,
             for name in ("llama-biases", "llama-tied", "qwen2", "gpt-oss", "lfm2", "qwen3.5-moe")
             for heads in (2, 4)
         ),
+        *((name, 4) for name in ("gemma4", "gemma4-moe")),
         ("deepseek-v3", 8),  # one latent for all ranks
     ],
 )
@@ -105,7 +106,7 @@ def test_four_ranks_also_where_there_are_fewer_kv_heads(name: str, kv_heads: int
         *((name, dtype) for name in ("llama3", "llama-biases", "qwen2") for dtype in ("bfloat16", "float16")),
         *((name, "bfloat16") for name in ("mistral-window", "qwen3", "phi3", "gemma2", "gemma3", "glm4-moe")),
         *((name, "bfloat16") for name in ("glm4", "granite", "olmo3", "hunyuan", "cohere2", "gpt-oss", "lfm2")),
-        ("qwen3.5", "bfloat16"),
+        *((name, "bfloat16") for name in ("qwen3.5", "gemma4", "gemma4-31b", "gemma4-moe")),
         *(("deepseek-v2", dtype) for dtype in ("bfloat16", "float16")),
         *((name, "bfloat16") for name in ("internlm3",) if name in VARIANTS),
     ],
@@ -143,6 +144,7 @@ CONTEXT_DEPENDENT = (
     *("mistral-window", "qwen2-window", "gemma3", "phi3-longrope", "llama-dynamic", "internlm2-dynamic"),
     *("deepseek-v2", "deepseek-v3", "mistral4"),
     *("qwen1", "baichuan-13b", "mixtral", "glm4-moe-groups", "ministral3", "olmo3", "cohere2", "gpt-oss"),
+    *("gemma4", "gemma4-31b", "gemma4-moe"),
     *("lfm2", "lfm2-moe"),
     *("qwen3.5", "qwen3.5-moe", "qwen3-next"),
 )

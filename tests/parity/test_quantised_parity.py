@@ -47,9 +47,14 @@ def sized(name: str, **other: int) -> Variant:
     config = VARIANTS[name].config
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
     sizes |= other
-    widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}
-    widths |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
-    sizes |= {key: width for key, width in widths.items() if key in config.to_dict()}
+    widths = {
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 128,
+        "hidden_size_per_layer_input": 64,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    }
+    sizes |= {key: width for key, width in widths.items() if config.to_dict().get(key)}
     if "kv_lora_rank" in config.to_dict():
         # With 16, the last group of rows of kv_a_proj_with_mqa is short.
         rotated = 16 if name == "deepseek-v3" else 32
@@ -112,6 +117,8 @@ def test_every_format_gives_the_logits_of_its_dequantised_weights(form: str, tmp
         # Interleaved rotation: with AWQ, rows cannot be permuted during loading.
         *(("ernie4.5", form) for form in ("awq", "gptq")),
         ("qwen3", "fp8 in blocks of 128"),
+        *(("gemma4", form) for form in ("w4a16 zeros", "gptq", "awq")),
+        ("gemma4-31b", "fp8 channels"),
         *(("qwen3.5", form) for form in ("w4a16 zeros", "awq", "gptq", "fp8 of DeepSeek")),
         *(("qwen3-next", form) for form in ("awq", "fp8 of DeepSeek")),
         ("qwen3.5-moe", "fp8 of DeepSeek"),

@@ -31,6 +31,15 @@ CONTEXTS: tuple[dict[str, Any], ...] = (
     {},
     {"use_sliding_window": True, "sliding_window": 32},
     {"layer_types": ["full_attention"] * 4, "sliding_window": 32},
+    {
+        "layer_types": ["full_attention"] * 4,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_kv_shared_layers": 1,
+        "top_k_experts": 2,
+    },
     {"max_position_embeddings": None, "model_max_length": 128},
     {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}},
 )

@@ -51,6 +51,15 @@ QWEN3_MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok":
 GLM4_MOE = {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}
 ERNIE = {"model_type": "ernie4_5_moe", "num_hidden_layers": 6, "moe_num_experts": 8, "moe_k": 3}
 LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 6,
+    "layer_types": MIXED * 3,
+    "hidden_size_per_layer_input": 0,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+}
+OWN = {str(layer): {"head_dim": 32, "num_key_value_heads": 1} for layer in (1, 3, 5)}
 TIED = {**LLAMA, "model_type": "qwen3_vl_text", "tie_word_embeddings": True}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", **LONGROPE}}
 
@@ -229,6 +238,28 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
         ({**GLM4_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2}, {"ffn": [DENSE, DENSE, EXPERTS]}),
         ({**GLM4_MOE, "first_k_dense_replace": 0}, {"ffn": [EXPERTS, EXPERTS]}),
         ({**GLM4_MOE, "n_group": 4, "topk_group": 2}, {"router_groups": 4, "router_top_groups": 2}),
+        # Gemma 4
+        ({**GEMMA4, "head_dim": 16}, {"head_size": [0, 32] * 3, "kv_heads": [0, 4] * 3, "rope_local_embedding": 16}),
+        *(
+            (
+                {**GEMMA4, "attention_k_eq_v": True, **given},
+                {
+                    "head_size": [0, 32] * 3,
+                    "kv_heads": [0, 1] * 3,
+                    "values": ["projected", "keys"] * 3,
+                    "rotary_embedding": 32,
+                    "rope_turned": 8,
+                },
+            )
+            for given in ({"num_global_key_value_heads": 1}, {"per_layer_config": OWN})
+        ),
+        (
+            {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+            {"kv_source": [0, 0, 0, 2, 2, 4], "inter_size": [0, 0, 0, 320, 320, 320]},
+        ),
+        # The last layer has no window in any case, as in transformers.
+        ({**GEMMA4, "layer_types": MIXED[:1] * 6}, {"window": [8, 8, 8, 8, 8, 0]}),
+        ({**GEMMA4, "layer_types": None}, {"window": [8, 8, 8, 8, 8, 0]}),
         (ERNIE, {"ffn": [DENSE, EXPERTS, EXPERTS, EXPERTS, EXPERTS, EXPERTS]}),
         (
             {**ERNIE, "moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2},
@@ -353,6 +384,12 @@ YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}
         (of("qwen2", layer_types=[["full_attention"], {}]), "layer_types has ['full_attention']"),
         (of("qwen2", layer_types=["full_attention", "linear_attention"]), "'linear_attention'"),
         (of("internlm", rotary={"type": "xpos"}), "'xpos'"),
+        ({**GEMMA4, "use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
+        ({**GEMMA4, "attention_bias": True, "attention_k_eq_v": True}, "attention_bias true"),
+        ({**GEMMA4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling has no effect"),
+        ({**GEMMA4, "per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config differs"),
+        ({**GEMMA4, "per_layer_config": {"1": {"num_attention_heads": 2}}}, "num_attention_heads of per_layer_config"),
+        (of("gemma4_unified_text", hidden_size_per_layer_input=256), "hidden_size_per_layer_input 256"),
     ],
 )
 def test_unsupported_features_are_rejected_by_name(changes: dict[str, Any], named: str) -> None:
@@ -417,6 +454,13 @@ HUGE = 10**400
             for one in ("mellum", "hy_v3")
             for wrong in ({}, "wide")
         ),
+        ({**GEMMA4, "num_kv_shared_layers": 5}, "num_kv_shared_layers is 5"),
+        (
+            {**GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 9},
+            "vocab_size_per_layer_input is 9",
+        ),
+        ({**GEMMA4, "rope_parameters": {"rope_type": "default"}}, "an object for each of sliding_attention"),
+        ({**GEMMA4, "per_layer_config": {"1": 3}}, "per_layer_config must have an object"),
         (
             of("lfm2", layer_types=["conv", {}]),
             "layer_types must list num_hidden_layers = 2 times one of conv, full_att",
