@@ -157,10 +157,13 @@ void SessionStore::keep_quota(Session& newest) {
     blocks_.unpin(longest->second.nodes);
     longest->second.nodes.clear();
   }
-  // The session alone exceeds the quota. Keep its beginning, which is the most useful part.
+  // The session alone exceeds the quota. Keep its beginning, which is the most useful part. Few blocks have a state, so
+  // that the excess may be smaller than the number of blocks to unpin: each round unpins at least twice as many.
+  std::size_t fewer = 0;
   for (int excess; (excess = blocks_.excess_pins(limits_.pinned)) > 0 && !newest.nodes.empty();) {
+    fewer = std::max(2 * fewer, static_cast<std::size_t>(excess));
     blocks_.unpin(newest.nodes);
-    newest.nodes.resize(newest.nodes.size() - std::min(newest.nodes.size(), static_cast<std::size_t>(excess)));
+    newest.nodes.resize(newest.nodes.size() - std::min(newest.nodes.size(), fewer));
     blocks_.pin(newest.nodes);
   }
 }

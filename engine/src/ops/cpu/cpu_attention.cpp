@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -16,7 +17,7 @@ constexpr std::int64_t kSmallAttention = 65536;  // multiplications
 constexpr std::int64_t kSmallRotation = 8192;    // elements
 
 // Checks that begin_step() could not make without the cache. All layers of a kind have the same tables, so whole tables
-// are checked only in layer 0.
+// are checked only in the first layer of a kind.
 void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, std::string_view op, bool latent) {
   require(layer >= 0 && layer < std::ssize(cache.layout().layers), op, "no such layer");
   const auto& how = cache.layout().layers[static_cast<std::size_t>(layer)];
@@ -25,13 +26,15 @@ void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, 
   const int block_len = cache.layout().block_len, num_blocks = cache.num_blocks()[how.kind];
   const auto tables = batch.block_tables[how.kind];
   require(!tables.empty() || batch.positions.empty(), op, "the step has no block tables for this kind of cache");
+  const auto earlier = std::span(cache.layout().layers).first(static_cast<std::size_t>(layer));
+  const bool first_of_kind = std::ranges::find(earlier, how.kind, &KvLayer::kind) == earlier.end();
   for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
     const auto begin = batch.query_start[s], end = batch.query_start[s + 1];
     if (begin == end) continue;
     const auto last = batch.positions[static_cast<std::size_t>(end) - 1];
     require(last / block_len < batch.table_stride, op, "a block table is too short for its sequence");
     const auto* table = tables.data() + static_cast<std::int64_t>(s) * batch.table_stride;
-    for (int b = layer == 0 ? 0 : last / block_len; b <= last / block_len; ++b) {
+    for (int b = first_of_kind ? 0 : last / block_len; b <= last / block_len; ++b) {
       require(table[b] >= 0 && table[b] < num_blocks, op, [&] { return cat("the cache has no block ", table[b]); });
     }
   }
