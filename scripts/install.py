@@ -125,6 +125,8 @@ def install_with_uv(python: str, arguments: list[str], unfinished: Unfinished) -
         raise ValueError("CHARONIA_INSTALLER")
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True).stdout
     env = {**settings_of_uv(listed), **os.environ}
+    if "--require-hashes" in arguments:  # the versions are pinned, and uv rejects constraints that pin no version
+        env.pop("UV_CONSTRAINT", None)
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):  # otherwise Python compiles imported modules itself
         env["UV_COMPILE_BYTECODE"] = "1"
     again = ["--reinstall"] if unfinished.any_before else []

@@ -78,6 +78,16 @@ def test_uv_gets_the_settings_of_pip(install: ModuleType, tools: Path) -> None:
     assert not (tools / "pip.json").exists()
 
 
+@pytest.mark.parametrize(("more", "constrained"), [([], True), (["--require-hashes"], False)])
+def test_uv_has_no_constraints_where_versions_are_pinned(
+    install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], constrained: bool
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*sys.argv, *more])
+    (tools / "pip-config").write_text("global.constraint='/etc/constraints.txt'\n")
+    assert install.main() == 0
+    assert ("UV_CONSTRAINT" in told(tools, "uv")[1]) == constrained
+
+
 @pytest.mark.slow
 def test_the_real_pips_settings_are_found(install: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tools / "pip.conf"
