@@ -9,9 +9,17 @@ import math
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families.experts import GLM_NAMES, expert_counts, expert_groups, layers_with_experts, predicting_layers
+from charonia.families.experts import (
+    GLM_NAMES,
+    SIGMOID_ROUTER,
+    expert_counts,
+    expert_groups,
+    layers_with_experts,
+    predicting_layers,
+)
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import llama_spec
+from charonia.families.mistral import MINISTRAL3_ROPE, Q_SCALE, query_factors
 from charonia.families.rope import rope_dictionary, rope_settings, rope_value
 from charonia.families.spec import HfConfig, ModelSpec, family
 
@@ -23,7 +31,6 @@ _SIZES = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-_BETA = "llama_4_scaling_beta"
 
 
 def _deepseek_v2(config: HfConfig) -> ModelSpec:
@@ -44,7 +51,7 @@ def _deepseek_v3(config: HfConfig) -> ModelSpec:
         **{"moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
         **_SIZES,
     }
-    return _latent_spec({**defaults, **config}, **_SIGMOID)
+    return _latent_spec({**defaults, **config}, **SIGMOID_ROUTER)
 
 
 def _glm4_moe_lite(config: HfConfig) -> ModelSpec:
@@ -55,20 +62,15 @@ def _glm4_moe_lite(config: HfConfig) -> ModelSpec:
     }
     types, layers = config.get("mlp_layer_types"), required(config, "num_hidden_layers")
     own: dict[str, Any] = {} if types is None else {"with_experts": layers_with_experts(types, layers)}
-    return _latent_spec({**defaults, **config}, norm_eps=1e-5, **own, **_SIGMOID)
+    return _latent_spec({**defaults, **config}, norm_eps=1e-5, **own, **SIGMOID_ROUTER)
 
 
 # Default of rope_parameters for Mistral 4 in transformers.
 _MISTRAL4_ROPE = {
-    "rope_type": "yarn",
+    **MINISTRAL3_ROPE,
     "rope_theta": 10000.0,
     "factor": 128.0,
     "original_max_position_embeddings": 8192,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    _BETA: 0.1,
 }
 
 
@@ -82,24 +84,7 @@ def _mistral4(config: HfConfig) -> ModelSpec:
     config = {**defaults, **config}
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
         config["rope_parameters"] = _MISTRAL4_ROPE
-    beta = rope_value(config, _BETA, 0.0)
-    longest = required(config, "max_position_embeddings")
-    return _latent_spec(
-        config,
-        rope_keys=(_BETA,),
-        q_scale_beta=beta,
-        q_scale_length=int(rope_value(config, "original_max_position_embeddings", longest)) if beta else 0,
-        router_norm_min=1e-20,
-    )
-
-
-# The router of DeepSeek V3 and GLM.
-_SIGMOID: dict[str, Any] = {
-    "router_score": "sigmoid",
-    "router_bias": True,
-    "router_norm_min": 1e-20,  # transformers adds this to the sum, which is equal for sums above 1e-13
-    "router_fp32": True,
-}
+    return _latent_spec(config, rope_keys=(Q_SCALE,), **query_factors(config), router_norm_min=1e-20)
 
 
 def _latent_spec(config: HfConfig, rope_keys: tuple[str, ...] = (), **own: Any) -> ModelSpec:

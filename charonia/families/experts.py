@@ -15,6 +15,13 @@ from charonia.families.windows import switched_window, window_settings
 MOST_GROUPS = 32  # of experts; the engine's limit
 MOST_PREDICTING = 16
 
+# The attributes of the routers of DeepSeek V3, GLM and Hunyuan 3.
+SIGMOID_ROUTER: dict[str, Any] = {
+    "router_score": "sigmoid",
+    "router_bias": True,
+    "router_norm_min": 1e-20,  # transformers adds this to the sum, which is equal for sums above 1e-13
+    "router_fp32": True,
+}
 MIXTRAL_NAMES = Names(
     router="block_sparse_moe.gate",
     expert="block_sparse_moe.experts.{}.",
@@ -137,11 +144,8 @@ def _glm_like(config: HfConfig, **own: Any) -> ModelSpec:
         expert_inter_size=inter,
         renormalize_experts=optional(config, "norm_topk_prob", True),
         with_experts=[layer >= dense for layer in range(layers)],
-        router_score="sigmoid",
-        router_bias=True,
         router_scale=number(config, "routed_scaling_factor", 1.0),
-        router_norm_min=1e-20,  # transformers adds this to the sum, which is equal for sums above 1e-13
-        router_fp32=True,
+        **SIGMOID_ROUTER,
         shared_expert_inter_size=inter * optional(config, "n_shared_experts", 1),
         **expert_groups(config, count, per_token),
         **expert_counts(config, count, per_token),

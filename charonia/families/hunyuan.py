@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
-from charonia.families.experts import expert_counts, layers_with_experts, predicting_layers
+from charonia.families.experts import SIGMOID_ROUTER, expert_counts, layers_with_experts, predicting_layers
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import all_biases, attention_bias, head_size, llama_spec
 from charonia.families.names import Names
@@ -134,10 +134,7 @@ def _hy_v3(config: HfConfig) -> ModelSpec:
         qk_norm=True,
         expert_inter_size=inter,
         with_experts=with_experts,
-        router_score="sigmoid",
-        router_bias=True,
-        router_fp32=True,
-        router_norm_min=1e-20,
+        **SIGMOID_ROUTER,
         router_scale=number(config, "router_scaling_factor", 2.826),
         shared_expert_inter_size=inter * optional(config, "num_shared_experts", 1),
         **expert_counts(config, optional(config, "num_experts", 192), optional(config, "num_experts_per_tok", 8)),

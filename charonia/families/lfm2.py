@@ -12,7 +12,7 @@ from charonia.errors import ModelError
 from charonia.families.experts import expert_counts
 from charonia.families.hf_config import number, optional, required
 from charonia.families.llama import llama_spec
-from charonia.families.mixers import MOST_CONV_KERNEL, mixers_of
+from charonia.families.mixers import conv_kernel, mixers_of
 from charonia.families.names import Names
 from charonia.families.spec import HfConfig, ModelSpec, family
 
@@ -48,9 +48,7 @@ def _mixers(config: HfConfig) -> list[str]:
 
 
 def _describe(config: HfConfig, **own: Any) -> ModelSpec:
-    hidden, kernel = required(config, "hidden_size"), optional(config, "conv_L_cache", 3)
-    if not 2 <= kernel <= MOST_CONV_KERNEL:
-        raise ModelError(f"config.json: conv_L_cache is {kernel}; it must be 2 to {MOST_CONV_KERNEL}")
+    hidden = required(config, "hidden_size")
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         if optional(config, key, hidden) != hidden:
             raise ModelError(f"config.json: {key} is {config[key]}, but hidden_size is {hidden}: they must be equal")
@@ -62,7 +60,7 @@ def _describe(config: HfConfig, **own: Any) -> ModelSpec:
         theta=1e6,
         qk_norm=True,
         mixers=_mixers(config),
-        conv_kernel=kernel,
+        conv_kernel=conv_kernel(config, "conv_L_cache", 3),
         conv_bias=optional(config, "conv_bias", False),
         **own,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from charonia.families.hf_config import required
 from charonia.families.llama import llama_spec
 from charonia.families.rope import rope_value
@@ -15,8 +17,9 @@ def _describe(config: HfConfig) -> ModelSpec:
     return llama_spec(config, per_layer_rope=True, **window_settings(config))
 
 
+Q_SCALE = "llama_4_scaling_beta"
 # Default of rope_parameters for Ministral 3 in transformers.
-_MINISTRAL3_ROPE = {
+MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
     "factor": 16.0,
@@ -25,24 +28,27 @@ _MINISTRAL3_ROPE = {
     "beta_slow": 1.0,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
+    Q_SCALE: 0.1,
 }
-_BETA = "llama_4_scaling_beta"
+
+
+def query_factors(config: HfConfig) -> dict[str, Any]:
+    """The attributes of query factors that grow beyond the trained length."""
+    beta, longest = rope_value(config, Q_SCALE, 0.0), required(config, "max_position_embeddings")
+    trained = int(rope_value(config, "original_max_position_embeddings", longest))
+    return {"q_scale_beta": beta, "q_scale_length": trained if beta else 0}
 
 
 def _ministral3(config: HfConfig) -> ModelSpec:
     """Mistral with query factors that grow beyond the trained length."""
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
-        config = {**config, "rope_parameters": _MINISTRAL3_ROPE}
-    longest = required(config, "max_position_embeddings")
-    beta = rope_value(config, _BETA, 0.0)
+        config = {**config, "rope_parameters": MINISTRAL3_ROPE}
     return llama_spec(
         config,
         head_dim=128,
         norm_eps=1e-5,
-        rope_keys=(_BETA,),
-        q_scale_beta=beta,
-        q_scale_length=int(rope_value(config, "original_max_position_embeddings", longest)) if beta else 0,
+        rope_keys=(Q_SCALE,),
+        **query_factors(config),
         **window_settings(config, layer_types=False),
     )
 

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from charonia.errors import ModelError
+from charonia.families.hf_config import HfConfig, optional
 
 MOST_CONV_KERNEL = 4  # tokens of a short convolution; the engine's limit
+
+
+def conv_kernel(config: HfConfig, key: str, default: int) -> int:
+    """Return the tokens of a short convolution. Raises ModelError."""
+    kernel = optional(config, key, default)
+    if not 2 <= kernel <= MOST_CONV_KERNEL:
+        raise ModelError(f"config.json: {key} is {kernel}; it must be 2 to {MOST_CONV_KERNEL}")
+    return kernel
 
 
 def mixers_of(types: Any, layers: int, mixers: Mapping[str, str]) -> list[str]:

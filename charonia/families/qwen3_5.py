@@ -9,7 +9,7 @@ from charonia.errors import ModelError
 from charonia.families.experts import expert_counts, qwen_layers
 from charonia.families.hf_config import activation, optional, required
 from charonia.families.llama import attention_bias, llama_spec
-from charonia.families.mixers import MOST_CONV_KERNEL, mixers_of
+from charonia.families.mixers import conv_kernel, mixers_of
 from charonia.families.names import LLAMA_NAMES, Names
 from charonia.families.spec import HfConfig, ModelSpec, family
 
@@ -35,10 +35,7 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
         raise ModelError(
             f"config.json: linear_num_value_heads {v_heads} is not a multiple of linear_num_key_heads {k_heads}"
         )
-    kernel, k_dim = optional(config, "linear_conv_kernel_dim", 4), optional(config, "linear_key_head_dim", 128)
-    v_dim = optional(config, "linear_value_head_dim", 128)
-    if not 2 <= kernel <= MOST_CONV_KERNEL:
-        raise ModelError(f"config.json: linear_conv_kernel_dim is {kernel}; it must be 2 to {MOST_CONV_KERNEL}")
+    k_dim, v_dim = optional(config, "linear_key_head_dim", 128), optional(config, "linear_value_head_dim", 128)
     if not 1 <= k_dim <= MOST_K_DIM:
         raise ModelError(f"config.json: linear_key_head_dim is {k_dim}; it must be 1 to {MOST_K_DIM}")
     if v_dim < 1:
@@ -55,7 +52,7 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
         attention_gate=True,
         **attention_bias(config),
         mixers=_mixers(config),
-        conv_kernel=kernel,
+        conv_kernel=conv_kernel(config, "linear_conv_kernel_dim", 4),
         delta_k_heads=k_heads,
         delta_v_heads=v_heads,
         delta_k_dim=k_dim,
