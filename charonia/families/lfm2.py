@@ -59,8 +59,8 @@ def _describe(config: HfConfig, **own: Any) -> ModelSpec:
         NAMES,
         theta=1e6,
         qk_norm=True,
-        mixers=_mixers(config),
         conv_kernel=conv_kernel(config, "conv_L_cache", 3),
+        mixers=_mixers(config),
         conv_bias=optional(config, "conv_bias", False),
         **own,
     )
