@@ -38,12 +38,13 @@ def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | Non
 
     def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
         rows, cols = weight.shape
+        group = weights.get("group_size") or 1
         groups = {
-            "tensor": weight.reshape(1, -1),
-            "channel": weight.reshape(rows, 1, cols),
-            "group": weight.reshape(rows, -1, weights.get("group_size") or 1),
-            "block": weight.reshape(rows // GROUP, GROUP, cols // GROUP, GROUP).transpose(1, 2).flatten(2),
-        }[weights["strategy"]]
+            "tensor": lambda: weight.reshape(1, -1),
+            "channel": lambda: weight.reshape(rows, 1, cols),
+            "group": lambda: weight.reshape(rows, -1, group),
+            "block": lambda: weight.reshape(rows // GROUP, GROUP, cols // GROUP, GROUP).transpose(1, 2).flatten(2),
+        }[weights["strategy"]]()
         scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights)
         if form == "mxfp4-pack-quantized":
             scale = torch.exp2(torch.floor(torch.log2(groups.abs().amax(-1))) - 2)

@@ -137,7 +137,7 @@ _LLAMA_7B = {
 }
 
 _LLAVA = words("ignore_index projector_hidden_act use_image_newline_parameter")
-_GEMMA4 = words("boa_token_id boi_token_id eoa_token_index eoi_token_id")
+_GEMMA4 = words("boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id")
 _IDEFICS = words("scale_factor")  # of the image encoder
 _INTERNVL_CHAT = words(
     """

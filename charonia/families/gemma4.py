@@ -8,7 +8,6 @@ and values of earlier layers; a layer may have per-layer embeddings; experts may
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
@@ -53,52 +52,54 @@ _ROPE = {
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def _layer_types(config: HfConfig) -> list[Any]:
+def _layer_types(config: HfConfig) -> list[str]:
     layers = required(config, "num_hidden_layers")
     types = config.get("layer_types")
     if types is None:
         types = [_FULL if (layer + 1) % 6 == 0 else _SLIDING for layer in range(layers)]
-    if not isinstance(types, list) or not types:
-        raise ModelError(f"config.json: layer_types must list num_hidden_layers = {layers} types")
+    if not isinstance(types, list) or len(types) != layers or any(one not in (_FULL, _SLIDING) for one in types):
+        raise ModelError(
+            f"config.json: layer_types must list num_hidden_layers = {layers} times one of {_FULL}, {_SLIDING}"
+        )
     return [*types[:-1], _FULL]  # as transformers does
 
 
-def _heads(config: HfConfig, types: list[Any], kind: str) -> tuple[int, int]:
+def _heads(config: HfConfig, types: list[str], kind: str) -> tuple[int, int]:
     """Return the size of a head and the number of KV heads in the layers of a kind."""
     size, kv_heads = required(config, "head_dim"), required(config, "num_key_value_heads")
-    per_layer = config.get("per_layer_config")
-    if per_layer is None:
-        if kind == _SLIDING:
-            return size, kv_heads
+    if config.get("per_layer_config") is not None:
+        by_layer = _per_layer_config(config, len(types))
+        found = {
+            (optional(own, "head_dim", size), optional(own, "num_key_value_heads", kv_heads))
+            for own in (by_layer.get(layer, {}) for layer, one in enumerate(types) if one == kind)
+        }
+        if len(found) > 1:
+            raise UnsupportedError(f"config.json: per_layer_config differs among the layers with {kind}")
+        size, kv_heads = found.pop() if found else (size, kv_heads)
+    elif kind == _FULL:
         if optional(config, "attention_k_eq_v", False):
             kv_heads = optional(config, "num_global_key_value_heads", kv_heads)
-        return optional(config, "global_head_dim", 512), kv_heads
-    found = {
-        (own.get("head_dim", size), own.get("num_key_value_heads", kv_heads))
-        for layer, one in enumerate(types)
-        if one == kind
-        for own in [_own(per_layer, layer)]
-    }
-    if len(found) > 1:
-        raise UnsupportedError(f"config.json: per_layer_config differs among the layers with {kind}")
-    pair = found.pop() if found else (size, kv_heads)
-    if not all(isinstance(one, int) and not isinstance(one, bool) for one in pair):
-        raise ModelError(f"config.json: per_layer_config has {pair}; head_dim and num_key_value_heads must be integers")
-    return pair
+        size = optional(config, "global_head_dim", 512)
+    if size < 1 or kv_heads < 1:
+        raise ModelError(f"config.json: layers with {kind} have {kv_heads} KV heads of {size}; both must be positive")
+    return size, kv_heads
 
 
-def _own(per_layer: Any, layer: int) -> Mapping[str, Any]:
-    """Return a layer's entry of per_layer_config, which transformers writes."""
-    own = per_layer.get(str(layer), {}) if isinstance(per_layer, dict) else None
-    if not isinstance(own, dict):
-        raise ModelError("config.json: per_layer_config must have an object for each layer that it names")
-    unknown = own.keys() - {"head_dim", "num_key_value_heads"}
-    if unknown:
-        raise UnsupportedError(f"config.json: {sorted(unknown)[0]} of per_layer_config is not supported")
-    return own
+def _per_layer_config(config: HfConfig, layers: int) -> dict[int, HfConfig]:
+    """Return the entries of per_layer_config, which transformers writes. Its keys are numbers with leading zeros."""
+    found: dict[int, HfConfig] = {}
+    given = config["per_layer_config"]
+    for key, own in given.items() if isinstance(given, dict) else [("", None)]:
+        if not isinstance(own, dict) or not key.isdecimal() or int(key) >= layers:
+            raise ModelError(f"config.json: per_layer_config must have objects, named by layers 0 to {layers - 1}")
+        unknown = own.keys() - {"head_dim", "num_key_value_heads"}
+        if unknown:
+            raise UnsupportedError(f"config.json: {sorted(unknown)[0]} of per_layer_config is not supported")
+        found[int(key)] = own
+    return found
 
 
-def _sources(config: HfConfig, types: list[Any]) -> list[int]:
+def _sources(config: HfConfig, types: list[str]) -> list[int]:
     """Return how many layers before each layer its keys and values are; 0: they are its own."""
     shared = optional(config, "num_kv_shared_layers", 0)
     first = len(types) - shared
@@ -131,6 +132,10 @@ def _rope(config: HfConfig, head_size: int, local_head_size: int) -> dict[str, A
         raise UnsupportedError("config.json: rope_scaling has no effect for Gemma 4: change rope_parameters instead")
     if not isinstance(given, dict) or not all(isinstance(given.get(kind), dict) for kind in _ROPE):
         raise ModelError(f"config.json: rope_parameters must have an object for each of {', '.join(_ROPE)}")
+    if any(given[kind].get("rope_theta") is None for kind in _ROPE):
+        raise ModelError("config.json: rope_parameters must have a rope_theta for each type of layer")
+    if config.get("partial_rotary_factor") is not None:
+        raise UnsupportedError("config.json: partial_rotary_factor is supported only within rope_parameters")
     return rope_settings(
         {**config, "rope_parameters": given},
         head_size,

@@ -164,6 +164,8 @@ def _local(config: HfConfig, full: dict[str, Any], local: dict[str, Any], defaul
             f"config.json: rope scaling of type {_kind(local)!r} in layers with a window is not supported; "
             "supported: default"
         )
+    if local.get("partial_rotary_factor") not in (None, 1.0) and not same:
+        raise UnsupportedError("config.json: partial_rotary_factor in layers with a window is not supported, only 1.0")
     return {} if same else {"rope_local_theta": base}
 
 

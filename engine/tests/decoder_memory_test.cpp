@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "charonia/engine.h"
+#include "errors.h"
 #include "forwarding_ops.h"
 #include "model/decoder.h"
 #include "ops/cpu/make_cpu_ops.h"
@@ -156,6 +157,8 @@ TEST_F(DecoderMemory, AGpuReadsTheTableOfPerLayerEmbeddingsFromHostMemory) {
   EXPECT_EQ(cpu.host, 0U);
   EXPECT_EQ(cuda.host, static_cast<std::size_t>(model.vocab * model.layers * model.per_layer) * sizeof(float));
   EXPECT_EQ(cuda.weights + cuda.host, cpu.weights);
+  EXPECT_NO_THROW(runtime::check_host_memory(cuda, 2, 2 * cuda.host));
+  expect_error({"per-layer embeddings", "2 ranks"}, [&] { runtime::check_host_memory(cuda, 2, 2 * cuda.host - 1); });
 }
 
 // The device has its own layout of quantised weights.

@@ -81,7 +81,9 @@ TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
     one->check_integrity();
   }
   // Sequences that wait for a state before they are admitted need not be preempted.
-  if (!has_state) EXPECT_GT(one->stats().num_preemptions, 0);
+  if (!has_state) {
+    EXPECT_GT(one->stats().num_preemptions, 0);
+  }
   EXPECT_EQ(tokens_of(*one, request(prompt(40, 1), 3)), tokens_of(*expected, request(prompt(40, 1), 3)));
   Collector again(*one, request(prompt(40, 1), 3));
   EXPECT_EQ(again.tokens(), tokens_of(*expected, request(prompt(40, 1), 3)));

@@ -98,6 +98,8 @@ TEST(ModelCheck, InconsistentAttributesAreRejectedByName) {
       {with_experts({{"router_norm_min", "0.125"}}), "router_norm_min = 0.125"},
       {with_experts({{"shared_expert_gate", "1"}}), "shared_expert_gate = 1"},
       {{{"router_bias", "1"}}, "router_bias = 1"},
+      {{{"rope_local_embedding", "65538"}}, "rope_local_embedding = 65538"},
+      {{{"rope_local_embedding", "3"}}, "rope_local_embedding = 3"},
       {{{"router_groups", "2"}}, "router_groups"},
       {{{"shared_expert_inter_size", "8"}}, "shared_expert_inter_size"}};
   for (const auto& [settings, named] : wrong) {
@@ -117,7 +119,10 @@ TEST(ModelCheck, LayersWithOtherHeadsAreAcceptedOrRejectedByName) {
       {{window, full, with_source(window, 1)}, "layer 2 has kv_source = 1"},
       {{window, with_source(window, 1), with_source(window, 1)}, "layer 2 has kv_source = 1"},
       {{LayerAttributes{.rotation = "none", .kv_heads = 3}}, "layer 0: head_num = 4"},
-      {{LayerAttributes{.head_size = 12}}, "layer 0 rotates 16 elements"}};
+      {{LayerAttributes{.head_size = 12}}, "layer 0 rotates 16 elements"},
+      {{window, LayerAttributes{.rotation = "none", .kv_heads = 1, .mixer = "short_conv"}},
+       "layer 1 has head_size = 0, kv_heads = 1"},
+      {{LayerAttributes{.inter_size = 8, .ffn = "experts"}}, "layer 0 has inter_size = 8 with ffn = experts"}};
   for (const auto& [layers, named] : wrong) {
     expect_error({named}, [&, &bad = layers] { check_layers_of(bad); });
   }

@@ -251,7 +251,11 @@ PHI3 = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling":
                     "rope_turned": 8,
                 },
             )
-            for given in ({"num_global_key_value_heads": 1}, {"per_layer_config": OWN})
+            for given in (
+                {"num_global_key_value_heads": 1},
+                {"per_layer_config": OWN},
+                {"per_layer_config": {f"0{layer}": own for layer, own in OWN.items()}, "global_head_dim": None},
+            )
         ),
         (
             {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
@@ -387,6 +391,14 @@ YARN_BESIDE_WINDOWS = {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}
         (of("internlm", rotary={"type": "xpos"}), "'xpos'"),
         ({**GEMMA4, "use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
         ({**GEMMA4, "attention_bias": True, "attention_k_eq_v": True}, "attention_bias true"),
+        ({**GEMMA4, "partial_rotary_factor": 0.5}, "partial_rotary_factor is supported only within rope_parameters"),
+        (
+            of(
+                "gemma3_text",
+                rope_parameters={kind: {"rope_theta": 1e4, "partial_rotary_factor": 0.5} for kind in MIXED},
+            ),
+            "partial_rotary_factor",
+        ),
         ({**GEMMA4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling has no effect"),
         ({**GEMMA4, "per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config differs"),
         ({**GEMMA4, "per_layer_config": {"1": {"num_attention_heads": 2}}}, "num_attention_heads of per_layer_config"),
@@ -461,7 +473,18 @@ HUGE = 10**400
             "vocab_size_per_layer_input is 9",
         ),
         ({**GEMMA4, "rope_parameters": {"rope_type": "default"}}, "an object for each of sliding_attention"),
-        ({**GEMMA4, "per_layer_config": {"1": 3}}, "per_layer_config must have an object"),
+        *(
+            ({**GEMMA4, "per_layer_config": wrong}, "per_layer_config must have objects, named by layers 0 to 5")
+            for wrong in ({"1": 3}, {"6": {}}, {"x": {}}, [4])
+        ),
+        ({**GEMMA4, "per_layer_config": {"1": {"head_dim": [16]}}}, "head_dim is [16]"),
+        (
+            {**GEMMA4, "layer_types": [{}] * 6},
+            "layer_types must list num_hidden_layers = 6 times one of full_attention",
+        ),
+        ({**GEMMA4, "global_head_dim": 0}, "layers with full_attention have 4 KV heads of 0; both must be positive"),
+        ({**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 0}, "have 0 KV heads of 32"),
+        ({**GEMMA4, "rope_parameters": {key: {} for key in MIXED}}, "must have a rope_theta for each type of layer"),
         (
             of("lfm2", layer_types=["conv", {}]),
             "layer_types must list num_hidden_layers = 2 times one of conv, full_att",

@@ -21,7 +21,10 @@ void refuse_if(bool wrong, ErrorCode code, const What&... what) {
 }
 
 void check_rotation(const ModelConfig& config) {
-  const int dim = config.rotary_embedding;
+  constexpr int kMost = 65536;
+  const int dim = config.rotary_embedding, local = config.rope_local_embedding;
+  refuse_if(dim > kMost || local > kMost || local % 2 != 0, kInvalid, "rotary_embedding = ", dim,
+            " and rope_local_embedding = ", local, " must be even numbers up to ", kMost);
   refuse_if(config.alibi && dim != 0, kInvalid, "alibi = 1 with rotary_embedding = ", dim, ": ALiBi has no rotation");
   refuse_if(config.rotary_interleaved && dim == 0, kInvalid, "rotary_interleaved = 1 with rotary_embedding = 0");
   const auto& kind = config.rope_scaling_type;
@@ -154,7 +157,7 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
     const int source = layer.kv_source;
     if (source > 0) {
       const auto from = i - static_cast<std::size_t>(source);
-      refuse_if(source < 0 || from >= i || layers[from].kv_source > 0 || layers[from].window != layer.window ||
+      refuse_if(from >= i || layers[from].kv_source > 0 || layers[from].window != layer.window ||
                     layers[from].mixer != "attention" || layer.mixer != "attention" ||
                     head_size_of(config, layers[from]) != size || kv_heads_of(config, layers[from]) != heads,
                 kInvalid, "layer ", i, " has kv_source = ", source,
@@ -182,6 +185,12 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
               " has mixer = ", mixer, " with window = ", layer.window, " and rotation = ", rotation);
     refuse_if(config.latent_size > 0 && (layer.window > 0 || rotation != "global"), kUnsupported, "layer ", i,
               " has window = ", layer.window, " and rotation = ", rotation, ", and the model has latents");
+    const bool own_heads = layer.head_size > 0 || layer.kv_heads > 0 || source > 0 || layer.values != "projected";
+    refuse_if(own_heads && (config.latent_size > 0 || mixer != "attention"), kUnsupported, "layer ", i,
+              " has head_size = ", layer.head_size, ", kv_heads = ", layer.kv_heads, ", kv_source = ", source,
+              " and values = ", layer.values, ", which only attention without latents can have");
+    refuse_if(layer.inter_size > 0 && ffn == "experts", kInvalid, "layer ", i, " has inter_size = ", layer.inter_size,
+              " with ffn = experts");
     refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,
               " has ffn = experts, and num_experts is 0");
   }

@@ -189,7 +189,7 @@ RotaryTables::RotaryTables(const ModelConfig& config, int positions, int step_ro
 }
 
 std::size_t RotaryTables::bytes() const {
-  const int elements = config_.rotary_embedding + (has_local() ? local_rotary_dim(config_) : 0);
+  const std::int64_t elements = std::int64_t{config_.rotary_embedding} + (has_local() ? local_rotary_dim(config_) : 0);
   return static_cast<std::size_t>(rows_ * elements) * sizeof(float);
 }
 

@@ -9,6 +9,7 @@
 #include "charonia/error.h"
 #include "model/decoder.h"
 #include "model/weights.h"
+#include "ops/cpu/free_memory.h"
 #include "ops/ops.h"
 #include "runtime/devices.h"
 #include "runtime/memory_plan.h"
@@ -38,6 +39,7 @@ struct Executor::Rank {
     const auto free = ops->free_memory();
     left = free - std::min(free, needs.all_but_cache());
     check_model_fits(config, ops->device(), needs, free);
+    check_host_memory(needs, config.tensor_para_size, ops::cpu::free_memory());
   }
 
   void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits) {

@@ -16,6 +16,7 @@
 #include "model/layers.h"
 #include "model/rope.h"
 #include "model/weights.h"
+#include "ops/cpu/free_memory.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
@@ -235,9 +236,9 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   }
   RankMemory out;
   if (device == "cuda" && model.per_layer_embedding > 0) {
-    const auto table = std::int64_t{model.per_layer_vocab_size} * model::per_layer_columns(model);
-    elements.matrices -= table;
-    out.host = static_cast<std::size_t>(table) * size_of(precision.weight);
+    const auto& table = manifest.tensor("per_layer_embeddings.weight");
+    elements.matrices -= table.rows * table.cols;
+    out.host = static_cast<std::size_t>(table.rows * table.cols) * size_of(precision.weight);
   }
   if (model::shares_embedding(model, manifest)) {
     const auto& table = manifest.tensor("tok_embeddings.weight");
@@ -284,6 +285,15 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
                   text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
                   "). Take a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
                   "max_batch_size, or free memory"));
+}
+
+void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_bytes) {
+  const auto wanted = memory.host * static_cast<std::size_t>(ranks);
+  if (wanted <= free_bytes) return;
+  throw Error(ErrorCode::resource_exhausted,
+              cat("the model does not fit: GPUs read its per-layer embeddings from host memory, where they take ",
+                  text(wanted), " for ", ranks, " ranks, and ", text(free_bytes),
+                  " are free. Take a smaller tensor_para_size, or free memory"));
 }
 
 PerKind<int> blocks_by_kind(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
@@ -400,6 +410,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     if (blocks == 0) continue;  // one rank's warning is enough
     try {
       runtime::check_model_fits(config, out.device, needs, free_bytes);
+      if (memory_bytes == 0) runtime::check_host_memory(needs, ranks, ops::cpu::free_memory());
       blocks = std::min(blocks,
                         runtime::blocks_that_fit(
                             config, {needs.kv_block, needs.window, free_bytes - needs.all_but_cache(), ranks}));

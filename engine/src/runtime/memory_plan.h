@@ -82,6 +82,10 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
                       std::size_t free_bytes);
 
+// Throws Error(resource_exhausted) if the weights that GPUs read from host memory exceed free_bytes. Each of the ranks
+// has its own copy.
+void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_bytes);
+
 // ---- the KV cache ----
 
 //

@@ -336,14 +336,15 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
     return cat("scale ", how.scale, " must be above 0, window ", how.window, " and soft cap ", how.soft_cap,
                " at least 0");
   });
+  const bool divides = !latent && attention_has_tiles(dim);  // otherwise one thread block takes all positions of a row
   const AttentionShape shape{.heads = heads,
                              .kv_heads = kv_heads,
                              .head_dim = dim,
                              .block_len = of_layer.block_len,
                              .kind = kv.layout().layers[static_cast<std::size_t>(layer)].kind,
                              .window = how.window,
-                             .sms = latent ? 1 : device_.sms,  // latents: one thread block takes all positions
-                             .reproducible = options_.reproducible && !latent};
+                             .sms = divides ? device_.sms : 1,
+                             .reproducible = options_.reproducible && divides};
   need_cache(kv);
   const auto index = need_attention(shape);
   if (tracing_) return;

@@ -44,10 +44,6 @@ bool with_head_size(std::integer_sequence<int, sizes...>, int head_dim, F f) {
   return ((head_dim == sizes && (f(std::integral_constant<int, sizes>{}), true)) || ...);
 }
 
-bool has_tiles(int head_dim) {
-  return with_head_size(TiledHeadSizes{}, head_dim, [](auto) {});
-}
-
 template <class T>
 void start(Stream& stream, const DeviceInfo& device, const AttentionParams& params, std::int64_t items, bool decode) {
   with_head_size(TiledHeadSizes{}, params.cache.head_dim, [&](auto size) {
@@ -60,6 +56,10 @@ void start(Stream& stream, const DeviceInfo& device, const AttentionParams& para
 }
 
 }  // namespace
+
+bool attention_has_tiles(int head_dim) {
+  return with_head_size(TiledHeadSizes{}, head_dim, [](auto) {});
+}
 
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const AttentionBounds& bounds) {
   return workspace_of(shape, bounds.partials).bytes;
@@ -96,7 +96,7 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.sums = reinterpret_cast<float*>(base + workspace.sums);
   params.sums_stride = workspace.sums_stride;
 
-  const bool tiles = has_tiles(shape.head_dim) && cache.dtype != DType::f32 && qkv.dtype == cache.dtype &&
+  const bool tiles = attention_has_tiles(shape.head_dim) && cache.dtype != DType::f32 && qkv.dtype == cache.dtype &&
                      out.dtype == cache.dtype && aligned(qkv) && aligned(out) && aligned(cache);
   const auto run = [&](const AttentionItem* items, const std::int32_t* count, std::int64_t max_items, bool decode) {
     if (max_items == 0) return;

@@ -98,6 +98,9 @@ AttentionBounds attention_bounds(const AttentionShape& shape, int max_rows, int 
 // The size of AttentionWork::workspace.
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const AttentionBounds& bounds);
 
+// Whether there are tensor-core kernels for heads of this size. Otherwise one warp takes a row with all its positions.
+bool attention_has_tiles(int head_dim);
+
 // table_begin [sequences]: offset of each sequence's table in the flat list. Replaces the contents of `plan`.
 void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batch,
                     std::span<const std::int32_t> table_begin, AttentionPlan& plan);
