@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -157,8 +157,8 @@ class Models:
     """Which models are loaded. Loads and unloads them while Triton runs. Any thread may call.
 
     `alive`: whether Triton was ready and still runs. `limits`: the time for the calls of a model that is unloaded, and
-    the time for loading, in seconds. `added`: Triton's repository of models that are added later. `make`: makes such a
-    model in it, given its name, its location and the models before it."""
+    the time for loading, in seconds. `make`: makes a model that is added later, given its name, its location and the
+    models before it. If loading fails, its context removes the model."""
 
     def __init__(
         self,
@@ -168,15 +168,13 @@ class Models:
         alive: Callable[[], bool],
         metrics_url: str,
         limits: tuple[float, float],
-        added: Path = Path("added_models"),
-        make: Callable[[str, str, Sequence[Served]], Served] | None = None,
+        make: Callable[[str, str, Sequence[Served]], AbstractContextManager[Served]] | None = None,
     ) -> None:
         self._control = control
         self._served = {one.names[0]: one for one in served}
         self._alive = alive
         self._metrics_url = metrics_url
         self._drain_s, self._load_s = limits
-        self._added = added
         self._make = make
         self._states: dict[str, State] = dict.fromkeys(self._served, "loaded")
         self._wanted = set(self._states)  # loaded by a Triton that is started again
@@ -235,29 +233,31 @@ class Models:
                 raise ServeError(
                     f"a model is called {name!r} already: choose another name, or charonia models load {name}"
                 )
-            one = self._make(name, location, self.served())
-            self._states[name], self._served[name] = "loading", one
-            try:
-                self._load(one)
-            except ServeError:
-                del self._served[name], self._states[name]
-                for part in one.parts:
-                    shutil.rmtree(self._added / part, ignore_errors=True)
-                raise
+            with self._make(name, location, self.served()) as one:
+                self._states[name], self._served[name] = "loading", one
+                try:
+                    self._load(one)
+                except BaseException:
+                    del self._served[name], self._states[name]
+                    raise
             return f"{name} is loaded"
 
     def _load(self, one: Served) -> None:
         name = one.names[0]
         self._states[name] = "loading"
         self._wanted.add(name)
+        loaded = []
         try:
             for part in one.parts:
                 self._control.load(part, self._load_s, lambda: self._alive() and not self._ended)
+                loaded.append(part)
         except ServeError:
             self._wanted.discard(name)
-            for part in reversed(one.parts):
-                if not self._ended:  # else Triton ends, and reads no orders
+            if not self._ended:  # else Triton ends, and reads no orders
+                for part in reversed(one.parts):
                     self._control.unload(part)
+                # Their files must stay until then.
+                self._control.wait_unloaded(loaded, _UNLOAD_S, lambda: self._alive() and not self._ended)
             self._states[name] = "unloaded"
             raise
         self._states[name] = "loaded"

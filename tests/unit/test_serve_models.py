@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,15 +257,20 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.options() == list(drain.OPTIONS)
 
 
-def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.ModelControl, tmp_path: Path) -> None:
-    def make(name: str, location: str, others: Sequence[Served]) -> Served:
+def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.ModelControl) -> None:
+    unloaded: list[bool] = []
+
+    @contextmanager
+    def make(name: str, location: str, others: Sequence[Served]) -> Iterator[Served]:
         *_, one = with_labels([*((other.name, other.workspace) for other in others), (name, Path(location))])
-        for part in one.parts:
-            (tmp_path / part).mkdir()
-        return one
+        try:
+            yield one
+        except ServeError:
+            unloaded.append(orders.wait_unloaded([one.parts[0]], 0, lambda: True))
+            raise
 
     log = Log(orders)
-    models = make_models(orders, names=("a,other",), added=tmp_path, make=make)
+    models = make_models(orders, names=("a,other",), make=make)
     assert models.describe() == [{"name": "a", "state": "loaded", "ensemble": "ensemble"}]
     assert models.add("b/c", "/there") == "b/c is loaded"
     assert log.orders == [f"+{part}" for part in served("a", "b/c")[1].parts]
@@ -276,9 +282,11 @@ def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.Mod
     log.failing = "engine.d"
     with pytest.raises(ServeError, match=r"engine\.d cannot be loaded: no memory"):
         models.add("d", "/there")
+    assert unloaded == [True], "its files stay until Triton has unloaded its first part"
     assert [one["name"] for one in models.describe()] == ["a", "b/c"]
-    assert {folder.name for folder in tmp_path.iterdir()} == set(served("a", "b/c")[1].parts)
     assert models.options() == list(drain.OPTIONS), "a Triton that is started again loads all models"
+    log.failing = ""
+    assert models.add("d", "/there") == "d is loaded"
 
 
 def test_drain_returns_when_the_engine_was_idle_twice_in_a_row(
