@@ -254,7 +254,7 @@ class _Stack:
                 if json.loads(fetch(url, _GATEWAY_READS_S) or b"{}").get("models", {}).get(name) == "ready":
                     return
             time.sleep(_POLL_S)
-        raise ServeError(f"{name} is loaded, but the gateway does not have it yet: see its log")
+        raise ServeError(f"{name} is loaded, but the gateway does not have it yet: see its log", 503)
 
     def _start(self, served: Sequence[Served]) -> bool:
         """Starts Triton, then the gateway. Returns False if a signal arrived."""

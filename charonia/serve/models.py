@@ -293,15 +293,16 @@ class Models:
         if name is not None and name not in self._served:
             raise ServeError(
                 f"there is no model {name!r}: this server has {', '.join(self._served)}; "
-                f"charonia models load {name}=PATH adds one"
+                f"charonia models load {name}=PATH adds one",
+                404,
             )
         if not self._busy.acquire(blocking=False):
-            raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)")
+            raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)", 409)
         try:
             if self._ended:
-                raise ServeError("charonia serve ends: start it again")
+                raise ServeError("charonia serve ends: start it again", 503)
             if not self._alive():
-                raise ServeError("Triton is not ready: wait until it is")
+                raise ServeError("Triton is not ready: wait until it is", 503)
             yield
         finally:
             self._busy.release()

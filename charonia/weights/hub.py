@@ -171,10 +171,11 @@ def _explained(model: str) -> Iterator[None]:
         raise ModelError(f"a file of {model} on the hub is not a safetensors file: {_reason(error)}") from error
     except Exception as error:  # huggingface_hub changed its HTTP client twice, and each has its own errors
         if isinstance(error, OSError) and is_full_or_read_only(error):
-            raise ModelError(f"{model} cannot be downloaded: {reason(error)}, or set HF_HOME") from error
+            raise ModelError(f"{model} cannot be downloaded: {reason(error)}, or set HF_HOME", 503) from error
         raise ModelError(
             f"{missing} it cannot be downloaded from the hub ({_reason(error)}): check the network, HF_ENDPOINT and "
-            "HF_HUB_OFFLINE, or name a folder with the model's files"
+            "HF_HUB_OFFLINE, or name a folder with the model's files",
+            503,
         ) from error
 
 

@@ -253,6 +253,30 @@ async def test_models_are_loaded_by_keys_with_admin_access(tmp_path: Path, monke
         assert gone.json()["error"]["code"] == "model_not_loaded", "the first model is one of several now"
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "retry"),
+    [
+        (400, "invalid_value", False),
+        (404, "model_not_found", False),
+        (409, "busy", True),
+        (503, "not_ready", True),
+    ],
+)
+async def test_failed_order_has_the_status_of_its_error(tmp_path: Path, status: int, code: str, retry: bool) -> None:
+    """Clients retry 409 and 503."""
+    keys = KeyFile(tmp_path / "keys", admin={"access": ["admin"]})
+
+    def obey(order: dict[str, str]) -> str:
+        raise ServeError("the reason", status)
+
+    with control.answering(tmp_path, obey):
+        given = {"headers": keys.bearer("admin"), "keys_file": keys.path, "control_dir": tmp_path}
+        answer = await ask("/models/load", {"model": "a"}, **given)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["message"], error["code"]) == (status, "the reason", code)
+    assert ("retry-after" in answer.headers) is retry
+
+
 async def test_models_are_not_loaded_without_keys(tmp_path: Path) -> None:
     answer = await ask("/models/load", {"model": "a"}, control_dir=tmp_path)
     assert answer.status_code == 403 and "charonia keys create NAME --access admin" in answer.text

@@ -370,12 +370,34 @@ def test_unread_orders_are_dropped_at_a_restart(orders: drain.ModelControl) -> N
 
 def test_orders_need_a_ready_triton_and_a_known_model(orders: drain.ModelControl) -> None:
     models = make_models(orders, alive=False)
-    with pytest.raises(ServeError, match="Triton is not ready"):
+    with pytest.raises(ServeError, match="Triton is not ready") as not_ready:
         models.unload("b")
     with pytest.raises(
         ServeError, match="there is no model 'c': this server has a, b; charonia models load c=PATH adds"
-    ):
+    ) as unknown:
         models.load("c")
+    assert (not_ready.value.status, unknown.value.status) == (503, 404)
+
+
+def test_order_during_another_order_may_be_repeated_later(orders: drain.ModelControl) -> None:
+    log, models = Log(orders), make_models(orders, limits=(HANG_S, 0.5))
+    models.unload("b")
+    log.silent.set()
+    late: list[ServeError] = []
+
+    def load() -> None:
+        with pytest.raises(ServeError, match=r"preprocessing\.b is not loaded after 0\.5 s") as error:
+            models.load("b")
+        late.append(error.value)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    while "+preprocessing.b" not in log.orders:
+        assert loading.is_alive()
+    with pytest.raises(ServeError, match="another model is being loaded or unloaded") as busy:
+        models.unload("a")
+    loading.join(HANG_S)
+    assert (busy.value.status, late[0].status) == (409, 503)
 
 
 def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> None:
@@ -389,7 +411,7 @@ def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> 
     def load() -> None:
         with pytest.raises(ServeError) as error:
             models.load("b")
-        said.append(str(error.value))
+        said.append(f"{error.value.status} {error.value}")
 
     loading = threading.Thread(target=load)
     loading.start()
@@ -397,7 +419,7 @@ def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> 
         assert loading.is_alive()
     models.end()
     loading.join(HANG_S)
-    assert said == ["Triton ended, or was to end, while it loaded preprocessing.b"]
+    assert said == ["503 Triton ended, or was to end, while it loaded preprocessing.b"]
     assert log.orders[-1] == "+preprocessing.b"
     for order in (models.load, models.unload):
         with pytest.raises(ServeError, match="charonia serve ends"):

@@ -51,7 +51,11 @@ class Order(BaseModel):
     )
 
 
-_ERRORS = {503: "`charonia serve` does not respond, or did not start this gateway"}
+_ERRORS = {
+    409: "another model is being loaded or unloaded; Retry-After says when to retry",
+    503: "Triton or `charonia serve` does not respond, the model is not ready in time, or `charonia serve` did not "
+    "start this gateway",
+}
 
 
 @router.post(
