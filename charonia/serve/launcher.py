@@ -189,7 +189,7 @@ class _Stack:
             raise ServeError(f"this charonia serve is of another version: it does not know {do!r}")
         if do == "unload":
             said = self._models.unload(name)
-        elif any(name in one.names for one in self._models.served()) or not all(new := added(name)):
+        elif self._models.find(name) or not all(new := added(name)):
             said = self._models.load(name)
         else:
             new_name, location = new

@@ -216,12 +216,17 @@ class Models:
         """All models, loaded or not. The first is the default."""
         return list(self._served.values())
 
+    def find(self, name: str) -> Served | None:
+        """The model with this name, which may be any name of the first model."""
+        return next((one for one in self.served() if name in one.names), None)
+
     def load(self, name: str) -> str:
         """Loads a model. Returns a message for the user. Raises ServeError if it fails."""
-        with self._ordered(name):
-            if self._states[name] == "loaded":
+        with self._ordered():
+            one = self._known(name)
+            if self._states[one.names[0]] == "loaded":
                 return f"{name} is loaded already"
-            self._load(self._served[name])
+            self._load(one)
             return f"{name} is loaded"
 
     def add(self, name: str, location: str) -> str:
@@ -229,7 +234,7 @@ class Models:
         fails; then the model is not served."""
         assert self._make is not None
         with self._ordered():
-            if any(name in one.names for one in self._served.values()):
+            if self.find(name):
                 raise ServeError(
                     f"a model is called {name!r} already: choose another name, or charonia models load {name}"
                 )
@@ -238,7 +243,7 @@ class Models:
                 try:
                     self._load(one)
                 except BaseException:
-                    del self._served[name], self._states[name]
+                    del self._served[name]
                     raise
             return f"{name} is loaded"
 
@@ -264,14 +269,15 @@ class Models:
 
     def unload(self, name: str) -> str:
         """Unloads a model, like load(). After drain_timeout_s its running requests end with an error."""
-        with self._ordered(name):
-            one = self._served[name]
-            if self._states[name] == "unloaded":
+        with self._ordered():
+            one = self._known(name)
+            own = one.names[0]
+            if self._states[own] == "unloaded":
                 return f"{name} is not loaded"
-            if self._wanted == {name}:
+            if self._wanted == {own}:
                 raise ServeError(f"{name} is the only model that is loaded: end charonia serve instead of unloading it")
-            self._states[name] = "unloading"
-            self._wanted.discard(name)
+            self._states[own] = "unloading"
+            self._wanted.discard(own)
             self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
             for part in reversed(one.parts):
                 self._control.unload(part)
@@ -279,7 +285,7 @@ class Models:
             others = [part for part in one.parts if part != ensemble]
             gone = self._control.wait_unloaded(others, _UNLOAD_S, self._alive)
             gone = gone and self._control.wait_unloaded([ensemble], _LOST_S, self._alive)
-            self._states[name] = "unloaded"
+            self._states[own] = "unloaded"
             if gone or not self._alive():
                 return f"{name} is unloaded"
             return (
@@ -287,15 +293,17 @@ class Models:
                 f"running: until {name} is loaded again, its /v2/health/ready is 400, and some memory may be in use"
             )
 
+    def _known(self, name: str) -> Served:
+        if one := self.find(name):
+            return one
+        there = ", ".join(each for one in self.served() for each in one.names)
+        raise ServeError(
+            f"there is no model {name!r}: this server has {there}; charonia models load {name}=PATH adds one", 404
+        )
+
     @contextmanager
-    def _ordered(self, name: str | None = None) -> Iterator[None]:
-        """Allows one order at a time. name: of a model that must be there."""
-        if name is not None and name not in self._served:
-            raise ServeError(
-                f"there is no model {name!r}: this server has {', '.join(self._served)}; "
-                f"charonia models load {name}=PATH adds one",
-                404,
-            )
+    def _ordered(self) -> Iterator[None]:
+        """Allows one order at a time."""
         if not self._busy.acquire(blocking=False):
             raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)", 409)
         try:

@@ -54,10 +54,14 @@ class Gateway:
         own = list(self.engines)
         return {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
 
+    def allows(self, name: str) -> bool:
+        """Whether the request's key may use a model, by this name or by the model's own name."""
+        key = current_key()
+        return key is None or key.allows_model(name) or key.allows_model(self.names.get(name, name))
+
     def allowed_models(self) -> list[str]:
         """The names that the request's key may use."""
-        key, names = current_key(), self.names
-        return [name for name in names if key is None or key.allows_model(name) or key.allows_model(names[name])]
+        return [name for name in self.names if self.allows(name)]
 
     def engine_of(self, model: str | None) -> Engine:
         """The engine of a model, by name; None: the default model. Raises ApiError 404 for an unknown model, 403 for a
@@ -74,7 +78,7 @@ class Gateway:
                 code="model_not_found",
             )
         key = current_key()
-        if key and not (key.allows_model(name) or key.allows_model(names[name])):
+        if key and not self.allows(name):
             raise ApiError(
                 403,
                 f"the key {key.name!r} may not use the model {name!r}: it may use {', '.join(key.models or ())}",

@@ -277,6 +277,16 @@ async def test_failed_order_has_the_status_of_its_error(tmp_path: Path, status: 
     assert ("retry-after" in answer.headers) is retry
 
 
+async def test_key_for_a_model_loads_it_by_each_of_its_names(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys", a={"access": ["admin"], "models": ["a"]})
+    with control.answering(tmp_path, lambda order: order["name"]):
+        given = {"keys_file": keys.path, "control_dir": tmp_path, "model_name": "a,b", "more_models": "a=c=other"}
+        async with gateway(**given) as (web, _):
+            for name, status in (("a", 200), ("b", 200), ("a=c", 403)):
+                answer = await web.post("/models/load", json={"model": name}, headers=keys.bearer("a"))
+                assert answer.status_code == status, answer.text
+
+
 async def test_models_are_not_loaded_without_keys(tmp_path: Path) -> None:
     answer = await ask("/models/load", {"model": "a"}, control_dir=tmp_path)
     assert answer.status_code == 403 and "charonia keys create NAME --access admin" in answer.text

@@ -257,6 +257,17 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.options() == list(drain.OPTIONS)
 
 
+def test_first_model_is_loaded_and_unloaded_by_each_of_its_names(orders: drain.ModelControl) -> None:
+    log, models = Log(orders), make_models(orders, names=("a,other", "b"))
+    assert models.unload("other") == "other is unloaded"
+    assert log.orders[0] == "ensemble" and [one["state"] for one in models.describe()] == ["unloaded", "loaded"]
+    assert models.unload("a") == "a is not loaded"
+    assert models.load("other") == "other is loaded" and models.load("a") == "a is loaded already"
+    models.unload("b")
+    with pytest.raises(ServeError, match="other is the only model that is loaded"):
+        models.unload("other")
+
+
 def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.ModelControl) -> None:
     unloaded: list[bool] = []
 
@@ -369,13 +380,12 @@ def test_unread_orders_are_dropped_at_a_restart(orders: drain.ModelControl) -> N
 
 
 def test_orders_need_a_ready_triton_and_a_known_model(orders: drain.ModelControl) -> None:
-    models = make_models(orders, alive=False)
     with pytest.raises(ServeError, match="Triton is not ready") as not_ready:
-        models.unload("b")
+        make_models(orders, alive=False).unload("b")
     with pytest.raises(
-        ServeError, match="there is no model 'c': this server has a, b; charonia models load c=PATH adds"
+        ServeError, match="there is no model 'c': this server has a, x, b; charonia models load c=PATH adds"
     ) as unknown:
-        models.load("c")
+        make_models(orders, names=("a,x", "b")).load("c")
     assert (not_ready.value.status, unknown.value.status) == (503, 404)
 
 

@@ -92,7 +92,7 @@ async def _ordered(request: Request, gateway: Gateway) -> str:
         )
     name = parse(Order, await read_body(request, gateway.settings.max_body_bytes)).model
     key = current_key()
-    if key and not key.allows_model(name.partition("=")[0].strip()):
+    if key and not gateway.allows(name if name in gateway.names else name.partition("=")[0].strip()):
         raise ApiError(
             403,
             f"the key {key.name!r} may not use the model {name!r}",
