@@ -505,11 +505,11 @@ def _check_message(field: str, message: Any) -> Message:
         raise PromptError(field, f"{show(message)} is not an object", 'send {"role": ..., "content": ...}')
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise PromptError(f"{field}.role", "missing or not a string", 'send "system", "user", "assistant" or "tool"')
+    if message["role"] == "developer":  # OpenAI's name for it
+        message = {**message, "role": "system"}
     if message.get("content") is None and message["role"] in ("system", "user"):
         raise PromptError(f"{field}.content", "missing", "send the message's text as a string")
     checked = {name: value for name, value in message.items() if value is not None and value != []}
-    if checked["role"] == "developer":  # OpenAI's name for it
-        checked["role"] = "system"
     # Templates read different names. New versions of transformers add the same names.
     reasoning = next((checked[name] for name in _REASONING_NAMES if name in checked), None)
     if reasoning is not None:
