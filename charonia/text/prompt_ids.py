@@ -8,6 +8,7 @@ both produce the same ids. Therefore it imports nothing of charonia.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import itertools
@@ -972,11 +973,18 @@ _LATER_FINAL = re.compile(
 _LAST_FINAL = "charoniaXlastXfinal"
 
 
+@functools.lru_cache
+def _looking_at_last_final(template: str) -> str | None:
+    """Return GPT-OSS' template with the change of `_with_last_final`. None for other templates."""
+    last = f"[loop_messages[loop.length - {_LAST_FINAL}]] if 0 < {_LAST_FINAL} <= loop.length - loop.index else []"
+    changed, found = _LATER_FINAL.subn(rf"\1({last})\2", template)
+    return changed if found else None
+
+
 def _with_last_final(template: Any, messages: Sequence[Message]) -> dict[str, Any]:
     """Return variables that make GPT-OSS' template look at the last final response alone. {} for other templates."""
-    last = f"[loop_messages[loop.length - {_LAST_FINAL}]] if 0 < {_LAST_FINAL} <= loop.length - loop.index else []"
-    changed, found = _LATER_FINAL.subn(rf"\1({last})\2", template) if isinstance(template, str) else ("", 0)
-    if not found:
+    changed = _looking_at_last_final(template) if isinstance(template, str) else None
+    if changed is None:
         return {}
     from_end = (
         number

@@ -103,12 +103,14 @@ class _Parts:
 
             async def add_models() -> None:
                 added = {name: label for name, label in self._models().items() if name not in pools}
+                if not added:
+                    return
                 for model, label in added.items():
                     pools[model] = await opened.enter_async_context(self._pool(model, label, found))
                 for model, pool in pools.items():
                     pool.model = model if len(pools) > 1 and not self.servers else None
                 await asyncio.gather(*(pools[model].first_checks() for model in added))
-                gateway.engines.update({model: self._engine(model, pools[model]) for model in added})
+                gateway.add({model: self._engine(model, pools[model]) for model in added})
 
             await add_models()
             followers = [self.state.follow()]
@@ -164,7 +166,6 @@ class _Parts:
         settings = self.settings
         return Gateway(
             settings,
-            {},
             self.metrics,
             self.drain,
             int(time.time()),

@@ -40,19 +40,22 @@ class Gateway:
     """The state of the application."""
 
     settings: Settings
-    engines: dict[str, Engine]  # by the name of the model; the first is the default
     metrics: Metrics
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
+    # Changed by add(). Engines by the name of the model, the default first. All names for clients, each with the
+    # model's own name.
+    engines: dict[str, Engine] = field(default_factory=dict, init=False)
+    names: dict[str, str] = field(default_factory=dict, init=False)
     # Python runs one thread at a time. With several large bodies the event loop would wait for each of them.
     parsing: Turns = field(default_factory=lambda: Turns(1))
 
-    @property
-    def names(self) -> dict[str, str]:
-        """All names that clients may use, each with the model's own name."""
+    def add(self, engines: Mapping[str, Engine]) -> None:
+        """Add engines of models, by the models' own names."""
+        self.engines.update(engines)
         own = list(self.engines)
-        return {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
+        self.names = {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
 
     def allows(self, name: str) -> bool:
         """Whether the request's key may use a model, by this name or by the model's own name."""
