@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -44,6 +44,8 @@ class Gateway:
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
+    # Adds the models that another process of this gateway has just loaded; this process adds them every second.
+    refresh: Callable[[], Awaitable[None]]
     # Changed by add(). Engines by the name of the model, the default first. All names for clients, each with the
     # model's own name.
     engines: dict[str, Engine] = field(default_factory=dict, init=False)
@@ -65,6 +67,12 @@ class Gateway:
     def allowed_models(self) -> list[str]:
         """The names that the request's key may use."""
         return [name for name in self.names if self.allows(name)]
+
+    async def find(self, model: str | None) -> Engine:
+        """Like engine_of(), but calls refresh() for an unknown model."""
+        if model is not None and model not in self.names:
+            await self.refresh()
+        return self.engine_of(model)
 
     def engine_of(self, model: str | None) -> Engine:
         """The engine of a model, by name; None: the default model. Raises ApiError 404 for an unknown model, 403 for a
@@ -106,7 +114,7 @@ class Gateway:
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
             record.answers = {}
-        engine = self.engine_of(body.model)
+        engine = await self.find(body.model)
         if isinstance(body, Sampling) and body.logit_bias:
             _check_biases(body.logit_bias, (await engine.pool.model_info()).get("vocab_size"))
         if self.settings.log_requests and body.operation != "tokenize" and record.tokens is None:  # not a replay

@@ -253,6 +253,29 @@ async def test_models_are_loaded_by_keys_with_admin_access(tmp_path: Path, monke
         assert gone.json()["error"]["code"] == "model_not_loaded", "the first model is one of several now"
 
 
+async def test_model_that_another_process_loaded_is_found_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """POST /models/load waits for one process of the gateway."""
+    monkeypatch.setattr(files, "CHECK_INTERVAL_S", 3600)
+    models = tmp_path / "models"
+    models.write_text("", encoding="utf-8")
+    async with gateway(models_file=models) as (web, server):
+        server.behaviour = says(part("Hi", "stop"))
+        chat = {"model": "a", "messages": "hi", "max_tokens": 5}
+        models.write_text("a", encoding="utf-8")
+        found = await asyncio.gather(*(web.post("/v1/chat/completions", json=chat) for _ in range(3)))
+        assert [one.status_code for one in found] == [200] * 3
+        models.write_text("a,b", encoding="utf-8")
+        assert (await web.get("/v1/models/b")).json()["id"] == "b"
+        models.write_text("a,b,c", encoding="utf-8")
+        assert [one["id"] for one in (await web.get("/v1/models")).json()["data"]] == [MODEL, "a", "b", "c"]
+        models.write_text("a,b,c,d", encoding="utf-8")
+        info = await web.get("/tokenizer_info", params={"model": "d"})
+        assert info.status_code != 404, info.text
+        assert (await web.post("/v1/chat/completions", json={**chat, "model": "e"})).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("status", "code", "retry"),
     [

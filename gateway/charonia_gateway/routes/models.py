@@ -113,6 +113,7 @@ async def _ask(gateway: Gateway, **question: str) -> dict[str, Any]:
 @router.get("/v1/models", summary="List the models", response_model=ModelList)
 async def list_models(gateway: GatewayState) -> dict[str, Any]:
     """The models of this server that the key may use. The first one is the default."""
+    await gateway.refresh()
     found = await asyncio.gather(*(_model(gateway, name) for name in gateway.allowed_models()))
     return {"object": "list", "data": found}
 
@@ -125,5 +126,5 @@ async def list_models(gateway: GatewayState) -> dict[str, Any]:
 )
 async def get_model(model: str, gateway: GatewayState) -> dict[str, Any]:
     """A model by its name, which may contain slashes."""
-    gateway.engine_of(model)
+    await gateway.find(model)
     return await _model(gateway, model)
