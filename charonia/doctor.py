@@ -22,7 +22,7 @@ _SHM_BYTES = 256 << 20  # a few processes of preprocessing with long prompts; Do
 _DISK_BYTES = 5 << 30
 _MEMORY_BYTES = 2 << 30
 _CGROUP = Path("/sys/fs/cgroup")
-# Of control groups of version 2 and 1: limit and usage of the memory, and the usage that the kernel reclaims if needed.
+# Files with limit, usage and statistics of a group, and the reclaimable usage in the statistics: version 2, then 1.
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
