@@ -13,6 +13,11 @@ from charonia.errors import CharoniaError, ModelError
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
+def nearest(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
 def require_space(folder: Path, needed: int, what: str, error: type[CharoniaError] = ModelError) -> None:
     """Raises `error` if the file system of `folder` has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from charonia.bench import machine
+from charonia.disk import nearest
 from charonia.errors import CharoniaError, ServeError
 from charonia.serve import access, checks, shared_memory, triton
 from charonia.settings import ServeSettings
@@ -19,6 +21,12 @@ State = Literal["ok", "note", "problem"]
 _SHM_BYTES = 256 << 20  # a few processes of preprocessing with long prompts; Docker's default is 64 MB
 _DISK_BYTES = 5 << 30
 _MEMORY_BYTES = 2 << 30
+_CGROUP = Path("/sys/fs/cgroup")
+# Files with limit, usage and statistics of a group, and the reclaimable usage in the statistics: version 2, then 1.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
 _PYTHONS = ((3, 10), (3, 11), (3, 12))
 
 
@@ -44,8 +52,10 @@ def examine(settings: ServeSettings) -> Iterator[Finding]:
     yield _space("/dev/shm", shared_memory.FOLDER, _SHM_BYTES, "start the container with --shm-size 1g")
     yield _checked("run folder", lambda: _writable(settings.run_dir.expanduser()))
     yield _space("disk", settings.run_dir.expanduser(), _DISK_BYTES, "free some space, or set CHARONIA_RUN_DIR")
-    for port in access.ports(settings):
-        yield _checked(f"port {port.number}", lambda port=port: _free(port))  # type: ignore[misc]
+    ports = access.ports(settings)
+    for at, port in enumerate(ports):
+        equal = [one for one in ports[:at] if one.number == port.number][:1]
+        yield _checked(f"port {port.number}", lambda ports=(*equal, port): _free(ports))  # type: ignore[misc]
 
 
 def show(findings: list[Finding]) -> None:
@@ -70,7 +80,9 @@ def _python() -> str:
 
 
 def _packages(settings: ServeSettings) -> str:
-    checks.check_packages(own_triton=settings.triton_dir is None, gateway=settings.gateway, liveness=True)
+    checks.check_packages(
+        own_triton=settings.triton_dir is None, gateway=settings.gateway, liveness=settings.hang_timeout_s > 0
+    )
     return "all that serving needs"
 
 
@@ -94,21 +106,34 @@ def _gpu(found: str) -> Finding:
 def _memory() -> Finding:
     lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     found = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines}
-    text = f"{found['MemAvailable'] / 1e9:.1f} GB of {found['MemTotal'] / 1e9:.1f} GB are available"
-    if found["MemAvailable"] < _MEMORY_BYTES:
-        return Finding("memory", "problem", f"{text}: end other programs; charonia plan MODEL says what a model needs")
+    total, free, remedy = found["MemTotal"], found["MemAvailable"], "end other programs"
+    if (limit := _container_memory()) and limit[0] < total:
+        total, free, remedy = limit[0], min(free, limit[1]), "raise the memory limit of this container"
+    text = f"{free / 1e9:.1f} GB of {total / 1e9:.1f} GB are available"
+    if free < _MEMORY_BYTES:
+        return Finding("memory", "problem", f"{text}: {remedy}; charonia plan MODEL says what a model needs")
     return Finding("memory", "ok", f"{text}; charonia plan MODEL says what a model needs")
 
 
+def _container_memory() -> tuple[int, int] | None:
+    """Limit and free bytes of this container's control group; None if there is no limit."""
+    for names in _CGROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):  # another version, or the limit is "max"
+            limit, usage, stat = ((_CGROUP / name).read_text(encoding="utf-8") for name in names[:3])
+            reclaimable = dict(line.split() for line in stat.splitlines()).get(names[3], "0")
+            return int(limit), int(limit) - int(usage) + int(reclaimable)
+    return None
+
+
 def _writable(folder: Path) -> str:
-    place = next(one for one in (folder, *folder.parents) if one.exists())
+    place = nearest(folder)
     if not os.access(place, os.W_OK):
         raise ServeError(f"{place} cannot be written: set CHARONIA_RUN_DIR (--run-dir) to a folder of yours")
     return str(folder)
 
 
 def _space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
-    place = next(one for one in (folder, *folder.parents) if one.exists())
+    place = nearest(folder)
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB are free in {place}"
     if free < needed:
@@ -116,6 +141,7 @@ def _space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
     return Finding(name, "ok", text)
 
 
-def _free(port: access.Port) -> str:
-    checks.check_ports([port])
-    return f"free at {port.address} ({port.number_name})"
+def _free(ports: Sequence[access.Port]) -> str:
+    """ports: the last one, after another one with the same number if there is one."""
+    checks.check_ports(ports)
+    return f"free at {ports[-1].address} ({ports[-1].number_name})"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 
 class CharoniaError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. status: HTTP status, for requests to the gateway that fail with this error.
+    Errors that may disappear by themselves have 409 or 503."""
 
     exit_code = 1  # exit code of a command that fails with this error
+
+    def __init__(self, text: str = "", status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class InvalidRequestError(CharoniaError, ValueError):

@@ -91,9 +91,9 @@ class ModelControl:
             if why := self._failed.get(model):
                 raise ServeError(f"{model} cannot be loaded: {why}")
             if not alive():
-                raise ServeError(f"Triton ended, or was to end, while it loaded {model}")
+                raise ServeError(f"Triton ended, or was to end, while it loaded {model}", 503)
             if time.monotonic() > deadline:
-                raise ServeError(f"{model} is not loaded after {limit_s:g} s: see Triton's log")
+                raise ServeError(f"{model} is not loaded after {limit_s:g} s: see Triton's log", 503)
 
     def unload(self, model: str) -> None:
         """Makes Triton unload this part, which takes no new request and is gone when it has no requests left."""

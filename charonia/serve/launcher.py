@@ -189,7 +189,7 @@ class _Stack:
             raise ServeError(f"this charonia serve is of another version: it does not know {do!r}")
         if do == "unload":
             said = self._models.unload(name)
-        elif any(name in one.names for one in self._models.served()) or not all(new := added(name)):
+        elif self._models.find(name) or not all(new := added(name)):
             said = self._models.load(name)
         else:
             new_name, location = new
@@ -200,13 +200,14 @@ class _Stack:
                     "workspace, use charonia models load on the server"
                 )
             said = self._models.add(new_name, location)
-            self._write_models()
             self._until_gateway_has(new_name)
         self._say(said)
         return said
 
-    def _make_model(self, name: str, location: str, others: Sequence[Served]) -> Served:
-        """Makes a further model in the repository of added models. Raises CharoniaError."""
+    @contextmanager
+    def _made(self, name: str, location: str, others: Sequence[Served]) -> Iterator[Served]:
+        """Makes a further model in the repository of added models; the block loads it. If the block fails, removes the
+        model and releases its workspace. Otherwise the gateway gets it. Raises CharoniaError."""
         root, inference = self._own.parent, self._inference
         if self._settings.chat_template is not None:
             raise ServeError(f"{env_name('chat_template')} is for one model: start charonia serve with both models")
@@ -218,12 +219,13 @@ class _Stack:
                 raise ServeError("session_dir is in use by the first model: start charonia serve with both models")
             try:
                 add_to_repository(made, self._added, self._settings.text_instances)
+                yield made
             except BaseException:
                 for part in made.parts:  # a Triton that is started again would load them
                     shutil.rmtree(self._added / part, ignore_errors=True)
                 raise
             self._held.push(held.pop_all())
-        return made
+        self._write_models()  # before another order begins, whose model may fail
 
     @property
     def _added(self) -> Path:
@@ -252,7 +254,7 @@ class _Stack:
                 if json.loads(fetch(url, _GATEWAY_READS_S) or b"{}").get("models", {}).get(name) == "ready":
                     return
             time.sleep(_POLL_S)
-        raise ServeError(f"{name} is loaded, but the gateway does not have it yet: see its log")
+        raise ServeError(f"{name} is loaded, but the gateway does not have it yet: see its log", 503)
 
     def _start(self, served: Sequence[Served]) -> bool:
         """Starts Triton, then the gateway. Returns False if a signal arrived."""
@@ -278,8 +280,7 @@ class _Stack:
             alive=lambda: self._ready and self._children[0].exit_status() is None,
             metrics_url=self._metrics_url(),
             limits=(self._drain_s, settings.start_timeout_s),
-            added=self._added,
-            make=self._make_model,
+            make=self._made,
         )
         self._write_models()
         tls = access.grpc_tls_options(settings)

@@ -169,7 +169,8 @@ def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
             if time.monotonic() >= deadline:
                 raise ModelError(
                     f"another process has been making a workspace of this model for {_LOCK_S / 60:g} minutes: end it "
-                    f"(`fuser {lock}` says which), or set CHARONIA_RUN_DIR to a folder of this server's own"
+                    f"(`fuser {lock}` says which), or set CHARONIA_RUN_DIR to a folder of this server's own",
+                    503,
                 )
             if not told:
                 say(f"another charonia serve makes a workspace of this model: waiting for it ({lock})")

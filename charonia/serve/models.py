@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -157,8 +157,8 @@ class Models:
     """Which models are loaded. Loads and unloads them while Triton runs. Any thread may call.
 
     `alive`: whether Triton was ready and still runs. `limits`: the time for the calls of a model that is unloaded, and
-    the time for loading, in seconds. `added`: Triton's repository of models that are added later. `make`: makes such a
-    model in it, given its name, its location and the models before it."""
+    the time for loading, in seconds. `make`: makes a model that is added later, given its name, its location and the
+    models before it. If loading fails, its context removes the model."""
 
     def __init__(
         self,
@@ -168,15 +168,13 @@ class Models:
         alive: Callable[[], bool],
         metrics_url: str,
         limits: tuple[float, float],
-        added: Path = Path("added_models"),
-        make: Callable[[str, str, Sequence[Served]], Served] | None = None,
+        make: Callable[[str, str, Sequence[Served]], AbstractContextManager[Served]] | None = None,
     ) -> None:
         self._control = control
         self._served = {one.names[0]: one for one in served}
         self._alive = alive
         self._metrics_url = metrics_url
         self._drain_s, self._load_s = limits
-        self._added = added
         self._make = make
         self._states: dict[str, State] = dict.fromkeys(self._served, "loaded")
         self._wanted = set(self._states)  # loaded by a Triton that is started again
@@ -218,12 +216,17 @@ class Models:
         """All models, loaded or not. The first is the default."""
         return list(self._served.values())
 
+    def find(self, name: str) -> Served | None:
+        """The model with this name, which may be any name of the first model."""
+        return next((one for one in self.served() if name in one.names), None)
+
     def load(self, name: str) -> str:
         """Loads a model. Returns a message for the user. Raises ServeError if it fails."""
-        with self._ordered(name):
-            if self._states[name] == "loaded":
+        with self._ordered():
+            one = self._known(name)
+            if self._states[one.names[0]] == "loaded":
                 return f"{name} is loaded already"
-            self._load(self._served[name])
+            self._load(one)
             return f"{name} is loaded"
 
     def add(self, name: str, location: str) -> str:
@@ -231,47 +234,50 @@ class Models:
         fails; then the model is not served."""
         assert self._make is not None
         with self._ordered():
-            if any(name in one.names for one in self._served.values()):
+            if self.find(name):
                 raise ServeError(
                     f"a model is called {name!r} already: choose another name, or charonia models load {name}"
                 )
-            one = self._make(name, location, self.served())
-            self._states[name], self._served[name] = "loading", one
-            try:
-                self._load(one)
-            except ServeError:
-                del self._served[name], self._states[name]
-                for part in one.parts:
-                    shutil.rmtree(self._added / part, ignore_errors=True)
-                raise
+            with self._make(name, location, self.served()) as one:
+                self._states[name], self._served[name] = "loading", one
+                try:
+                    self._load(one)
+                except BaseException:
+                    del self._served[name]
+                    raise
             return f"{name} is loaded"
 
     def _load(self, one: Served) -> None:
         name = one.names[0]
         self._states[name] = "loading"
         self._wanted.add(name)
+        loaded = []
         try:
             for part in one.parts:
                 self._control.load(part, self._load_s, lambda: self._alive() and not self._ended)
+                loaded.append(part)
         except ServeError:
             self._wanted.discard(name)
-            for part in reversed(one.parts):
-                if not self._ended:  # else Triton ends, and reads no orders
+            if not self._ended:  # else Triton ends, and reads no orders
+                for part in reversed(one.parts):
                     self._control.unload(part)
+                # Their files must stay until then.
+                self._control.wait_unloaded(loaded, _UNLOAD_S, lambda: self._alive() and not self._ended)
             self._states[name] = "unloaded"
             raise
         self._states[name] = "loaded"
 
     def unload(self, name: str) -> str:
         """Unloads a model, like load(). After drain_timeout_s its running requests end with an error."""
-        with self._ordered(name):
-            one = self._served[name]
-            if self._states[name] == "unloaded":
+        with self._ordered():
+            one = self._known(name)
+            own = one.names[0]
+            if self._states[own] == "unloaded":
                 return f"{name} is not loaded"
-            if self._wanted == {name}:
+            if self._wanted == {own}:
                 raise ServeError(f"{name} is the only model that is loaded: end charonia serve instead of unloading it")
-            self._states[name] = "unloading"
-            self._wanted.discard(name)
+            self._states[own] = "unloading"
+            self._wanted.discard(own)
             self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
             for part in reversed(one.parts):
                 self._control.unload(part)
@@ -279,7 +285,7 @@ class Models:
             others = [part for part in one.parts if part != ensemble]
             gone = self._control.wait_unloaded(others, _UNLOAD_S, self._alive)
             gone = gone and self._control.wait_unloaded([ensemble], _LOST_S, self._alive)
-            self._states[name] = "unloaded"
+            self._states[own] = "unloaded"
             if gone or not self._alive():
                 return f"{name} is unloaded"
             return (
@@ -287,21 +293,24 @@ class Models:
                 f"running: until {name} is loaded again, its /v2/health/ready is 400, and some memory may be in use"
             )
 
+    def _known(self, name: str) -> Served:
+        if one := self.find(name):
+            return one
+        there = ", ".join(each for one in self.served() for each in one.names)
+        raise ServeError(
+            f"there is no model {name!r}: this server has {there}; charonia models load {name}=PATH adds one", 404
+        )
+
     @contextmanager
-    def _ordered(self, name: str | None = None) -> Iterator[None]:
-        """Allows one order at a time. name: of a model that must be there."""
-        if name is not None and name not in self._served:
-            raise ServeError(
-                f"there is no model {name!r}: this server has {', '.join(self._served)}; "
-                f"charonia models load {name}=PATH adds one"
-            )
+    def _ordered(self) -> Iterator[None]:
+        """Allows one order at a time."""
         if not self._busy.acquire(blocking=False):
-            raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)")
+            raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)", 409)
         try:
             if self._ended:
-                raise ServeError("charonia serve ends: start it again")
+                raise ServeError("charonia serve ends: start it again", 503)
             if not self._alive():
-                raise ServeError("Triton is not ready: wait until it is")
+                raise ServeError("Triton is not ready: wait until it is", 503)
             yield
         finally:
             self._busy.release()

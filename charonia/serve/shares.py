@@ -75,8 +75,7 @@ def divide(
     fixed = [
         (made.weight_bytes + made.activation_bytes) // divisor for made, divisor in zip(plans, divisors, strict=True)
     ]
-    # With windows the ratio of both kinds of blocks depends on the size of the cache. The engine keeps within the size.
-    block = [made.kv_cache_bytes // made.num_blocks // divisor for made, divisor in zip(plans, divisors, strict=True)]
+    block = [_block_bytes(made) // divisor for made, divisor in zip(plans, divisors, strict=True)]
     ratios = [_ratio(one, inference) for one in served]
     most = [made.num_blocks for made in plans]  # what the model would take alone
     blocks = [most[at] if ratio is None else 0 for at, ratio in enumerate(ratios)]
@@ -102,7 +101,7 @@ def divide(
         replace(
             one,
             settings={
-                "cache_size": str(count * (made.kv_cache_bytes // made.num_blocks)),
+                "cache_size": str(count * _block_bytes(made)),
                 "cache_users": "0",
                 "max_batch_size": str(made.max_batch_size),
                 "token_budget": str(made.token_budget),
@@ -111,6 +110,12 @@ def divide(
         )
         for one, made, count in zip(served, plans, blocks, strict=True)
     ]
+
+
+def _block_bytes(made: Plan) -> int:
+    """Bytes of a block of all ranks. With windows the ratio of both kinds of blocks depends on the size of the cache.
+    The engine keeps within the size."""
+    return made.kv_cache_bytes // made.num_blocks
 
 
 def as_given(one: Served, inference: Mapping[str, str]) -> Served:
@@ -149,7 +154,7 @@ def _refusal(
     parts = [
         f"{one.name} takes {spell_bytes(made.weight_bytes // divisor)} of weights, "
         f"{spell_bytes(made.activation_bytes // divisor)} for steps and "
-        f"{spell_bytes(max(count, 1) * made.kv_cache_bytes // made.num_blocks // divisor)} of keys and values at least"
+        f"{spell_bytes(max(count, 1) * _block_bytes(made) // divisor)} of keys and values at least"
         for one, made, divisor, count in zip(served, plans, divisors, blocks, strict=True)
     ]
     return (

@@ -8,6 +8,7 @@ both produce the same ids. Therefore it imports nothing of charonia.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import itertools
@@ -505,11 +506,11 @@ def _check_message(field: str, message: Any) -> Message:
         raise PromptError(field, f"{show(message)} is not an object", 'send {"role": ..., "content": ...}')
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise PromptError(f"{field}.role", "missing or not a string", 'send "system", "user", "assistant" or "tool"')
+    if message["role"] == "developer":  # OpenAI's name for it
+        message = {**message, "role": "system"}
     if message.get("content") is None and message["role"] in ("system", "user"):
         raise PromptError(f"{field}.content", "missing", "send the message's text as a string")
     checked = {name: value for name, value in message.items() if value is not None and value != []}
-    if checked["role"] == "developer":  # OpenAI's name for it
-        checked["role"] = "system"
     # Templates read different names. New versions of transformers add the same names.
     reasoning = next((checked[name] for name in _REASONING_NAMES if name in checked), None)
     if reasoning is not None:
@@ -972,11 +973,18 @@ _LATER_FINAL = re.compile(
 _LAST_FINAL = "charoniaXlastXfinal"
 
 
+@functools.lru_cache
+def _looking_at_last_final(template: str) -> str | None:
+    """Return GPT-OSS' template with the change of `_with_last_final`. None for other templates."""
+    last = f"[loop_messages[loop.length - {_LAST_FINAL}]] if 0 < {_LAST_FINAL} <= loop.length - loop.index else []"
+    changed, found = _LATER_FINAL.subn(rf"\1({last})\2", template)
+    return changed if found else None
+
+
 def _with_last_final(template: Any, messages: Sequence[Message]) -> dict[str, Any]:
     """Return variables that make GPT-OSS' template look at the last final response alone. {} for other templates."""
-    last = f"[loop_messages[loop.length - {_LAST_FINAL}]] if 0 < {_LAST_FINAL} <= loop.length - loop.index else []"
-    changed, found = _LATER_FINAL.subn(rf"\1({last})\2", template) if isinstance(template, str) else ("", 0)
-    if not found:
+    changed = _looking_at_last_final(template) if isinstance(template, str) else None
+    if changed is None:
         return {}
     from_end = (
         number

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from charonia.disk import is_full_or_read_only, reason, require_space
+from charonia.disk import is_full_or_read_only, nearest, reason, require_space
 from charonia.errors import ModelError
 
 if TYPE_CHECKING:
@@ -76,11 +76,8 @@ def _snapshot(repository: str, revision: str | None, patterns: list[str]) -> Pat
     # Without a connection the files of the cache are used, and their sizes are not needed.
     with contextlib.suppress(huggingface_hub.errors.DryRunError):
         planned = huggingface_hub.snapshot_download(repository, **chosen, dry_run=True)
-        cache = Path(HF_HUB_CACHE)
-        folder = next(one for one in (cache, *cache.parents) if one.exists())
-        require_space(
-            folder, sum(one.file_size or 0 for one in planned if one.will_download), f"the download of {repository}"
-        )
+        needed = sum(one.file_size or 0 for one in planned if one.will_download)
+        require_space(nearest(Path(HF_HUB_CACHE)), needed, f"the download of {repository}")
     return Path(huggingface_hub.snapshot_download(repository, **chosen))
 
 
@@ -171,10 +168,11 @@ def _explained(model: str) -> Iterator[None]:
         raise ModelError(f"a file of {model} on the hub is not a safetensors file: {_reason(error)}") from error
     except Exception as error:  # huggingface_hub changed its HTTP client twice, and each has its own errors
         if isinstance(error, OSError) and is_full_or_read_only(error):
-            raise ModelError(f"{model} cannot be downloaded: {reason(error)}, or set HF_HOME") from error
+            raise ModelError(f"{model} cannot be downloaded: {reason(error)}, or set HF_HOME", 503) from error
         raise ModelError(
             f"{missing} it cannot be downloaded from the hub ({_reason(error)}): check the network, HF_ENDPOINT and "
-            "HF_HUB_OFFLINE, or name a folder with the model's files"
+            "HF_HUB_OFFLINE, or name a folder with the model's files",
+            503,
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -99,17 +99,27 @@ class _Parts:
                 pool.set_targets(found)
 
         async with AsyncExitStack() as opened:
-            gateway = app.state.gateway = self._gateway()
+            adding = asyncio.Lock()
 
             async def add_models() -> None:
-                added = {name: label for name, label in self._models().items() if name not in pools}
-                for model, label in added.items():
-                    pools[model] = await opened.enter_async_context(self._pool(model, label, found))
-                for model, pool in pools.items():
-                    pool.model = model if len(pools) > 1 and not self.servers else None
-                await asyncio.gather(*(pools[model].first_checks() for model in added))
-                gateway.engines.update({model: self._engine(model, pools[model]) for model in added})
+                async with adding:
+                    added = {name: label for name, label in self._models().items() if name not in gateway.engines}
+                    if not added:
+                        return
+                    for model, label in added.items():
+                        if model not in pools:  # else a request that added it was cancelled
+                            pools[model] = await opened.enter_async_context(self._pool(model, label, found))
+                    for model, pool in pools.items():
+                        pool.model = model if len(pools) > 1 and not self.servers else None
+                    await asyncio.gather(*(pools[model].first_checks() for model in added))
+                    gateway.add({model: self._engine(model, pools[model]) for model in added})
 
+            async def refresh() -> None:
+                if self.models_file:
+                    await asyncio.to_thread(self.models_file.refresh)
+                    await add_models()
+
+            gateway = app.state.gateway = self._gateway(refresh)
             await add_models()
             followers = [self.state.follow()]
             if self.models_file:
@@ -159,16 +169,16 @@ class _Parts:
             model=model,
         )
 
-    def _gateway(self) -> Gateway:
+    def _gateway(self, refresh: Callable[[], Awaitable[None]]) -> Gateway:
         """The state of the application, without models."""
         settings = self.settings
         return Gateway(
             settings,
-            {},
             self.metrics,
             self.drain,
             int(time.time()),
             ResponseStore(self.state, settings.max_responses, settings.max_response_bytes),
+            refresh,
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -40,24 +40,39 @@ class Gateway:
     """The state of the application."""
 
     settings: Settings
-    engines: dict[str, Engine]  # by the name of the model; the first is the default
     metrics: Metrics
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
+    # Adds the models that another process of this gateway has just loaded; this process adds them every second.
+    refresh: Callable[[], Awaitable[None]]
+    # Changed by add(). Engines by the name of the model, the default first. All names for clients, each with the
+    # model's own name.
+    engines: dict[str, Engine] = field(default_factory=dict, init=False)
+    names: dict[str, str] = field(default_factory=dict, init=False)
     # Python runs one thread at a time. With several large bodies the event loop would wait for each of them.
     parsing: Turns = field(default_factory=lambda: Turns(1))
 
-    @property
-    def names(self) -> dict[str, str]:
-        """All names that clients may use, each with the model's own name."""
+    def add(self, engines: Mapping[str, Engine]) -> None:
+        """Add engines of models, by the models' own names."""
+        self.engines.update(engines)
         own = list(self.engines)
-        return {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
+        self.names = {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
+
+    def allows(self, name: str) -> bool:
+        """Whether the request's key may use a model, by this name or by the model's own name."""
+        key = current_key()
+        return key is None or key.allows_model(name) or key.allows_model(self.names.get(name, name))
 
     def allowed_models(self) -> list[str]:
         """The names that the request's key may use."""
-        key, names = current_key(), self.names
-        return [name for name in names if key is None or key.allows_model(name) or key.allows_model(names[name])]
+        return [name for name in self.names if self.allows(name)]
+
+    async def find(self, model: str | None) -> Engine:
+        """Like engine_of(), but calls refresh() for an unknown model."""
+        if model is not None and model not in self.names:
+            await self.refresh()
+        return self.engine_of(model)
 
     def engine_of(self, model: str | None) -> Engine:
         """The engine of a model, by name; None: the default model. Raises ApiError 404 for an unknown model, 403 for a
@@ -74,7 +89,7 @@ class Gateway:
                 code="model_not_found",
             )
         key = current_key()
-        if key and not (key.allows_model(name) or key.allows_model(names[name])):
+        if key and not self.allows(name):
             raise ApiError(
                 403,
                 f"the key {key.name!r} may not use the model {name!r}: it may use {', '.join(key.models or ())}",
@@ -99,7 +114,7 @@ class Gateway:
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
             record.answers = {}
-        engine = self.engine_of(body.model)
+        engine = await self.find(body.model)
         if isinstance(body, Sampling) and body.logit_bias:
             _check_biases(body.logit_bias, (await engine.pool.model_info()).get("vocab_size"))
         if self.settings.log_requests and body.operation != "tokenize" and record.tokens is None:  # not a replay

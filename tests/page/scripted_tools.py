@@ -1,6 +1,7 @@
 """An MCP server (Streamable HTTP) for the tests of the chat page, as a part of scripted_server.py: POST /tools/mcp.
 
-It needs the token "secret", and a session. The session "old" ends with the first call.
+It needs the token "secret" or "other", and a session that began with the same token. The session "old" ends with the
+first call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ app = FastAPI(openapi_url=None)
 app.add_middleware(
     CORSMiddleware, allow_origins=["*"], allow_headers=["*"], expose_headers=["Mcp-Session-Id"], allow_methods=["POST"]
 )
-sessions = iter(["old", *["new"] * 100])
+sessions = iter(["old", *(f"new {number}" for number in range(100))])
+owners: dict[str, str] = {}  # token by session
 calls: list[dict[str, Any]] = []
 
 
@@ -26,7 +28,8 @@ def _tool(name: str) -> dict[str, Any]:
 
 @app.post("/mcp")
 async def answer(request: Request) -> Response:
-    if request.headers.get("authorization") != "Bearer secret":
+    token = request.headers.get("authorization", "")
+    if token not in ("Bearer secret", "Bearer other"):
         return JSONResponse({"error": "no token"}, 401)
     message = await request.json()
     method, params, session = message["method"], message.get("params", {}), request.headers.get("mcp-session-id")
@@ -35,8 +38,9 @@ async def answer(request: Request) -> Response:
         return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": content}, headers=headers)
 
     if method == "initialize":
-        return result({"protocolVersion": "2025-06-18", "capabilities": {}}, **{"Mcp-Session-Id": next(sessions)})
-    if session is None or request.headers.get("mcp-protocol-version") != "2025-06-18":
+        owners[begun := next(sessions)] = token
+        return result({"protocolVersion": "2025-06-18", "capabilities": {}}, **{"Mcp-Session-Id": begun})
+    if session is None or owners[session] != token or request.headers.get("mcp-protocol-version") != "2025-06-18":
         return JSONResponse({"error": "no session"}, 400)
     if method == "notifications/initialized":
         return Response(status_code=202)

@@ -695,6 +695,22 @@ def test_export_and_import(page: Page, server: Scripted, tmp_path: Path) -> None
     noticed(page, "1 chat imported. 1 chat is invalid: parent: ")
 
 
+def test_import_keeps_only_sampling_parameters_of_the_page(page: Page, server: Scripted) -> None:
+    sampling = {"temperature": 0.5, "messages": "hidden", "top_p": [1], "stop": "x"}
+    chat = {"id": "c", "title": "Imported", "messages": {}, "leaf": None, "settings": {"sampling": sampling}}
+    file = json.dumps({"format": "charonia-chat-1", "conversations": [chat]})
+    payload = {"name": "chats", "mimeType": "", "buffer": file.encode()}
+    page.get_by_label("Import chats").set_input_files(payload)
+    noticed(page, "1 chat imported. These sampling parameters were left out: messages, top_p, stop")
+    chat_link(page, "Imported").click()
+    server.script("Hi")
+    say(page, "Hello")
+    finished(page)
+    (body,) = server.requests()
+    assert body["temperature"] == 0.5 and not {"top_p", "stop"} & set(body)
+    assert body["messages"] == [{"role": "user", "content": "Hello"}]
+
+
 CHATGPT_NODES = {
     "root": {"parent": None, "message": None},
     "s": {"parent": "root", "message": ("system", {"content_type": "text", "parts": [""]})},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,15 @@ def test_calls_run_after_the_user_agrees(page: Page, server: Scripted, tools: Sc
     expect(finished(page, 4)).to_contain_text("Refused.")
     assert server.requests()[-1]["messages"][-1]["content"] == "The user did not allow this call."
     assert len(calls(tools)) == 1
+
+
+def test_new_token_of_a_server_begins_a_new_session(page: Page, tools: Scripted) -> None:
+    for token in ("secret", "other"):
+        add_server(page, tools, token)
+        connected = page.locator(".servers [role=status]")
+        expect(connected).to_contain_text(re.compile("clock|400"))
+        expect(connected).to_have_text("clock, weather.today", timeout=1000)
+        page.keyboard.press("Escape")
 
 
 def test_a_tool_that_is_allowed_in_a_chat_runs_without_a_question(

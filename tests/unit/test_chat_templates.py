@@ -261,7 +261,10 @@ def test_later_final_responses_are_found_without_a_search(
         for system in first
         for order in itertools.product(range(3), repeat=4)
     ]
+    before = prompt_ids._looking_at_last_final.cache_info().misses
     assert all(prompt_ids._with_last_final(templates[name], history) for history in histories)
+    assert prompt_ids._looking_at_last_final.cache_info().misses <= before + 1, "the template is changed once"
+    assert prompt_ids._with_last_final({"default": templates[name]}, histories[0]) == {}
     found = [prompt_ids.render_chat(tokenizer, history) for history in histories]
     monkeypatch.setattr(prompt_ids, "_with_last_final", lambda *_: {})
     assert found == [prompt_ids.render_chat(tokenizer, history) for history in histories]

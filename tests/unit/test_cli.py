@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import pty
@@ -17,11 +18,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from charonia import __version__, _engine, cli
+from charonia import __version__, _engine, cli, doctor
 from charonia.api.options import _GROUPS
 from charonia.bench import records
 from charonia.bench.random_model import SHAPES, write_random_model
+from charonia.errors import ServeError
 from charonia.option_hints import HINTS
+from charonia.settings import ServeSettings
 
 COMMAND = [sys.executable, "-m", "charonia"]
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200", "CHARONIA_THREADS": "1"}
@@ -87,6 +90,53 @@ def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
         "run folder",
         "disk",
     }
+
+
+def test_doctor_names_equal_ports() -> None:
+    env = dict.fromkeys(("CHARONIA_GRPC_PORT", "CHARONIA_HTTP_PORT", "CHARONIA_GATEWAY_PORT"), "33399")
+    code, out, _ = charonia("doctor", env=env)
+    lines = [line for line in out.splitlines() if line[9:].startswith("port 33399 ")]
+    assert code == 1 and [line.split()[0] for line in lines] == ["ok", "PROBLEM", "PROBLEM"]
+    assert "CHARONIA_HTTP_PORT and CHARONIA_GATEWAY_PORT are both 33399; give them different ports" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "memory.max": "3000000000",
+            "memory.current": "2500000000",
+            "memory.stat": "anon 5\ninactive_file 1000000000\n",
+        },
+        {
+            "memory/memory.limit_in_bytes": "3000000000",
+            "memory/memory.usage_in_bytes": "2500000000",
+            "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 1000000000\n",
+        },
+    ],
+)
+def test_doctor_shows_the_memory_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    monkeypatch.setattr(doctor, "_CGROUP", tmp_path)
+    assert "memory limit" not in doctor._memory().text
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = doctor._memory()
+    assert found.state == "problem"
+    assert found.text.startswith("1.5 GB of 3.0 GB are available: raise the memory limit of this container")
+    if "memory.max" in files:
+        (tmp_path / "memory.max").write_text("max\n")
+        assert "of 3.0 GB" not in doctor._memory().text
+
+
+def test_doctor_needs_grpc_only_for_the_probe_of_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "grpc" else find_spec(name))
+    with pytest.raises(ServeError, match="package grpcio is not installed"):
+        doctor._packages(ServeSettings(triton_dir=Path("there")))
+    assert doctor._packages(ServeSettings(triton_dir=Path("there"), hang_timeout_s=0)) == "all that serving needs"
 
 
 def test_help_of_serve_has_groups() -> None:

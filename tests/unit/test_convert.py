@@ -645,8 +645,9 @@ def test_simultaneous_starts_share_one_new_workspace(
     said: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr("charonia.serve.model._LOCK_S", 0)
-        with pytest.raises(ModelError, match=f"fuser {file}"):
+        with pytest.raises(ModelError, match=f"fuser {file}") as error:
             prepare(str(model), tmp_path, {})
+        assert error.value.status == 503
         patch.setattr("charonia.serve.model._LOCK_S", 1000)
         patch.setattr("charonia.serve.model.time.sleep", lambda _: held.close())
         assert prepare(str(model), tmp_path, {}, said.append).is_dir()

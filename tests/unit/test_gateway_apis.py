@@ -253,6 +253,63 @@ async def test_models_are_loaded_by_keys_with_admin_access(tmp_path: Path, monke
         assert gone.json()["error"]["code"] == "model_not_loaded", "the first model is one of several now"
 
 
+async def test_model_that_another_process_loaded_is_found_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """POST /models/load waits for one process of the gateway."""
+    monkeypatch.setattr(files, "CHECK_INTERVAL_S", 3600)
+    models = tmp_path / "models"
+    models.write_text("", encoding="utf-8")
+    async with gateway(models_file=models) as (web, server):
+        server.behaviour = says(part("Hi", "stop"))
+        chat = {"model": "a", "messages": "hi", "max_tokens": 5}
+        models.write_text("a", encoding="utf-8")
+        found = await asyncio.gather(*(web.post("/v1/chat/completions", json=chat) for _ in range(3)))
+        assert [one.status_code for one in found] == [200] * 3
+        models.write_text("a,b", encoding="utf-8")
+        assert (await web.get("/v1/models/b")).json()["id"] == "b"
+        models.write_text("a,b,c", encoding="utf-8")
+        assert [one["id"] for one in (await web.get("/v1/models")).json()["data"]] == [MODEL, "a", "b", "c"]
+        models.write_text("a,b,c,d", encoding="utf-8")
+        info = await web.get("/tokenizer_info", params={"model": "d"})
+        assert info.status_code != 404, info.text
+        assert (await web.post("/v1/chat/completions", json={**chat, "model": "e"})).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retry"),
+    [
+        (400, "invalid_value", False),
+        (404, "model_not_found", False),
+        (409, "busy", True),
+        (503, "not_ready", True),
+    ],
+)
+async def test_failed_order_has_the_status_of_its_error(tmp_path: Path, status: int, code: str, retry: bool) -> None:
+    """Clients retry 409 and 503."""
+    keys = KeyFile(tmp_path / "keys", admin={"access": ["admin"]})
+
+    def obey(order: dict[str, str]) -> str:
+        raise ServeError("the reason", status)
+
+    with control.answering(tmp_path, obey):
+        given = {"headers": keys.bearer("admin"), "keys_file": keys.path, "control_dir": tmp_path}
+        answer = await ask("/models/load", {"model": "a"}, **given)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["message"], error["code"]) == (status, "the reason", code)
+    assert ("retry-after" in answer.headers) is retry
+
+
+async def test_key_for_a_model_loads_it_by_each_of_its_names(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys", a={"access": ["admin"], "models": ["a"]})
+    with control.answering(tmp_path, lambda order: order["name"]):
+        given = {"keys_file": keys.path, "control_dir": tmp_path, "model_name": "a,b", "more_models": "a=c=other"}
+        async with gateway(**given) as (web, _):
+            for name, status in (("a", 200), ("b", 200), ("a=c", 403)):
+                answer = await web.post("/models/load", json={"model": name}, headers=keys.bearer("a"))
+                assert answer.status_code == status, answer.text
+
+
 async def test_models_are_not_loaded_without_keys(tmp_path: Path) -> None:
     answer = await ask("/models/load", {"model": "a"}, control_dir=tmp_path)
     assert answer.status_code == 403 and "charonia keys create NAME --access admin" in answer.text

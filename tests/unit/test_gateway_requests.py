@@ -95,7 +95,7 @@ MODELS = {"temperature": None, "top_p": None, "top_k": None, "repetition_penalty
         (
             chat,
             {"messages": [{"role": "developer", "content": PARTS}]},
-            {"messages": [{"role": "system", "content": "a \nb"}]},
+            {"messages": [{"role": "developer", "content": "a \nb"}]},
         ),
         (
             chat,

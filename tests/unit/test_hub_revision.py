@@ -26,7 +26,7 @@ try:
     folder = download(sys.argv[1])
     print(folder.name, pinned_id(sys.argv[1], folder))
 except ModelError as error:
-    sys.exit(str(error))
+    sys.exit(f"{error.status} {error}")
 """
 V1 = "d" * 40
 
@@ -92,3 +92,10 @@ def test_name_that_is_no_path_is_a_hub_id(name: str) -> None:
     assert existing(name) is None
     with pytest.raises(ModelError, match="is not a hub id"):
         locate(name)
+
+
+@pytest.mark.slow
+def test_download_without_a_hub_may_be_repeated_later(tmp_path: Path) -> None:
+    closed = "http://127.0.0.1:9"
+    said = [download(closed, tmp_path, name)[1] for name in ("them/small", "them/small@..")]
+    assert said[0].startswith("503 them/small does not exist here, and it cannot be") and said[1].startswith("400 ")

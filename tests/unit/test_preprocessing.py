@@ -285,10 +285,15 @@ def test_a_template_that_rejects_an_agents_messages_gets_another_form(tmp_path: 
         assert made.text == text
 
 
+def test_message_of_a_developer_is_a_system_message() -> None:
+    assert check_messages([{"role": "developer", "content": "s"}]) == [{"role": "system", "content": "s"}]
+    with pytest.raises(PromptError, match=r"messages\[0\]\.content: missing"):
+        check_messages([{"role": "developer"}])
+
+
 @pytest.mark.parametrize("sent", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_has_the_names_that_templates_read(sent: str) -> None:
-    messages = check_messages([{"role": "developer", "content": "s"}, {"role": "assistant", sent: "r"}])
-    assert messages[0]["role"] == "system"
+    messages = check_messages([{"role": "system", "content": "s"}, {"role": "assistant", sent: "r"}])
     assert (messages[1]["thinking"], messages[1]["reasoning_content"]) == ("r", "r")
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,15 +257,31 @@ def test_a_model_is_unloaded_and_loaded_by_its_parts(orders: drain.ModelControl)
     assert models.options() == list(drain.OPTIONS)
 
 
-def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.ModelControl, tmp_path: Path) -> None:
-    def make(name: str, location: str, others: Sequence[Served]) -> Served:
+def test_first_model_is_loaded_and_unloaded_by_each_of_its_names(orders: drain.ModelControl) -> None:
+    log, models = Log(orders), make_models(orders, names=("a,other", "b"))
+    assert models.unload("other") == "other is unloaded"
+    assert log.orders[0] == "ensemble" and [one["state"] for one in models.describe()] == ["unloaded", "loaded"]
+    assert models.unload("a") == "a is not loaded"
+    assert models.load("other") == "other is loaded" and models.load("a") == "a is loaded already"
+    models.unload("b")
+    with pytest.raises(ServeError, match="other is the only model that is loaded"):
+        models.unload("other")
+
+
+def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.ModelControl) -> None:
+    unloaded: list[bool] = []
+
+    @contextmanager
+    def make(name: str, location: str, others: Sequence[Served]) -> Iterator[Served]:
         *_, one = with_labels([*((other.name, other.workspace) for other in others), (name, Path(location))])
-        for part in one.parts:
-            (tmp_path / part).mkdir()
-        return one
+        try:
+            yield one
+        except ServeError:
+            unloaded.append(orders.wait_unloaded([one.parts[0]], 0, lambda: True))
+            raise
 
     log = Log(orders)
-    models = make_models(orders, names=("a,other",), added=tmp_path, make=make)
+    models = make_models(orders, names=("a,other",), make=make)
     assert models.describe() == [{"name": "a", "state": "loaded", "ensemble": "ensemble"}]
     assert models.add("b/c", "/there") == "b/c is loaded"
     assert log.orders == [f"+{part}" for part in served("a", "b/c")[1].parts]
@@ -276,9 +293,11 @@ def test_a_model_is_added_and_forgotten_if_it_cannot_be_loaded(orders: drain.Mod
     log.failing = "engine.d"
     with pytest.raises(ServeError, match=r"engine\.d cannot be loaded: no memory"):
         models.add("d", "/there")
+    assert unloaded == [True], "its files stay until Triton has unloaded its first part"
     assert [one["name"] for one in models.describe()] == ["a", "b/c"]
-    assert {folder.name for folder in tmp_path.iterdir()} == set(served("a", "b/c")[1].parts)
     assert models.options() == list(drain.OPTIONS), "a Triton that is started again loads all models"
+    log.failing = ""
+    assert models.add("d", "/there") == "d is loaded"
 
 
 def test_drain_returns_when_the_engine_was_idle_twice_in_a_row(
@@ -361,13 +380,34 @@ def test_unread_orders_are_dropped_at_a_restart(orders: drain.ModelControl) -> N
 
 
 def test_orders_need_a_ready_triton_and_a_known_model(orders: drain.ModelControl) -> None:
-    models = make_models(orders, alive=False)
-    with pytest.raises(ServeError, match="Triton is not ready"):
-        models.unload("b")
+    with pytest.raises(ServeError, match="Triton is not ready") as not_ready:
+        make_models(orders, alive=False).unload("b")
     with pytest.raises(
-        ServeError, match="there is no model 'c': this server has a, b; charonia models load c=PATH adds"
-    ):
-        models.load("c")
+        ServeError, match="there is no model 'c': this server has a, x, b; charonia models load c=PATH adds"
+    ) as unknown:
+        make_models(orders, names=("a,x", "b")).load("c")
+    assert (not_ready.value.status, unknown.value.status) == (503, 404)
+
+
+def test_order_during_another_order_may_be_repeated_later(orders: drain.ModelControl) -> None:
+    log, models = Log(orders), make_models(orders, limits=(HANG_S, 0.5))
+    models.unload("b")
+    log.silent.set()
+    late: list[ServeError] = []
+
+    def load() -> None:
+        with pytest.raises(ServeError, match=r"preprocessing\.b is not loaded after 0\.5 s") as error:
+            models.load("b")
+        late.append(error.value)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    while "+preprocessing.b" not in log.orders:
+        assert loading.is_alive()
+    with pytest.raises(ServeError, match="another model is being loaded or unloaded") as busy:
+        models.unload("a")
+    loading.join(HANG_S)
+    assert (busy.value.status, late[0].status) == (409, 503)
 
 
 def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> None:
@@ -381,7 +421,7 @@ def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> 
     def load() -> None:
         with pytest.raises(ServeError) as error:
             models.load("b")
-        said.append(str(error.value))
+        said.append(f"{error.value.status} {error.value}")
 
     loading = threading.Thread(target=load)
     loading.start()
@@ -389,7 +429,7 @@ def test_a_load_is_given_up_when_the_server_ends(orders: drain.ModelControl) -> 
         assert loading.is_alive()
     models.end()
     loading.join(HANG_S)
-    assert said == ["Triton ended, or was to end, while it loaded preprocessing.b"]
+    assert said == ["503 Triton ended, or was to end, while it loaded preprocessing.b"]
     assert log.orders[-1] == "+preprocessing.b"
     for order in (models.load, models.unload):
         with pytest.raises(ServeError, match="charonia serve ends"):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,6 +21,8 @@ from charonia.serve.launcher import _Signals, _Stack
 from charonia.serve.models import Models, Served
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings
+from charonia.triton_models import source_dir
+from charonia.weights import workspace
 
 HANG_S = 120
 UNLOADED = "I1121 07:33:19.808406 27217 model_lifecycle.cc:642] \"successfully unloaded 'ensemble' version 1\""
@@ -77,6 +80,36 @@ def test_a_key_may_not_load_a_workspace(stack: _Stack, tmp_path: Path) -> None:
     (weights / "manifest.json").touch()
     with pytest.raises(ServeError, match=r"is a workspace, which contains code: .* use charonia models load"):
         stack._answer({"do": "load", "name": f"b={tmp_path}", "from_key": "1"})
+
+
+def test_added_model_that_triton_refuses_leaves_nothing(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the lock of its workspace nor its parts. The same order works later."""
+    served = [Served("a", "", Path("nowhere"))]
+    refused = True
+
+    def load(part: str, *_: Any) -> None:
+        if refused and part == "engine.b":
+            raise ServeError(f"{part} cannot be loaded: no memory")
+
+    monkeypatch.setattr(stack._control, "load", load)
+    monkeypatch.setattr(stack._control, "wait_unloaded", lambda *_: True)
+    stack._own = tmp_path / "port-1"
+    stack._added.mkdir(parents=True)
+    stack._models = Models(
+        stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S), make=stack._made
+    )
+    order = {"do": "load", "name": f"b={source_dir() / 'models' / 'demo' / 'model'}"}
+    with contextlib.ExitStack() as stack._held:
+        with pytest.raises(ServeError, match=r"engine\.b cannot be loaded: no memory"):
+            stack._answer(order)
+        (made,) = tmp_path.glob("workspaces/demo-*")
+        assert not workspace.is_held(made) and list(stack._own.rglob("*")) == [stack._added]
+        refused = False
+        assert stack._answer(order) == "b is loaded"
+        assert workspace.is_held(made) and stack._models_file.read_text() == "b=b"
+        assert {part.name for part in stack._added.iterdir()} == set(stack._models.served()[1].parts)
 
 
 @pytest.mark.parametrize("name", ["=m", "a,b=m", "a="])

@@ -2,7 +2,7 @@
 
 import { text } from "./languages.js";
 import { newConversation, newId } from "./conversations.js";
-import { requestSettings } from "./preferences.js";
+import { PARAMETERS, requestSettings } from "./preferences.js";
 
 const FORMAT = "charonia-chat-1";
 const ROLES = ["user", "assistant", "tool"];
@@ -50,14 +50,16 @@ function importedMessage(raw) {
   return message;
 }
 
-function importedSettings(raw) {
+/** dropped: gets the names of unknown and invalid sampling parameters. */
+function importedSettings(raw, dropped) {
   const { sampling, ...texts } = requestSettings(raw);
   for (const [name, value] of Object.entries(texts)) string(value, name);
-  const values = Object.entries(sampling).filter(([, value]) => ["number", "string"].includes(typeof value));
+  const isValid = ([name, value]) => PARAMETERS.includes(name) && ["number", "string"].includes(typeof value);
+  const values = Object.entries(sampling).filter((entry) => isValid(entry) || !dropped.add(entry[0]));
   return { ...texts, sampling: Object.fromEntries(values) };
 }
 
-function importedConversation(raw) {
+function importedConversation(raw, dropped) {
   const conversation = {
     ...newConversation(),
     id: /^[\w-]{1,100}$/.test(raw.id ?? "") ? raw.id : newId(),
@@ -66,7 +68,7 @@ function importedConversation(raw) {
     updated: Math.min(time(raw.updated), Date.now()),
   };
   if (raw.toolsOff) conversation.toolsOff = true;
-  if (raw.settings) conversation.settings = importedSettings(raw.settings);
+  if (raw.settings) conversation.settings = importedSettings(raw.settings, dropped);
   const messages = new Map(Object.values(raw.messages ?? {}).map((one) => [one.id, importedMessage(one)]));
   const rooted = new Set([null]); // messages whose path to the first message is verified
   for (const message of messages.values()) {
@@ -222,19 +224,21 @@ async function unzipped(file) {
 const readers = (file) =>
   file?.format === FORMAT && Array.isArray(file.conversations) ? file.conversations.map((one) => () => one) : [() => inOurFormat(file)];
 
-/** The conversations of a file, and the errors of its invalid ones: {found, errors}. Throws an error if none is valid. */
+/** The conversations of a file, the errors of its invalid ones, and the names of settings that were left out: {found,
+ * errors, dropped}. Throws an error if no conversation is valid. */
 export async function imported(file) {
   const isZip = (await file.slice(0, 4).text()) === "PK\x03\x04";
   const texts = isZip ? await unzipped(file) : [await file.text()];
   const found = [];
   const errors = [];
+  const dropped = new Set();
   for (const read of joined(texts.flatMap(values)).flatMap(readers)) {
     try {
-      found.push(importedConversation(read()));
+      found.push(importedConversation(read(), dropped));
     } catch (error) {
       errors.push(error);
     }
   }
   if (!found.length) throw errors[0] ?? new Error(text("noChatsInFile"));
-  return { found, errors };
+  return { found, errors, dropped: [...dropped] };
 }

@@ -6,23 +6,10 @@ import { language, text } from "./languages.js";
 import { revealed } from "./markdown.js";
 import * as mcp from "./mcp.js";
 import { iconButton } from "./message_view.js";
-import { apiKey, isKeyRemembered, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
+import { apiKey, isKeyRemembered, PARAMETERS, parseTools, preferences, setApiKey, setPreference } from "./preferences.js";
 import * as actions from "./state.js";
 
 const { state } = actions;
-// The parameters that the user can set. The gateway defines their meaning and their values.
-const PARAMETERS = [
-  "max_completion_tokens",
-  "temperature",
-  "top_p",
-  "top_k",
-  "min_p",
-  "repetition_penalty",
-  "presence_penalty",
-  "frequency_penalty",
-  "seed",
-  "reasoning_effort",
-];
 let parameters = null; // by name; undefined if the gateway does not describe them
 let errors = {}; // rejected input by the setting's name
 const orders = {}; // the state of an order to the server, in words

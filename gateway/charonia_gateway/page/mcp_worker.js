@@ -8,7 +8,7 @@ import { EventSourceParserStream } from "./libraries/eventsource-parser/dist/str
 
 const VERSION = "2025-06-18";
 const CLIENT = { protocolVersion: VERSION, capabilities: {}, clientInfo: { name: "charonia-chat-page", version: "1" } };
-const sessions = new Map(); // by the server's URL: a promise of the headers of its session
+const sessions = new Map(); // by the server's URL and token: a promise of the headers of its session
 const running = new Map(); // AbortController by request
 
 async function post({ url, token }, headers, message, signal) {
@@ -55,17 +55,18 @@ async function begin(server, signal) {
 }
 
 async function request({ id, server, method, params }, signal) {
-  const known = sessions.has(server.url);
-  if (!known) sessions.set(server.url, begin(server, signal));
+  const key = JSON.stringify([server.url, server.token]);
+  const known = sessions.has(key);
+  if (!known) sessions.set(key, begin(server, signal));
   try {
-    const response = await post(server, await sessions.get(server.url), { id, method, params }, signal);
+    const response = await post(server, await sessions.get(key), { id, method, params }, signal);
     if (response.status === 404 && known) {
-      sessions.delete(server.url); // the session has ended
+      sessions.delete(key); // the session has ended
       return request({ id, server, method, params }, signal);
     }
     return await resultOf(response, id);
   } catch (error) {
-    sessions.delete(server.url);
+    sessions.delete(key);
     throw error;
   }
 }

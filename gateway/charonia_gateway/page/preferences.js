@@ -5,6 +5,19 @@ import { local, session } from "./site_data.js";
 const NAME = "charonia-preferences";
 const KEY = "charonia-key";
 const DRAFT = "charonia-draft-";
+// The sampling parameters that the user can set. The gateway defines their meaning and their values.
+export const PARAMETERS = [
+  "max_completion_tokens",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "seed",
+  "reasoning_effort",
+];
 // Settings of requests: those of all chats, of one chat, or of a preset.
 const REQUEST_SETTINGS = {
   system: "",

@@ -12,6 +12,7 @@ import { apiKey, draft, forgetDrafts, namesOf, preferences, requestSettings, set
 import { CROWDED_MS, tell, watch } from "./server_watch.js";
 
 const MAX_ROUNDS = 25; // of calls without a question, after each message of the user
+const MAX_NAMES = 200; // characters
 const SAVE_MS = 1000;
 const SETTLE_MS = 10_000; // between two checks of responses that other tabs write
 
@@ -339,14 +340,16 @@ export function exportChats() {
 export async function importChats(file) {
   try {
     const known = new Map(state.conversations.map((one) => [one.id, one]));
-    const { found, errors } = await imported(file);
+    const { found, errors, dropped } = await imported(file);
     const changed = found.flatMap((one) => {
       const mine = known.get(one.id);
       return mine ? (store.adopt(mine, one) ? [mine] : []) : [one];
     });
     restore(changed);
-    const said = changed.length ? text("imported", changed.length) : text("importedNothing");
-    notify(errors.length ? `${said}. ${text("importedNot", errors.length, errors[0].message)}` : said);
+    const said = [changed.length ? text("imported", changed.length) : text("importedNothing")];
+    if (errors.length) said.push(text("importedNot", errors.length, errors[0].message));
+    if (dropped.length) said.push(text("importedWithout", dropped.join(", ").slice(0, MAX_NAMES)));
+    notify(said.join(". "));
   } catch (error) {
     notify(text("importFailed", error.message));
   }

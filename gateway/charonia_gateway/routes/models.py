@@ -51,7 +51,11 @@ class Order(BaseModel):
     )
 
 
-_ERRORS = {503: "`charonia serve` does not respond, or did not start this gateway"}
+_ERRORS = {
+    409: "another model is being loaded or unloaded; Retry-After says when to retry",
+    503: "Triton or `charonia serve` does not respond, the model is not ready in time, or `charonia serve` did not "
+    "start this gateway",
+}
 
 
 @router.post(
@@ -88,7 +92,7 @@ async def _ordered(request: Request, gateway: Gateway) -> str:
         )
     name = parse(Order, await read_body(request, gateway.settings.max_body_bytes)).model
     key = current_key()
-    if key and not key.allows_model(name.partition("=")[0].strip()):
+    if key and not gateway.allows(name if name in gateway.names else name.partition("=")[0].strip()):
         raise ApiError(
             403,
             f"the key {key.name!r} may not use the model {name!r}",
@@ -109,6 +113,7 @@ async def _ask(gateway: Gateway, **question: str) -> dict[str, Any]:
 @router.get("/v1/models", summary="List the models", response_model=ModelList)
 async def list_models(gateway: GatewayState) -> dict[str, Any]:
     """The models of this server that the key may use. The first one is the default."""
+    await gateway.refresh()
     found = await asyncio.gather(*(_model(gateway, name) for name in gateway.allowed_models()))
     return {"object": "list", "data": found}
 
@@ -121,5 +126,5 @@ async def list_models(gateway: GatewayState) -> dict[str, Any]:
 )
 async def get_model(model: str, gateway: GatewayState) -> dict[str, Any]:
     """A model by its name, which may contain slashes."""
-    gateway.engine_of(model)
+    await gateway.find(model)
     return await _model(gateway, model)

@@ -81,4 +81,4 @@ async def tokenizer_info(
     model: Annotated[str | None, Query(description="a name that /v1/models lists; default: the first")] = None,
 ) -> dict[str, Any]:
     """The tokenizer's class, special tokens and chat template, for clients that count tokens themselves."""
-    return await gateway.engine_of(model).pool.tokenizer_info()
+    return await (await gateway.find(model)).pool.tokenizer_info()

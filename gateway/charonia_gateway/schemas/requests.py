@@ -224,11 +224,8 @@ _MESSAGES = TypeAdapter(list[Message])
 
 
 def to_template(messages: list[Message]) -> list[dict[str, Any]]:
-    """Return the messages as a chat template gets them."""
+    """Return the messages as preprocessing gets them."""
     dumped: list[dict[str, Any]] = _MESSAGES.dump_python(messages, exclude_none=True)
-    for message in dumped:
-        if message["role"] == "developer":
-            message["role"] = "system"
     return dumped
 
 

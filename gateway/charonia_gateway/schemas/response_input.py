@@ -77,6 +77,7 @@ def _message_item(number: int, item: Mapping[str, Any]) -> dict[str, Any]:
         raise wrong(f"item {number}: its role is not one of {', '.join(_ROLES)}")
     content = item.get("content")
     text = _text(number, "content", "" if content is None and role == "assistant" else content, role)
+    # Only a system message is joined with `instructions`.
     return {"type": "message", "role": "system" if role == "developer" else role, "text": text}
 
 
