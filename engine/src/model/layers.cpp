@@ -170,6 +170,10 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
     refuse_if(layer.values == "keys" && config.attention_gate, kUnsupported, "layer ", i,
               " has values = keys, with attention_gate = 1");
     const auto& mixer = layer.mixer;
+    const bool own_heads = layer.head_size > 0 || layer.kv_heads > 0 || source > 0 || layer.values != "projected";
+    refuse_if(own_heads && (config.latent_size > 0 || mixer != "attention"), kUnsupported, "layer ", i,
+              " has head_size = ", layer.head_size, ", kv_heads = ", layer.kv_heads, ", kv_source = ", source,
+              " and values = ", layer.values, ", which only attention without latents can have");
     refuse_if(rotation != "none" && config.rotary_embedding == 0, kInvalid, "layer ", i, " has rotation = ", rotation,
               ", and rotary_embedding is 0");
     refuse_if(rotation == "local" && config.rope_local_theta == 0, kInvalid, "layer ", i,
@@ -185,10 +189,6 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
               " has mixer = ", mixer, " with window = ", layer.window, " and rotation = ", rotation);
     refuse_if(config.latent_size > 0 && (layer.window > 0 || rotation != "global"), kUnsupported, "layer ", i,
               " has window = ", layer.window, " and rotation = ", rotation, ", and the model has latents");
-    const bool own_heads = layer.head_size > 0 || layer.kv_heads > 0 || source > 0 || layer.values != "projected";
-    refuse_if(own_heads && (config.latent_size > 0 || mixer != "attention"), kUnsupported, "layer ", i,
-              " has head_size = ", layer.head_size, ", kv_heads = ", layer.kv_heads, ", kv_source = ", source,
-              " and values = ", layer.values, ", which only attention without latents can have");
     refuse_if(layer.inter_size > 0 && ffn == "experts", kInvalid, "layer ", i, " has inter_size = ", layer.inter_size,
               " with ffn = experts");
     refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,
