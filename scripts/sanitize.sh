@@ -34,10 +34,9 @@ joined() { local IFS='|'; echo "($*)"; }
 
 # sanitize FOLDER SANITIZERS TARGET [PATTERN...]: the tests whose names begin with a pattern and contain none of `left_out`; without
 # patterns, all tests but the tests of the CUDA device. Fails if a pattern, or one of `left_out`, is no longer part of a name. Kernels that cannot
-# run here are not compiled. With `address`, each source is compiled separately, which finds missing includes.
+# run here are not compiled.
 sanitize() {
-  local googletest names one unity=OFF folder=build/sanitize-$1 selection=(-E '^(on_host|charonia_cuda)')
-  if [ "$1" = thread ]; then unity=ON; fi
+  local googletest names one unity=ON folder=build/sanitize-$1 selection=(-E '^(on_host|charonia_cuda)')
   echo "== sanitizers: $2" >&2
   googletest=$(scripts/get_googletest.sh) &&
     cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1" -DCHARONIA_TESTS=ON \
