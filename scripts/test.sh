@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 . scripts/use_ccache.sh
 . scripts/stages.sh
+. scripts/gtest.sh
 
 # configure CMAKE_ARGUMENTS...: configures the engine's build folder with tests. setup.sh has chosen the kernels.
 configure() {
@@ -31,22 +32,9 @@ mypy_all() {
 
 cpp_build() { configure -DCHARONIA_CUDA_CHECK=OFF -DCHARONIA_CUDA_ON_HOST_TESTS=OFF && build --target charonia_tests; }
 
-# Runs the tests in one process per core: one process per test would take as long as the tests.
 cpp_tests() {
-  local shards index one pids=() status=0
-  for one in "${long_cpp_tests[@]}"; do
-    build/engine/charonia_tests --gtest_list_tests "--gtest_filter=$one" | grep -q '^  ' ||
-      { echo "test.sh: no test is called $one" >&2; status=1; }
-  done
-  shards=$(nproc)
-  mkdir -p build/engine/files
-  for ((index = 0; index < shards; index++)); do
-    TEST_TMPDIR=$PWD/build/engine/files GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$index \
-      build/engine/charonia_tests --gtest_brief=1 --gtest_filter="-$(IFS=:; echo "${long_cpp_tests[*]}")" &
-    pids+=($!)
-  done
-  for index in "${pids[@]}"; do wait "$index" || status=1; done
-  return $status
+  gtest_has build/engine/charonia_tests "${long_cpp_tests[@]}" &&
+    gtest_shards build/engine/charonia_tests '*' "$(gtest_join "${long_cpp_tests[@]}")" "$PWD/build/engine/files"
 }
 # Tests that take more than one second each.
 long_cpp_tests=('*OverlapTest*/2' '*Hostile*' '*a_decode_over_a_long_context*/portable'

@@ -95,7 +95,8 @@ class GuideCompilerTest : public ::testing::Test {
     special[kEnd] = 1;
     return text::TokenTable(tokens_, special, true);
   }();
-  const GuideCompiler compiler_{table_, vocab_size_, {kEnd}, nullptr};
+  // Finds the place of an error also on a slow machine.
+  const GuideCompiler compiler_{table_, vocab_size_, {kEnd}, nullptr, 600};
 };
 
 TEST_F(GuideCompilerTest, EachTypeAllowsItsTextsAndNoOthers) {
@@ -436,10 +437,11 @@ TEST_F(GuideCompilerTest, HostileGuidesAreRejectedOrCostLittle) {
                        R"({"type": "object", "patternProperties": {)" + repeated(1000, [](int i) {
                          return cat(i > 0 ? "," : "", "\"^", i, "x[a-z]*$\": {}");
                        }) + "}}");
+  const GuideCompiler compiler(table_, vocab_size_, {kEnd}, nullptr);
   for (const auto& [type, text] : hostile) {
     const auto begun = std::clock();
     try {
-      const auto provider = compile(type, text)->provider({kEnd});
+      const auto provider = compiler.compile({type, text}, false)->provider({kEnd});
       std::vector<TokenId> output;
       for (int i = 0; i < 50; ++i) {
         const TokenId a = 1 + 'a';

@@ -38,7 +38,6 @@ constexpr double kMaxTerminalBytes = 1e6;
 // llguidance's time for one byte of text can grow with the number of alternatives of a rule times the number of places
 // that name the rule. So many take 0.3 s.
 constexpr double kMaxCompletions = 100'000;
-constexpr double kMaxExplainedSeconds = 0.05;  // to find the place of an error, a schema is compiled several times
 constexpr char kSpecial = '\xff';  // llguidance's mark of special tokens; no text has this byte
 
 // CPU time of one mask. The other sequences of a step wait for it, so the request of a slower mask ends.
@@ -493,8 +492,9 @@ std::unique_ptr<TokenMaskProvider> CompiledGuide::provider(const std::vector<Tok
 }
 
 GuideCompiler::GuideCompiler(const TokenTable& table, int vocab_size, std::vector<TokenId> end_ids,
-                             const text::TokenSplit* split)
-    : vocabulary_{&table, split, vocab_size}, end_ids_(std::move(end_ids)) {
+                             const text::TokenSplit* split, double max_explained_seconds)
+    : vocabulary_{&table, split, vocab_size}, end_ids_(std::move(end_ids)),
+      max_explained_seconds_(max_explained_seconds) {
   std::vector<std::string> tokens(static_cast<std::size_t>(vocab_size));
   for (TokenId id = 0; id < vocab_size; ++id) tokens[static_cast<std::size_t>(id)] = spelled(table, id);
   tokens_ = make_tokenizer(tokens);
@@ -523,7 +523,7 @@ std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
   const auto begun = thread_seconds();
   out->matcher_ = match(tokens_.get(), "llguidance", text);
   if (const auto error = error_of(out->matcher_.get()); !error.empty()) {
-    refuse(thread_seconds() - begun > kMaxExplainedSeconds ? cat(parts.back().called, ": ", error)
+    refuse(thread_seconds() - begun > max_explained_seconds_ ? cat(parts.back().called, ": ", error)
                                                            : explain(parts, error));
   }
   if (bytes_) out->bytes_ = match(bytes_.get(), "llguidance", text);

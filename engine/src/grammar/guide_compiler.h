@@ -56,8 +56,10 @@ class CompiledGuide {
 class GuideCompiler {
  public:
   // Takes 0.3 s for 130,000 tokens. end_ids: of the model. split: splits forced text; null: no text is forced. `table`
-  // and `split` must outlive the compiler. Throws Error(invalid_argument) if llguidance cannot be used.
-  GuideCompiler(const text::TokenTable& table, int vocab_size, std::vector<TokenId> end_ids, const text::TokenSplit* split);
+  // and `split` must outlive the compiler. max_explained_seconds: to find the place of an error, a schema is compiled
+  // several times, unless compiling it took longer. Throws Error(invalid_argument) if llguidance cannot be used.
+  GuideCompiler(const text::TokenTable& table, int vocab_size, std::vector<TokenId> end_ids,
+                const text::TokenSplit* split, double max_explained_seconds = 0.05);
 
   // Takes milliseconds, and at most about two seconds for a grammar at llguidance's limits. Thread-safe.
   // after_space: one space comes before the text; the text stream drops it. Throws Error(invalid_argument) if the guide
@@ -72,6 +74,7 @@ class GuideCompiler {
 
   const Vocabulary vocabulary_;
   const std::vector<TokenId> end_ids_;
+  const double max_explained_seconds_;
   TokenizerPtr tokens_;
   TokenizerPtr bytes_;  // of single bytes; null: no text is forced
 };
