@@ -129,9 +129,10 @@ def llama_spec(
     model = ModelConfig(model_name="", model_family="", **(settings | own))
     every = [True] * layers
     by_layer = (windows or [0] * layers, rotated or every, with_experts or every, mixers or ["attention"] * layers)
+    described = [_layer(model, *of_layer) for of_layer in zip(*by_layer, strict=True)]
     others = layer_attributes or [{}] * layers
-    described = zip(*by_layer, others, strict=True)
-    model = replace(model, layers=tuple(replace(_layer(model, *one), **other) for *one, other in described))
+    described = [replace(layer, **other) for layer, other in zip(described, others, strict=True)]
+    model = replace(model, layers=tuple(described))
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
     return ModelSpec(model, family_tensors(model, names), ignored=ignored, notes=notes, tied_output=tied)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from charonia.errors import ModelError
-from charonia.families.hf_config import HfConfig, optional
+from charonia.families.hf_config import optional
+from charonia.families.spec import HfConfig
 
 MOST_CONV_KERNEL = 4  # tokens of a short convolution; the engine's limit
 

@@ -115,7 +115,8 @@ class Child:
             except (Exception, SystemExit) as error:
                 self._tell(f"a line of {self.name} is lost ({error!r}): {text[:200]}")
         if log:
-            log.close()
+            with contextlib.suppress(OSError):  # the disk may be full
+                log.close()
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(Exception, SystemExit):
