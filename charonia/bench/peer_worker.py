@@ -201,47 +201,24 @@ def convert_llama_cpp(source, variant, folder):
 
 
 def write_gguf(source, file):
-    """Write a random Llama-shaped bf16 model as GGUF, with a tokenizer of the same vocabulary size."""
+    """Write a random bf16 model as GGUF with llama.cpp's converter, with a tokenizer of the same vocabulary size."""
+    converter = next(Path(sys.prefix).glob("source/*/vendor/llama.cpp"))
+    sys.path[:0] = [str(converter), str(converter / "gguf-py")]
     import gguf
+    import torch
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
-    names = {
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    }  # fmt: skip
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    heads, kv_heads, vocab = config["num_attention_heads"], config["num_key_value_heads"], config["vocab_size"]
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(config["hidden_size"] // heads)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    add_vocabulary(writer, vocab)
-    for name, weight in read_tensors(source):
-        stem = name.removesuffix(".weight")
-        if stem in names:
-            new = f"{names[stem]}.weight"
-        else:
-            _, _, layer, part = stem.split(".", 3)
-            new = f"blk.{layer}.{names[part]}.weight"
-        if "norm" in name:
-            writer.add_tensor(new, (weight.astype(np.uint32) << 16).view(np.float32))
-            continue
-        if ".q_proj." in name or ".k_proj." in name:
-            # GGUF's Llama rotates adjacent elements of a head, Hugging Face's rotates elements i and i + half.
-            rows, cols = weight.shape
-            count = heads if ".q_proj." in name else kv_heads
-            weight = weight.reshape(count, 2, rows // count // 2, cols).swapaxes(1, 2).reshape(rows, cols)
-        bits = np.ascontiguousarray(weight).view(np.uint8)
-        writer.add_tensor(new, bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
-    close(writer)
+    config = ModelBase.load_hparams(source, False)
+    architecture = get_model_class(get_model_architecture(config, ModelType.TEXT))
+
+    class Random(architecture):
+        no_mtp, mtp_only = True, False  # there are no layers for multi-token prediction
+
+        def set_vocab(self):
+            add_vocabulary(self.gguf_writer, config["vocab_size"])
+
+    with torch.inference_mode():
+        Random(source, gguf.LlamaFileType.MOSTLY_BF16, file).write()
 
 
 def add_vocabulary(writer, vocab):

@@ -32,7 +32,7 @@ _DECODE_PROMPT = 32  # tokens
 _PACKAGES = {
     "charonia": (),
     "transformers": ("torch", "transformers", "accelerate"),
-    "llama_cpp": ("llama-cpp-python", "gguf"),
+    "llama_cpp": ("llama-cpp-python", "gguf", "transformers", "torch"),
     "openvino": ("openvino-genai", "optimum-intel", "nncf", "torch"),
     "ctranslate2": ("ctranslate2", "transformers", "torch"),
 }
@@ -227,6 +227,10 @@ def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], N
         _call(
             [python, "-m", "pip", "--quiet", "install", *packages], "pip install failed", env={**os.environ, **_BUILD}
         )
+        if peer.kind == "llama_cpp":  # only its source has the converter to GGUF
+            pip = [python, "-m", "pip", "--quiet", "download", "--no-deps", "--no-binary", ":all:"]
+            _call([*pip, "--dest", place / "source", packages[0]], "pip download failed")
+            shutil.unpack_archive(next((place / "source").glob("*.tar.gz")), place / "source", filter="data")
         if peer.kind == "openvino":  # this dependency does not fit PyTorch's CPU build
             _call([python, "-m", "pip", "--quiet", "uninstall", "--yes", "torchvision"], "pip uninstall failed")
         stamp.touch()

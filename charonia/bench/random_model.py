@@ -87,6 +87,66 @@ class GptOssShape(Shape):
         }
 
 
+@dataclass(frozen=True)
+class QwenShape(Shape):
+    """The sizes of a model with Qwen3.5's architecture. Its gated delta nets have the heads of the 0.8B."""
+
+    rope_theta: float = 1e7
+    head_dim: int = 256
+
+    def config(self) -> dict[str, Any]:
+        kinds = ["linear_attention"] * 3 + ["full_attention"]
+        return {
+            **super().config(),
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "head_dim": self.head_dim,
+            "layer_types": [kinds[layer % 4] for layer in range(self.layers)],
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "linear_value_head_dim": 128,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": self.rope_theta,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+            },
+            "tie_word_embeddings": True,
+        }
+
+
+@dataclass(frozen=True)
+class GemmaShape(Shape):
+    """The sizes of a model with the architecture of Gemma 4 E2B: four layers of five have a window, and the last four
+    of seven read the keys and values of earlier ones."""
+
+    def config(self) -> dict[str, Any]:
+        return {
+            **super().config(),
+            "architectures": ["Gemma4ForCausalLM"],
+            "model_type": "gemma4_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": self.vocab,
+            "layer_types": [
+                "full_attention" if layer % 5 == 4 else "sliding_attention" for layer in range(self.layers)
+            ],
+            "num_kv_shared_layers": self.layers * 4 // 7,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 512,
+            "tie_word_embeddings": True,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 30.0,
+        }
+
+
+# Prefixes of the six numbers, by architecture.
+_ARCHITECTURES = {"gpt-oss-": GptOssShape, "qwen3.5-": QwenShape, "gemma4-": GemmaShape}
 # The names in docs and reports.
 SHAPES = {
     "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
@@ -102,17 +162,18 @@ _STRIDE = 7_654_321
 
 
 def parse_shape(text: str) -> Shape:
-    """Parse a name of SHAPES, or six sizes separated by commas. For GPT-OSS' architecture, `gpt-oss-` and the sizes."""
+    """Parse a name of SHAPES, or six sizes separated by commas, which may follow a prefix of _ARCHITECTURES."""
     if text in SHAPES:
         return SHAPES[text]
-    sizes = text.removeprefix("gpt-oss-")
+    prefix = next(filter(text.startswith, _ARCHITECTURES), "")
+    sizes = text.removeprefix(prefix)
     try:
         layers, hidden, heads, kv_heads, intermediate, vocab = (int(part) for part in sizes.split(","))
     except ValueError as error:
         raise InvalidRequestError(
             f"shape {text!r} is not known; expected {', '.join(SHAPES)} or six numbers"
         ) from error
-    return (Shape if sizes == text else GptOssShape)(layers, hidden, heads, kv_heads, intermediate, vocab)
+    return _ARCHITECTURES.get(prefix, Shape)(layers, hidden, heads, kv_heads, intermediate, vocab)
 
 
 def write_random_model(

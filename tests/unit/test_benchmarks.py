@@ -130,6 +130,8 @@ def test_peers_are_compared_with_the_best_one() -> None:
     [
         ("tiny", "16", "charonia", {"llama_cpp", "openvino", "transformers"}),
         ("gpt-oss-1,64,4,2,64,320", "4", "charonia_mxfp4", {"llama_cpp_mxfp4"}),
+        ("qwen3.5-4,64,2,1,64,320", "16", "charonia", {"llama_cpp", "openvino", "transformers"}),
+        ("gemma4-10,64,2,1,64,320", "16", "charonia", {"llama_cpp", "openvino", "transformers"}),
     ],
 )
 def test_peers_without_installation_measures_charonia_and_names_the_others(
