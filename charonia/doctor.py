@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from charonia.bench import machine
 from charonia.disk import nearest
 from charonia.errors import CharoniaError, ServeError
-from charonia.serve import access, checks, shared_memory, triton
+from charonia.serve import access, checks, run_folder, shared_memory, triton
 from charonia.settings import ServeSettings
 
 State = Literal["ok", "note", "problem"]
@@ -53,6 +53,10 @@ def examine(settings: ServeSettings) -> Iterator[Finding]:
     yield _checked("run folder", lambda: _writable(settings.run_dir.expanduser()))
     yield _space("disk", settings.run_dir.expanduser(), _DISK_BYTES, "free some space, or set CHARONIA_RUN_DIR")
     ports = access.ports(settings)
+    for root in (settings.run_dir.expanduser(), Path("run")):  # the second: of make serve
+        if pid := run_folder.running(root, settings.grpc_port):
+            yield Finding("ports", "note", f"charonia serve, process {pid}, runs with gRPC port {settings.grpc_port}")
+            return
     for at, port in enumerate(ports):
         equal = [one for one in ports[:at] if one.number == port.number][:1]
         yield _checked(f"port {port.number}", lambda ports=(*equal, port): _free(ports))  # type: ignore[misc]

@@ -103,5 +103,6 @@ def ask(root: Path, port: int, **question: Any) -> Any:
         return answer["answer"]
     raise ServeError(
         f"no charonia serve with gRPC port {port} runs here with the run folder {root}: name its own with --grpc-port "
-        "and --run-dir, or CHARONIA_GRPC_PORT and CHARONIA_RUN_DIR; in containers, ask inside of that container"
+        "and --run-dir (make serve has --run-dir run), or CHARONIA_GRPC_PORT and CHARONIA_RUN_DIR; in containers, ask "
+        "inside of that container"
     )

@@ -584,6 +584,11 @@ class _Stack:
         tls = " --tls" if settings.grpc_tls_cert else ""
         options = "".join(f" \\\n                {option}" for option in access.curl_options(settings))
         page = f"\n  Chat page   {_INDENT.join(access.page_lines(url, settings.host))}" if self._serves_page() else ""
+        port = (
+            ""
+            if settings.grpc_port == ServeSettings.model_fields["grpc_port"].default
+            else f"{env_name('grpc_port')}={settings.grpc_port} "
+        )
         chats = "".join(f"{_INDENT}triton_client {grpc}{tls} --model {one.part(drain.ENSEMBLE)}" for one in served[1:])
         self._say(
             f"""
@@ -592,7 +597,7 @@ class _Stack:
   Runs on     {device}
   Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json'{options} \\
                 -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-  Chat        triton_client {grpc}{tls}   (in a checkout: make chat){chats}
+  Chat        triton_client {grpc}{tls}   (in a checkout: {port}make chat){chats}
   API docs    {url}/docs
   Metrics     {url}/metrics   {self._metrics_url()}
 """

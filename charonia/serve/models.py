@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from charonia.errors import ServeError
 from charonia.serve import drain
-from charonia.settings import ServeSettings
+from charonia.settings import ServeSettings, env_name
 from charonia.weights.workspace import TRITON_MODELS, existing
 
 State = Literal["loaded", "unloaded", "loading", "unloading"]
@@ -66,6 +66,12 @@ def named(text: str) -> tuple[str | None, str | None]:
     name, separator, model = text.partition("=")
     if not separator or existing(text) is not None:
         return None, text
+    first, *more = name.split()[:2] or [""]
+    if more and existing(first) is not None:
+        raise ServeError(
+            f"{text!r} names several models: start charonia serve with an argument for each, or set "
+            f"{env_name('more_models')} to all but the first, with commas"
+        )
     if not name.strip() or not model.strip() or "," in name:
         raise ServeError(f"{text!r} names no model: write MODEL or NAME=MODEL, where clients ask for NAME")
     return name.strip(), model.strip()

@@ -33,6 +33,18 @@ def held(root: Path, port: int) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def running(root: Path, port: int) -> str | None:
+    """Returns the process that serves with this gRPC port and run folder; None if there is none."""
+    folder = root / f"port-{port}"
+    with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, host = _holder(folder)
+            return pid if host == socket.gethostname() else None
+    return None
+
+
 def _claimed(root: Path, port: int) -> tuple[Path, int]:
     """Returns the folder and its lock."""
     for number in itertools.count(1):

@@ -72,6 +72,8 @@ def test_models_are_named_by_arguments_or_by_the_environment(tmp_path: Path, mon
     for wrong in ("=a", "n="):
         with pytest.raises(ServeError, match="names no model"):
             asked_for(ServeSettings(_env_file=None, model=wrong))
+    with pytest.raises(ServeError, match=r"'\. small=b' names several models: .* CHARONIA_MORE_MODELS"):
+        asked_for(ServeSettings(_env_file=None, model=". small=b"))
 
 
 def test_an_added_model_has_a_name_and_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

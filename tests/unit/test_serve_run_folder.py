@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from charonia import doctor
 from charonia.errors import ServeError
 from charonia.serve import checks
 from charonia.serve.launcher import serve
-from charonia.serve.run_folder import held
+from charonia.serve.run_folder import held, running
 from charonia.settings import read_settings
 
 HOLD = """
@@ -46,10 +47,13 @@ def test_second_launcher_on_a_port_names_the_first_and_deletes_nothing(
         serve(read_settings(run_dir=tmp_path, grpc_port=33337))
     assert f"process {first.pid} holds {folder}" in str(caught.value)
     assert "CHARONIA_GRPC_PORT" in str(caught.value)
+    found = list(doctor.examine(read_settings(run_dir=tmp_path, grpc_port=33337)))[-1]
+    assert found == ("ports", "note", f"charonia serve, process {first.pid}, runs with gRPC port 33337")
     assert sorted(tmp_path.rglob("*")) == before
     # The folder is free after the process has ended in any way.
     first.kill()
     first.communicate()
+    assert running(tmp_path, 33337) is None
     with held(tmp_path, 33337) as again:
         assert again == folder
         assert (again / "lock").read_text().split()[0] == str(os.getpid())
