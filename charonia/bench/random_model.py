@@ -146,7 +146,7 @@ class GemmaShape(Shape):
 
 
 # Prefixes of the six numbers, by architecture.
-_ARCHITECTURES = {"gpt-oss-": GptOssShape, "qwen3.5-": QwenShape, "gemma4-": GemmaShape}
+_ARCHITECTURES: dict[str, type[Shape]] = {"gpt-oss-": GptOssShape, "qwen3.5-": QwenShape, "gemma4-": GemmaShape}
 # The names in docs and reports.
 SHAPES = {
     "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
