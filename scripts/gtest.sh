@@ -1,6 +1,6 @@
 # To be sourced: runs the tests of a GoogleTest program.
 
-# gtest_has PROGRAM PATTERN...: fails if no test matches one of the patterns.
+# gtest_has PROGRAM PATTERN...: fails if a pattern matches no test.
 gtest_has() {
   local one status=0
   for one in "${@:2}"; do

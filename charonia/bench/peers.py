@@ -228,7 +228,7 @@ def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], N
             [python, "-m", "pip", "--quiet", "install", *packages], "pip install failed", env={**os.environ, **_BUILD}
         )
         if peer.kind == "llama_cpp":  # only its source has the converter to GGUF
-            pip = [python, "-m", "pip", "--quiet", "download", "--no-deps", "--no-binary", ":all:"]
+            pip = [python, "-m", "pip", "--quiet", "download", "--no-deps", "--no-binary", packages[0]]
             _call([*pip, "--dest", place / "source", packages[0]], "pip download failed")
             shutil.unpack_archive(next((place / "source").glob("*.tar.gz")), place / "source", filter="data")
         if peer.kind == "openvino":  # this dependency does not fit PyTorch's CPU build
