@@ -16,7 +16,7 @@ gtest_shards() {
   mkdir -p "$4" || return
   shards=$(nproc)
   for ((index = 0; index < shards; index++)); do
-    TEST_TMPDIR=$4 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$index "$1" --gtest_brief=1 "--gtest_filter=$2-$3" &
+    TEST_TMPDIR=$4 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$index timeout -k 10 1800 "$1" --gtest_brief=1 "--gtest_filter=$2-$3" &
     pids+=($!)
   done
   for one in "${pids[@]}"; do wait "$one" || status=1; done

@@ -211,14 +211,10 @@ def write_gguf(source, file):
     config = ModelBase.load_hparams(source, False)
     architecture = get_model_class(get_model_architecture(config, ModelType.TEXT))
 
-    class Random(architecture):
-        no_mtp, mtp_only = True, False  # there are no layers for multi-token prediction
-
-        def set_vocab(self):
-            add_vocabulary(self.gguf_writer, config["vocab_size"])
-
+    architecture.no_mtp, architecture.mtp_only = True, False  # there are no layers for multi-token prediction
+    architecture.set_vocab = lambda self: add_vocabulary(self.gguf_writer, config["vocab_size"])
     with torch.inference_mode():
-        Random(source, gguf.LlamaFileType.MOSTLY_BF16, file).write()
+        architecture(source, gguf.LlamaFileType.MOSTLY_BF16, file).write()
 
 
 def add_vocabulary(writer, vocab):
