@@ -1,5 +1,5 @@
-# make serve   everything that is needed, then Triton, the four models and the gateway. MODEL=<folder or hub id> serves
-#              another model than the demo model; docs/configuration.md lists the other variables. Ctrl-C ends it
+# make serve   everything that is needed, then Triton, the four models and the gateway. MODEL=<folder, GGUF file or hub id> serves
+#              another model than SmolLM2, MODEL=demo a small one without a download; docs/configuration.md lists the other variables. Ctrl-C ends it
 # make chat    a chat with what make serve runs. TOOLS=<file.py>: the model may call the functions of that file
 # make test    lint, types, C++ and Python unit tests, and each interface once before one server: some minutes
 # make test-all    everything else: CUDA, the emulated device, sanitizers, all servers, clients, released models (downloads
@@ -23,6 +23,7 @@ setup:
 serve: setup
 	@export CHARONIA_RUN_DIR="$${CHARONIA_RUN_DIR:-run}"; exec $(BIN)/charonia serve
 
+chat: export MODEL = demo# setup then downloads no model
 chat: setup
 	@port=$${CHARONIA_GRPC_PORT:-$$($(BIN)/dotenv -f .env get CHARONIA_GRPC_PORT 2>/dev/null)}; \
 	  exec $(BIN)/triton_client "localhost:$${port:-33337}" $${TOOLS:+--tools "$$TOOLS"}
@@ -54,7 +55,7 @@ generate:
 	@$(BIN)/python -m definitions
 
 clean:
-	rm -rf build run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build run .pytest_cache .mypy_cache .ruff_cache .hypothesis models/smollm2/.download-*
 
 distclean: clean
 	rm -rf .venv

@@ -25,6 +25,9 @@ def settings_from_environment() -> dict[str, str]: ...
 def read_config_ini(file: Path) -> dict[str, str]: ...
 def plan_memory(weights: Path, settings: dict[str, str], memory: str = "") -> dict[str, Any]: ...
 def measure_read_bandwidth(threads: int = 0, megabytes: int = 1024) -> float: ...
+def free_host_memory() -> int: ...
+def parse_bytes(text: str) -> int | None: ...
+def num_gpus() -> int: ...
 
 class KernelBench:
     def __init__(self, device: str, threads: int = 0, reproducible: bool = False) -> None: ...
@@ -60,6 +63,10 @@ class SamplingParams:
     stop_words: list[str | bytes]
     end_ids: list[int]
     ignore_eos: bool
+    thinking_budget: int | None
+    thinking_begin_ids: list[int]
+    thinking_end_ids: list[int]
+    thinking_begun: bool
     bad_words: list[list[int]]
     logit_bias: list[tuple[int, float]]
     logprobs: int
@@ -85,12 +92,22 @@ class Result:
     prompt_top_logprobs: list[list[tuple[int, float]]]
     prompt_logits: NDArray[np.float32]  # [rows, vocab_size], the first at position first_logits of the prompt
     first_logits: int
+    pooled: list[float]
     num_session_tokens: int
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
     num_computed_tokens: int
+    num_proposed_tokens: int
+    num_accepted_tokens: int
     timings: tuple[float, float, float]
+
+class AdapterInfo:
+    name: str
+    folder: str
+    fingerprint: str  # 16 hexadecimal digits: a hash of its files
+    max_rank: int
+    bytes: int
 
 class SessionInfo:
     id: str
@@ -106,6 +123,7 @@ class EngineInfo:
     vocab_size: int
     hidden_units: int
     num_layer: int
+    model_task: str  # generate | embed | score
     weight_type: str  # of most of the weights
     data_type: str  # of activations and of the weights that are not quantised: bf16 | fp16 | fp32
     group_size: int  # input features that share a scale; 0: all of an output feature, or not quantised
@@ -116,6 +134,7 @@ class EngineInfo:
     max_batch_size: int  # resolved, as is token_budget
     token_budget: int
     quant_policy: int
+    quantization: str
     max_queue_size: int
     cache_block_seq_len: int
     @property
@@ -149,8 +168,13 @@ class EngineStats:
     prompt_tokens: int
     generation_tokens: int
     jump_forward_tokens: int  # of those generated: taken without a step of their own
+    proposed_tokens: int  # by speculation
+    accepted_tokens: int  # of those generated: proposals that were accepted
     prefix_queries_tokens: int
     prefix_hit_tokens: int
+    offload_queries_tokens: int
+    offload_hit_tokens: int
+    offload_bytes: int
     gemms_rejected: int  # GEMMs with weights that cuBLASLt rejected and own kernels took
 
 class TokenSplit:
@@ -182,12 +206,18 @@ class Engine:
         stop_until: Sequence[str] = (),
         fit_max_tokens: bool = False,
         prompt_progress: bool = False,
+        lora_name: str = "",
+        pooling: str = "",
+        dimensions: int = 0,
         callback: Callable[[Result], None],
     ) -> int: ...
     def cancel(self, handle: int) -> bool: ...
     def cancel_id(self, id: str) -> bool: ...
     def stop(self, handle: int) -> bool: ...
     def stop_id(self, id: str) -> bool: ...
+    def load_adapter(self, name: str, folder: Path) -> None: ...
+    def unload_adapter(self, name: str) -> bool: ...
+    def adapters(self) -> list[AdapterInfo]: ...
     def end_session(self, session_id: str) -> bool: ...
     def sessions(self) -> list[SessionInfo]: ...
     def token_bytes(self, id: int) -> bytes: ...

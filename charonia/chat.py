@@ -28,6 +28,10 @@ def run(engine: Engine, sampling: SamplingParams, *, system: str | None = None, 
 
     Raises InvalidRequestError if the model has no chat template.
     """
+    if (task := engine.info.model_task) != "generate":
+        raise InvalidRequestError(
+            f"model {engine.info.model_name} is for task = {task}, so it cannot chat; use Engine.{task} or the server"
+        )
     if engine.tokenizer.chat_template is None:
         raise InvalidRequestError(
             f"model {engine.info.model_name} has no chat template, so it cannot chat; "

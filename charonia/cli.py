@@ -26,9 +26,9 @@ from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError
 from charonia.keys import add_keys
 from charonia.option_hints import HintingGroup
-from charonia.serve.command import models_app, prepare_command, serve_command
+from charonia.serve.command import LoraOption, models_app, prepare_command, serve_command, with_adapters
 from charonia.text import prompt_ids
-from charonia.web.command import web_command
+from charonia.web.command import generate_command, web_command
 
 app = typer.Typer(
     name="charonia",
@@ -44,6 +44,7 @@ app.add_typer(models_app, name="models")
 app.command("serve", cls=GroupedCommand)(serve_command)
 app.command("prepare", cls=GroupedCommand)(prepare_command)
 app.command("web", cls=GroupedCommand)(web_command)
+app.command("generate", cls=GroupedCommand)(generate_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,7 +71,9 @@ TemplateOption = Annotated[
 @app.command(cls=GroupedCommand)
 @with_engine_options(environment=False)
 def convert(
-    model: Annotated[str, typer.Argument(help="A Hugging Face model folder or a hub id.", metavar="MODEL")],
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face model folder, a GGUF file or a hub id.", metavar="MODEL")
+    ],
     dst_path: Annotated[Path, typer.Option(help="The workspace to write.")] = Path("workspace"),
     model_format: Annotated[
         str,
@@ -89,6 +92,7 @@ def convert(
     --tp also splits the weights over this number of ranks."""
     from charonia.weights.convert import convert as copy
     from charonia.weights.convert import link_workspace
+    from charonia.weights.workspace import model_task
 
     path = (link_workspace if link else copy)(
         model,
@@ -100,7 +104,8 @@ def convert(
         settings=spell_settings(settings or {}),
         show_progress=True,
     )
-    print(f"{path} is ready. Chat with it: charonia chat {dst_path}   Serve it: charonia serve {dst_path}")
+    chat = f" Chat with it: charonia chat {dst_path}  " if model_task(path) == "generate" else ""
+    print(f"{path} is ready.{chat} Serve it: charonia serve {dst_path}")
 
 
 @app.command()
@@ -130,7 +135,7 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A workspace, a Hugging Face folder or a hub id (MODEL; default: the demo model).", metavar="[MODEL]"
+            help="A workspace, a Hugging Face folder or a hub id (MODEL; default: SmolLM2).", metavar="[MODEL]"
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message at the start.")] = None,
@@ -157,7 +162,7 @@ def chat(
     from charonia.chat import run
     from charonia.serve.model import model_or_default
     from charonia.serve.models import asked_for
-    from charonia.settings import read_settings
+    from charonia.settings import inference_settings, read_settings
     from charonia.text.tokenizer import replace_chat_template
 
     sampling = SamplingParams(
@@ -170,7 +175,11 @@ def chat(
     )
     # A chat runs one sequence at a time, so a batch of two is enough.
     chosen = {"max_batch_size": 2, "stream_interval_ms": 0, **(settings or {})}
-    named = model_or_default(model or asked_for(read_settings())[0][1])
+    named = model_or_default(
+        model or asked_for(read_settings())[0][1],
+        inference_settings(spell_settings(settings or {})),
+        lambda text: print(text, file=sys.stderr),
+    )
     with Engine.from_pretrained(named, dtype=dtype, show_progress=True, **chosen) as engine:
         if chat_template is not None:
             replace_chat_template(engine.tokenizer, chat_template)
@@ -187,6 +196,7 @@ def plan(
         str, typer.Option(help="Memory of each GPU, or of the machine for the CPU, of another machine: 80GiB.")
     ] = "",
     dtype: DtypeOption = "auto",
+    lora: LoraOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
@@ -198,14 +208,14 @@ def plan(
 
     from charonia.weights.plan import make_plan, show
 
-    made = make_plan(model, settings, dtype=dtype, memory=memory)
+    made = make_plan(model, with_adapters(spell_settings(settings or {}), lora), dtype=dtype, memory=memory)
     refusal = made.refusal(users, context)
     if json_output:
         print(json.dumps(made.answers(users, context), indent=2))
     else:
         show(made, users, context, Console(soft_wrap=True))
     if refusal is not None:
-        if not json_output:
+        if not json_output and refusal not in made.warnings:  # which are printed already
             print(refusal, file=sys.stderr)
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from charonia.errors import CharoniaError, ModelError
+from charonia.units import spell_bytes
 
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -23,7 +24,7 @@ def require_space(folder: Path, needed: int, what: str, error: type[CharoniaErro
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise error(
-            f"{what} needs about {needed / 1e9:.1f} GB in {folder}, but {free / 1e9:.1f} GB are free: free some space, "
+            f"{what} needs about {spell_bytes(needed)} in {folder}, but {spell_bytes(free)} are free: free some space, "
             "or choose another folder"
         )
 
@@ -53,7 +54,7 @@ def reason(error: OSError, folder: Path | None = None) -> str:
     free = ""
     for known in (place, *place.parents) if place else ():
         with contextlib.suppress(OSError):
-            free = f" ({shutil.disk_usage(known).free / 1e9:.1f} GB are free)"
+            free = f" ({spell_bytes(shutil.disk_usage(known).free)} are free)"
             break
     at = f" at {place}" if place else ""
     return f"{error.strerror}{at}{free}: free some space, correct the permissions, or choose another folder"

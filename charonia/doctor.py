@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,6 +17,7 @@ from charonia.disk import nearest
 from charonia.errors import CharoniaError, ServeError
 from charonia.serve import access, checks, run_folder, shared_memory, triton
 from charonia.settings import ServeSettings
+from charonia.units import spell_bytes
 
 State = Literal["ok", "note", "problem"]
 _SHM_BYTES = 256 << 20  # a few processes of preprocessing with long prompts; Docker's default is 64 MB
@@ -113,7 +115,7 @@ def _memory() -> Finding:
     total, free, remedy = found["MemTotal"], found["MemAvailable"], "end other programs"
     if (limit := _container_memory()) and limit[0] < total:
         total, free, remedy = limit[0], min(free, limit[1]), "raise the memory limit of this container"
-    text = f"{free / 1e9:.1f} GB of {total / 1e9:.1f} GB are available"
+    text = f"{spell_bytes(free)} of {spell_bytes(total)} are available"
     if free < _MEMORY_BYTES:
         return Finding("memory", "problem", f"{text}: {remedy}; charonia plan MODEL says what a model needs")
     return Finding("memory", "ok", f"{text}; charonia plan MODEL says what a model needs")
@@ -131,21 +133,25 @@ def _container_memory() -> tuple[int, int] | None:
 
 def _writable(folder: Path) -> str:
     place = nearest(folder)
-    if not os.access(place, os.W_OK):
-        raise ServeError(f"{place} cannot be written: set CHARONIA_RUN_DIR (--run-dir) to a folder of yours")
-    return str(folder)
+    try:
+        with tempfile.TemporaryDirectory(dir=place):
+            return str(folder)
+    except OSError as error:
+        raise ServeError(
+            f"{place} cannot be written ({error.strerror}): set CHARONIA_RUN_DIR to a folder of yours"
+        ) from None
 
 
 def _space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
     place = nearest(folder)
     free = shutil.disk_usage(place).free
-    text = f"{free / 1e9:.1f} GB are free in {place}"
+    text = f"{spell_bytes(free)} are free in {place}"
     if free < needed:
-        return Finding(name, "problem", f"{text}, and {needed / 1e9:.1f} GB should be: {remedy}")
+        return Finding(name, "problem", f"{text}, and {spell_bytes(needed)} should be: {remedy}")
     return Finding(name, "ok", text)
 
 
 def _free(ports: Sequence[access.Port]) -> str:
     """ports: the last one, after another one with the same number if there is one."""
-    checks.check_ports(ports)
+    checks.check_ports(ports, option=False)
     return f"free at {ports[-1].address} ({ports[-1].number_name})"

@@ -18,6 +18,10 @@ class InvalidRequestError(CharoniaError, ValueError):
     """A request, a prompt or a configuration value is wrong. The text says how to correct it."""
 
 
+class NotFoundError(InvalidRequestError):
+    """The request names something that does not exist, such as a LoRA adapter."""
+
+
 class OverloadedError(CharoniaError):
     """The queue is full, or the request waited too long in it, or there is not enough memory. Retry later."""
 

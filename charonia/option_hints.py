@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from charonia.settings import ServeSettings, env_name
+
 HINTS = {
     # vLLM, SGLang
     "--max-model-len": "--session-len",
@@ -23,12 +25,15 @@ HINTS = {
     "--ssl-certfile": "CHARONIA_GATEWAY_TLS_CERT",
     "--ssl-keyfile": "CHARONIA_GATEWAY_TLS_KEY",
     "--enforce-eager": "--no-cuda-graphs",
-    "--quantization": "nothing: the format of the weights is detected",
     "--load-format": "nothing: the format of the weights is detected",
     "--trust-remote-code": "nothing: code of models is never run",
     "--enable-auto-tool-choice": "nothing: tools are always on",
     "--revision": "MODEL@REVISION",
     "--mem-fraction-static": "--cache-max-entry-count (a share of the memory that is free after the weights)",
+    "--enable-lora": "--lora NAME=ADAPTER",
+    "--lora-modules": "--lora NAME=ADAPTER",
+    "--speculative-config": "--speculative-model",
+    "--speculative-draft-model-path": "--speculative-model",
     "--context-length": "--session-len",
     "--max-running-requests": "--max-batch-size",
     # LMDeploy
@@ -43,6 +48,8 @@ HINTS = {
     "--batch-size": "--token-budget",
     "--n-gpu-layers": "--device cuda or --device cpu: a model is on one of the two",
     "--alias": "--model-name",
+    "--model-draft": "--speculative-model",
+    "--draft-max": "--speculative-tokens",
     "--cache-type-k": "--quant-policy (8 or 4; 0: not quantised)",
     "--cache-type-v": "--quant-policy (8 or 4; 0: not quantised)",
 }
@@ -57,6 +64,18 @@ class HintingGroup(TyperGroup):
         except Exception as error:
             hint = HINTS.get(str(getattr(error, "option_name", "")).replace("_", "-"))
             if hint and hasattr(error, "possibilities"):
-                error.message = f"No such option: {error.option_name}: here {hint}"  # type: ignore[attr-defined]
+                told = _for_command(hint, error.ctx.command)  # type: ignore[attr-defined]
+                error.message = f"No such option: {error.option_name}: {told}"  # type: ignore[attr-defined]
                 error.possibilities = None
             raise
+
+
+def _for_command(hint: str, command: Any) -> str:
+    """Return the hint. A command that does not have the option names the one that has it, and the variable."""
+    option = hint.split()[0]
+    known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+    if not option.startswith("--") or option in known:
+        return f"here {hint}"
+    field = option.removeprefix("--").replace("-", "_")
+    variable = f" ({env_name(field)})" if field in ServeSettings.model_fields else ""
+    return f"charonia serve has {option}{variable}"

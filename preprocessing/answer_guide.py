@@ -19,7 +19,9 @@ from charonia_answers.tag_parts import Format, NoTagError, either
 from charonia_answers.tags import Function, ReasoningState, Tags, check_name, guide_format
 from prompt_ids import PromptError, is_too_deep, parse_json, show
 
-_CHOICES = 'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
+_CHOICES = 'send "auto", "none", "required", {"type": "function", "function": {"name": ...}} or allowed_tools'
+_ALLOWED = 'send {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}, with at '
+_ALLOWED += 'least one tool {"type": "function", "function": {"name": ...}}'
 # Keywords of JSON Schema whose values are schemas: in an object, in a list, or one schema. Other keywords have values
 # that are not schemas.
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
@@ -31,10 +33,12 @@ _GUIDE = "guided_decoding_guide"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """name: the only function that may be called, if kind is "function"."""
+    """name: the only function that may be called, if kind is "function". allowed: the names of the functions that may
+    be called; None: all. The prompt has all functions, so that its beginning is the same for each choice."""
 
     kind: Literal["auto", "none", "required", "function"]
     name: str = ""
+    allowed: tuple[str, ...] | None = None
 
     @property
     def forced(self) -> bool:
@@ -59,11 +63,30 @@ def read_tool_choice(text: str | None) -> ToolChoice:
         return _KNOWN["auto" if text is None else text]
     if text.lstrip().startswith("{"):
         value = parse_json("tool_choice", text, _CHOICES)
-        function = value.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if value.get("type") == "function" and isinstance(name, str):
+        if value.get("type") == "allowed_tools":
+            return _allowed_tools(value)
+        name = _named(value)
+        if name is not None:
             return ToolChoice("function", name)
     raise PromptError("tool_choice", f"{show(text)} is not supported", _CHOICES)
+
+
+def _named(tool: Any) -> str | None:
+    """Return the name of a function in {"type": "function", "function": {"name": ...}}; None for another value."""
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _allowed_tools(value: Mapping[str, Any]) -> ToolChoice:
+    allowed = value.get("allowed_tools")
+    mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    names = [_named(tool) for tool in tools] if isinstance(tools, list) else []
+    if mode not in ("auto", "required") or not names or None in names:
+        raise PromptError(
+            "tool_choice", "allowed_tools has no mode, or its tools are not a list of functions", _ALLOWED
+        )
+    return ToolChoice(mode, allowed=tuple(name for name in names if name is not None))
 
 
 class AnswerGuides:
@@ -93,13 +116,16 @@ class AnswerGuides:
         functions. Raises PromptError."""
         if num_begun:
             self._check_begun(prompt or "", functions, choice, given, num_begun)
-        strict = any(function.get("strict") for function in functions)
         names = [one["name"] for one in functions if isinstance(one.get("name"), str)]
         if len(set(names)) < len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
             raise PromptError("tools", f"two functions have the name {show(twice)}", "give each function its own name")
         if choice.forced and not functions:
             raise PromptError("tool_choice", f"{show(choice.name or choice.kind)} without tools", "send tools")
+        if choice.allowed is not None:
+            functions = self._allowed(functions, choice.allowed)
+        # The grammar of strict functions allows calls of these functions only.
+        strict = choice.allowed is not None or any(function.get("strict") for function in functions)
         if prompt is None or not (choice.forced or strict or given.type) or (given.text and not given.type):
             return self._for_engine(given)
         if given.type and not choice.forced and self._is_beyond(given):
@@ -125,6 +151,13 @@ class AnswerGuides:
         if strict or (choice.forced and not any_arguments):
             self._check_size("the grammar of functions", len(made.encode()))
         return Guide("structural_tag", made)
+
+    @staticmethod
+    def _allowed(functions: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+        offered = [function.get("name") for function in functions]
+        if unknown := next((name for name in names if name not in offered), None):
+            raise PromptError("tool_choice", f"allowed_tools: {show(unknown)} is not among tools", "name some of them")
+        return [function for function in functions if function.get("name") in names]
 
     def _for_engine(self, given: Guide) -> Guide:
         """Convert the caller's guide for the engine: structural tags and EBNF become Lark grammars."""
@@ -209,13 +242,16 @@ class AnswerGuides:
         message. any_arguments: as in `make`. Returns None for a wrong guide, as `_of_given` does."""
         if self._formats.calls is None:
             what = "calls cannot be forced" if choice.forced else "no function can be strict"
+            what = what if choice.allowed is None else "calls cannot be limited to allowed_tools"
             problem = f"{what}: the model's format of calls is not known"
             remedy = f"send tool_choice = none, or start the server with {CALLS_VARIABLE} = hermes or another format "
             remedy += "(charonia serve --tool-call-parser)"
             remedy += f", or with {GENERIC_VARIABLE} = true" if choice.forced else ""
-            raise PromptError("tool_choice" if choice.forced else "tools", problem, remedy)
+            field = "tool_choice" if choice.forced or choice.allowed is not None else "tools"
+            raise PromptError(field, problem, remedy)
         if given.type == "structural_tag":
             what = "calls are forced" if choice.forced else "a function is strict"
+            what = what if choice.allowed is None else "tool_choice has allowed_tools"
             raise PromptError(_GUIDE, f"a structural tag, but {what}, which needs its own tag", "send one of them")
         if choice.kind == "function":
             functions = [function for function in functions if function.get("name") == choice.name]

@@ -26,6 +26,7 @@ DEFAULT_SAMPLING: dict[str, float] = {
     "repetition_penalty": 1.0,
 }
 # end of generated: sampling defaults
+_ROUNDED_TYPES = {"fp8": "fp8", "w8a8": "int8", "w8a16": "int8", "w4a16": "int4"}  # by the setting quantization
 _PARAMETER = r'key\s*:\s*"{}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"([^"]*)"'
 
 
@@ -35,23 +36,38 @@ def context_length(weights: Path, engine_config: Path, environment: Mapping[str,
     return _number(given) or _number(config_section(weights / "config.ini").get("max_position_embeddings", ""))
 
 
+def model_task(weights: Path) -> str:
+    """The task of the model: generate, embed or score. "" if unknown."""
+    return config_section(weights / "config.ini").get("model_task", "").strip()
+
+
 def guide_max_bytes(weights: Path, engine_config: Path, environment: Mapping[str, str]) -> int:
     """The engine's setting guide_max_bytes."""
     return _number(setting("guide_max_bytes", weights, engine_config, environment)) or GUIDE_MAX_BYTES
 
 
 def model_info(weights: Path, engine_config: Path, environment: Mapping[str, str], limit: int | None) -> dict[str, Any]:
-    """The output `model_info`: `limit` from context_length(), the types and the size of the vocabulary in config.ini of
-    `weights`, and the engine's defaults of sampling parameters."""
+    """The output `model_info`: `limit` from context_length(), the task, the types and the size of the vocabulary in
+    config.ini of `weights`, and the engine's defaults of sampling parameters."""
     ini = config_section(weights / "config.ini")
     types = {key: ini.get(key, "").strip() or None for key in ("weight_type", "data_type")}
+    quantization = setting("quantization", weights, engine_config, environment).strip() or "none"
+    if quantization in _ROUNDED_TYPES:  # the engine rounds the weights while it loads them
+        types = {"weight_type": _ROUNDED_TYPES[quantization], "data_type": types["data_type"] or types["weight_type"]}
     off = setting("generation_config", weights, engine_config, environment).strip() == "none"
     sampling = {
         name: default if off else type(default)(ini.get(f"default_{name}", default))
         for name, default in DEFAULT_SAMPLING.items()
     }
     sizes = {key: _number(ini.get(key, "")) for key in ("group_size", "vocab_size")}
-    return {"context_length": limit, **types, **sizes, "default_sampling_parameters": sampling}
+    return {
+        "context_length": limit,
+        "task": model_task(weights) or None,
+        **types,
+        **sizes,
+        "quantization": quantization,
+        "default_sampling_parameters": sampling,
+    }
 
 
 def setting(key: str, weights: Path, engine_config: Path, environment: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import prompt
 import prompt_ids
 from answer_guide import Guide
-from context_length import context_length, guide_max_bytes, model_info
+from context_length import context_length, guide_max_bytes, model_info, model_task
 from model_fingerprint import fingerprint
 from model_log import ModelLog
 from prepare import Fields, Preparation
@@ -52,7 +52,7 @@ class TritonPythonModel:
         }
         try:
             tokenizer, guide_bytes = load_tokenizer(folder), guide_max_bytes(*settings)
-            self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes)
+            self.preparation = Preparation(tokenizer, os.environ, limit, guide_bytes, model_task(weights))
         except (TokenizerError, ValueError, OSError) as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self.large = False  # ends with the request
@@ -104,6 +104,8 @@ class TritonPythonModel:
             pb_utils.Tensor("logit_bias_values", np.array(made.bias_values, np.float32)),
             pb_utils.Tensor("strip_leading_space", np.array([chat.strip_leading_space])),
             pb_utils.Tensor("in_reasoning", np.array([made.in_reasoning])),
+            pb_utils.Tensor("thinking_begin_ids", np.array(made.thinking[0], np.int32)),
+            pb_utils.Tensor("thinking_end_ids", np.array(made.thinking[1], np.int32)),
             pb_utils.Tensor("guided_decoding_guide_type", np.array([guide.type.encode()], np.object_)),
             pb_utils.Tensor("guided_decoding_guide", np.array([guide.text.encode()], np.object_)),
             pb_utils.Tensor("echo", np.array([made.echo.encode()], np.object_)),
@@ -171,6 +173,7 @@ def fields_of(request: Any) -> Fields:
         guide=guide,
         session_id=text(request, "session_id") or "",
         interactive=flag(request, "interactive", False),
+        pooling=text(request, "pooling") or "",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import prompt
-from answer_formats import GENERIC, AnswerFormats, functions_of, is_generic
+from answer_formats import GENERIC, AnswerFormats, functions_of, is_generic, thinking_marks
 from answer_guide import AnswerGuides, Guide, read_tool_choice
 from model_fingerprint import TEMPLATE_VARIABLE
 from prompt_ids import Encoded, PromptError, encode_bad_words, set_chat_template, shown_time, shows_tools
@@ -37,15 +37,18 @@ class Fields:
     guide: Guide = field(default_factory=Guide)  # the engine checks it
     session_id: str = ""
     interactive: bool = False
+    pooling: str = ""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared request. in_reasoning: whether the prompt ends within the reasoning. bad_words: token ids. echo: the
+    """A prepared request. in_reasoning: whether the prompt ends within the reasoning. thinking: the token ids of the
+    marks that begin and end the reasoning; empty ones if the engine cannot end it. bad_words: token ids. echo: the
     prompt's text, if it precedes the response."""
 
     chat: Encoded
     in_reasoning: bool
+    thinking: tuple[Sequence[int], Sequence[int]]
     guide: Guide
     stop_words: Sequence[str]
     stop_until: Sequence[str]
@@ -55,10 +58,17 @@ class Prepared:
     echo: str
 
 
+def _without_fields(chat: Encoded) -> Prepared:
+    return Prepared(
+        chat=chat, in_reasoning=False, thinking=((), ()), guide=Guide(), stop_words=(), stop_until=(),
+        bad_words=(), bias_ids=(), bias_values=(), echo="",
+    )  # fmt: skip
+
+
 class Preparation:
     """Prepares requests to one model. Raises ValueError if a setting in `environment` names an unknown format, or an
-    unusable chat template. limit:
-    tokens of the longest sequence; None: unknown. guide_max_bytes: as in AnswerGuides."""
+    unusable chat template. limit: tokens of the longest sequence; None: unknown. guide_max_bytes: as in AnswerGuides.
+    task: what the model gives (model_task in config.ini); "": unknown."""
 
     def __init__(
         self,
@@ -66,7 +76,9 @@ class Preparation:
         environment: Mapping[str, str],
         limit: int | None,
         guide_max_bytes: int,
+        task: str = "",
     ) -> None:
+        self._task = task
         self.tokenizer = tokenizer
         self.limit = limit
         if template := environment.get(TEMPLATE_VARIABLE):
@@ -76,12 +88,19 @@ class Preparation:
         default = GENERIC if on and not shows_tools(tokenizer) else None
         self.formats = AnswerFormats(tokenizer.chat_template, environment, special, default)
         self._write_calls = self.formats.calls.write if on and self.formats.calls else None
+        self._marks = thinking_marks(tokenizer, self.formats.reasoning)
         self._guides = AnswerGuides(self.formats, special, guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:
         """Raises PromptError for a wrong field."""
         if fields.interactive and not fields.session_id:
             raise PromptError("interactive", "true without a session", "send the session's session_id")
+        if self._task and (fields.pooling or "generate") not in (self._task, "any"):
+            # The engine rejects the request, and its error names the model's task. Its text may have no template here.
+            return _without_fields(Encoded([0]))
+        if fields.pooling:
+            given = fields.text_input, fields.messages, fields.prompt_token_ids
+            return _without_fields(prompt.build_pooled(self.tokenizer, *given, self.limit))
         choice = read_tool_choice(fields.tool_choice)
         tools = None if choice.kind == "none" else fields.tools
         shown = not fields.exclude_input_in_output
@@ -121,7 +140,9 @@ class Preparation:
         ids, values = ([], []) if fields.logit_bias is None else prompt.parse_logit_bias(fields.logit_bias)
         echo = chat.text if shown else ""
         in_reasoning = self.formats.in_reasoning(prompted) and not chat.num_begun
-        return Prepared(chat, in_reasoning, guide, stop_words, stop_until, bad_words, ids, values, echo)
+        # A begun message is content, so no reasoning follows.
+        thinking = self._marks if prompted is not None and not chat.num_begun else ([], [])
+        return Prepared(chat, in_reasoning, thinking, guide, stop_words, stop_until, bad_words, ids, values, echo)
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

@@ -20,6 +20,7 @@ from prompt_ids import (
     check_variables,
     encode_chat,
     encode_ids,
+    encode_pair,
     encode_text,
     parse_json,
     show,
@@ -128,6 +129,28 @@ def build_prompt(
         unseen_tools=unseen_tools,
         write_calls=write_calls,
     )
+
+
+def build_pooled(
+    tokenizer: Any,
+    text_input: str | None,
+    messages: str | None,
+    token_ids: Sequence[int] | None,
+    limit: int | None,
+) -> Encoded:
+    """Build the input of an embedding or a score from one of these: a text, token ids, or messages with a query and a
+    document."""
+    given = [text_input is not None, token_ids is not None, messages is not None]
+    if sum(given) != 1:
+        problem = f"the request has {sum(given)} of them"
+        raise PromptError("text_input, prompt_token_ids, messages", problem, "send exactly one of the three")
+    if token_ids is not None:
+        return encode_ids(tokenizer, "prompt_token_ids", token_ids)
+    if messages is not None:
+        return encode_pair(tokenizer, parse_messages(messages), limit)
+    if not text_input:
+        raise PromptError("text_input", "empty", "send at least one character")
+    return encode_text(tokenizer, "text_input", text_input, limit=limit)
 
 
 def token_strings(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:

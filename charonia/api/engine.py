@@ -8,27 +8,32 @@ import queue
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from charonia import _engine, guide_library
 from charonia.api.guides import Guide
-from charonia.api.prompts import Prompt, encode, native_sampling, split
+from charonia.api.prompts import Prompt, encode, native_sampling, refused, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
 from charonia.api.streams import AsyncStream, Gathering, Stream, Submit, chunk_of
 from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
 from charonia.progress import Progress
-from charonia.text.prompt_ids import Encoded
-from charonia.text.tokenizer import load_tokenizer
+from charonia.text.prompt_ids import Encoded, encode_pair, encode_text
+from charonia.text.tokenizer import load_tokenizer, prepare_tokenizer
 from charonia.weights import workspace
-from charonia.weights.convert import read_source, write_weights
+from charonia.weights.adapters import locate_adapter
+from charonia.weights.convert import Source, read_source, write_weights
+from charonia.weights.draft_model import draft_of, draft_settings, named_as_given
+from charonia.weights.task import setting_of
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
@@ -72,31 +77,40 @@ class Engine:
     def from_pretrained(
         cls, model: str | os.PathLike[str], *, dtype: str = "auto", show_progress: bool = False, **config: Setting
     ) -> Engine:
-        """Load a workspace, a Hugging Face folder or a hub id.
+        """Load a workspace, a Hugging Face folder, a GGUF file or a hub id.
 
         dtype: auto | bf16 | fp16 | fp32, for a Hugging Face folder; a workspace has a fixed type. In a quantised model
-        it is the type of activations and of weights that are not quantised. config: keys of config.ini.
-        Raises ModelError, UnsupportedError or InvalidRequestError with advice for the user.
+        it is the type of activations and of weights that are not quantised. config: keys of config.ini;
+        speculative_model may be anything that `model` may be. Raises ModelError, UnsupportedError or
+        InvalidRequestError with advice for the user.
         """
         location = workspace.locate(model)
-        if location.weights is not None:
-            if dtype != "auto":
-                raise InvalidRequestError(
-                    f"dtype {dtype!r}: a workspace has its own weight type; convert the model with --dtype {dtype}"
-                )
-            return cls(location.weights, location.tokenizer, config)
-        # write_weights needs only the number of ranks; the engine reads all other settings.
         given = {**_engine.settings_from_environment(), **spell_settings(config)}
-        ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
-        source = read_source(location.path, dtype)
         progress = Progress(show_progress)
-        for note in source.spec.notes:
-            progress.warn(note)
-        # The engine maps the weight files directly and reads the other files while loading, so the folder is temporary.
-        with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
-            weights = Path(folder)
-            write_weights(source, weights, link=source.linkable, settings=ranks, progress=progress)
-            return cls(weights, location.tokenizer, config)
+        # The engine maps the weight files directly and reads the other files while loading, so the folders are
+        # temporary.
+        with ExitStack() as loaded:
+            if draft := draft_of(given):
+                folder = _draft_weights(draft, progress, loaded)
+                loaded.enter_context(named_as_given(folder, draft))
+                config |= draft_settings(folder)
+            if location.weights is not None:
+                if dtype != "auto":
+                    raise InvalidRequestError(
+                        f"dtype {dtype!r}: a workspace has its own weight type; convert the model with --dtype {dtype}"
+                    )
+                return cls(location.weights, location.tokenizer, config)
+            source = read_source(location.path, dtype, setting_of(given))
+            # write_weights needs only the number of ranks; the engine reads all other settings.
+            ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
+            weights = _write_temporary(source, ranks, progress, loaded)
+            tokenizer = None
+            if source.spec.config.model_task != "generate":
+                tokenizer = load_tokenizer(location.path)
+                prepare_tokenizer(location.path, tokenizer, source.spec)
+            engine = cls(weights, location.tokenizer, config)
+            engine._tokenizer = tokenizer
+            return engine
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -124,6 +138,7 @@ class Engine:
         priority: int = 0,
         guide: Guide | None = None,
         cache_salt: str = "",
+        lora: str | Sequence[str] = "",
     ) -> list[Output]:
         """Run all prompts together and wait for them. Outputs are in the order of the prompts. With n > 1 each prompt
         has n adjacent outputs, numbered by `index`, like OpenAI's `choices`.
@@ -136,14 +151,15 @@ class Engine:
         evicted starts with the prompt. new_session: restart the session; the prompt is the whole conversation.
         end_session: delete the session afterwards. timeout: seconds until DeadlineExceededError. priority: higher
         values run first. guide: the required format of all outputs. cache_salt: at most 256 bytes of UTF-8; prefix
-        cache hits occur only between requests with the same salt.
+        cache hits occur only between requests with the same salt. lora: the name of a loaded adapter
+        (`load_adapter`), one for all prompts, or one for each; empty: none.
         """
         given_prompts = split(prompts)
         if session_id and len(given_prompts) != 1:
             raise InvalidRequestError(
                 f"{len(given_prompts)} prompts for one session_id; a session takes one prompt at a time"
             )
-        options = _Options(Session(session_id, new_session, end_session), timeout, priority, guide, cache_salt)
+        options = _Options(Session(session_id, new_session, end_session), timeout, priority, guide, cache_salt, "")
         encoded = [self._encode(prompt, options.session) for prompt in given_prompts]
         given = sampling or SamplingParams()
         each = [given] * len(encoded) if isinstance(given, SamplingParams) else list(given)
@@ -151,14 +167,80 @@ class Engine:
             raise InvalidRequestError(
                 f"{len(each)} sampling parameters for {len(encoded)} prompts; expected one for each"
             )
+        loras = [lora] * len(encoded) if isinstance(lora, str) else list(lora)
+        if len(loras) != len(encoded):
+            raise InvalidRequestError(f"{len(loras)} adapters for {len(encoded)} prompts; expected one for each")
+        submits = (
+            (self._submitter(prompt, params, replace(options, lora=adapter), stream=False), params.n)
+            for prompt, params, adapter in zip(encoded, each, loras, strict=True)
+        )
+        chunks = self._gather(submits)
+        return [_output(prompt, chunk) for prompt, own in zip(encoded, chunks, strict=True) for chunk in own]
+
+    def embed(
+        self, inputs: str | Sequence[int] | Sequence[str | Sequence[int]], *, dimensions: int | None = None
+    ) -> NDArray[np.float32]:
+        """Return the embeddings of all inputs, [inputs, dimensions]. inputs: a text, token ids, or a list of these.
+        dimensions: only the first numbers, of length 1 again. Raises InvalidRequestError if the model gives no
+        embeddings (the setting `task`)."""
+        encoded = [self._encode_pooled(one) for one in split(inputs)]
+        return np.array(self._pool("embed", encoded, dimensions or 0), np.float32)
+
+    def score(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> list[float]:
+        """Return the score of each document for a query, by a reranker. instruction: replaces the template's own.
+        Raises InvalidRequestError if the model gives no scores (the setting `task`)."""
+        system = [] if instruction is None else [{"role": "system", "content": instruction}]
+        limit = self.info.session_len
+        with refused():
+            encoded = [
+                encode_pair(
+                    self.tokenizer,
+                    [*system, {"role": "query", "content": query}, {"role": "document", "content": document}],
+                    limit,
+                )
+                for document in documents
+            ]
+        return [score for (score,) in self._pool("score", encoded, 0)]
+
+    def _encode_pooled(self, given: Prompt) -> Encoded:
+        if not isinstance(given, str):
+            return encode(lambda: self.tokenizer, given)
+        with refused():
+            return encode_text(self.tokenizer, "input", given, limit=self.info.session_len)
+
+    def _pool(self, task: str, inputs: Sequence[Encoded], dimensions: int) -> list[list[float]]:
+        """Return the embeddings or scores of inputs."""
+        native, sampling = self._open(), self._native_sampling(SamplingParams())
+
+        def submitter(prompt: Encoded) -> Submit:
+            submit: Any = functools.partial(
+                native.submit,
+                id="",
+                input_ids=prompt.token_ids,
+                sampling=sampling,
+                priority=0,
+                stream=False,
+                strip_leading_space=False,
+                pooling=task,
+                dimensions=dimensions,
+            )
+            return lambda callback: int(submit(callback=callback))
+
+        chunks = [chunk for (chunk,) in self._gather((submitter(prompt), 1) for prompt in inputs)]
+        if any(chunk.finish_reason == "cancelled" for chunk in chunks):
+            raise EngineClosedError("the engine was closed while it computed embeddings or scores")
+        return [chunk.pooled for chunk in chunks]
+
+    def _gather(self, submits: Iterable[tuple[Submit, int]]) -> list[list[Chunk]]:
+        """Submit requests, each with its number of sequences, and wait for all of them. If the queue is full, the rest
+        is submitted when it has room. An error cancels all others."""
         chunks: dict[int, list[Chunk]] = {}
         gathering = Gathering(self._open())
         try:
-            for index, (prompt, params) in enumerate(zip(encoded, each, strict=True)):
-                submit = self._submitter(prompt, params, options, stream=False)
+            for index, (submit, sequences) in enumerate(submits):
                 while index not in chunks:
                     try:
-                        gathering.submit(index, submit, params.n)
+                        gathering.submit(index, submit, sequences)
                         break
                     except OverloadedError:
                         if not len(gathering):
@@ -170,7 +252,7 @@ class Engine:
                 chunks[finished] = answers
         finally:
             gathering.cancel()
-        return [_output(prompt, chunk) for index, prompt in enumerate(encoded) for chunk in chunks[index]]
+        return [chunks[index] for index in sorted(chunks)]
 
     def stream(
         self,
@@ -185,6 +267,7 @@ class Engine:
         priority: int = 0,
         guide: Guide | None = None,
         cache_salt: str = "",
+        lora: str = "",
     ) -> Stream:
         """Submit the request immediately and return an iterator over its chunks. Leaving the loop early (break, close,
         an exception) cancels the request.
@@ -193,7 +276,7 @@ class Engine:
         other arguments see `generate`.
         """
         session = Session(session_id, new_session, end_session)
-        options = _Options(session, timeout, priority, guide, cache_salt, request_id)
+        options = _Options(session, timeout, priority, guide, cache_salt, lora, request_id)
         return Stream(*self._streaming(prompt, sampling or SamplingParams(), options))
 
     def astream(
@@ -209,10 +292,11 @@ class Engine:
         priority: int = 0,
         guide: Guide | None = None,
         cache_salt: str = "",
+        lora: str = "",
     ) -> AsyncStream:
         """Same as `stream`, on the running event loop: `async for chunk in engine.astream(...)`."""
         session = Session(session_id, new_session, end_session)
-        options = _Options(session, timeout, priority, guide, cache_salt, request_id)
+        options = _Options(session, timeout, priority, guide, cache_salt, lora, request_id)
         return AsyncStream(*self._streaming(prompt, sampling or SamplingParams(), options))
 
     def chat(
@@ -223,10 +307,12 @@ class Engine:
         session_id: str = "",
         guide: Guide | None = None,
         cache_salt: str = "",
+        lora: str = "",
     ) -> Output:
         """Return the response to a conversation. With a session_id, pass only the new messages: the engine keeps the
         earlier ones. An unknown session starts with these messages."""
-        return self.generate(messages, sampling, session_id=session_id, guide=guide, cache_salt=cache_salt)[0]
+        options: dict[str, Any] = {"session_id": session_id, "guide": guide, "cache_salt": cache_salt, "lora": lora}
+        return self.generate(messages, sampling, **options)[0]
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield the logits of a prompt, in pieces as they are computed: (position, rows [n, vocab_size]).
@@ -267,6 +353,22 @@ class Engine:
     def sessions(self) -> list[_engine.SessionInfo]:
         """Return the stored sessions, by name."""
         return self._open().sessions()
+
+    def load_adapter(self, name: str, adapter: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter under a name for requests: a folder of PEFT or a hub id. Requests run meanwhile.
+
+        Raises ModelError, UnsupportedError or InvalidRequestError with advice for the user.
+        """
+        _check_text("name", name)
+        self._open().load_adapter(name, locate_adapter(adapter))
+
+    def unload_adapter(self, name: str) -> bool:
+        """Unload an adapter; returns False for an unknown name. Its running requests end with it."""
+        return self._open().unload_adapter(name)
+
+    def adapters(self) -> list[_engine.AdapterInfo]:
+        """Return the loaded adapters, by name."""
+        return self._open().adapters()
 
     def stop(self, request_id: str) -> bool:
         """End every request with this id. In a session, the generated part of the turn stays in the history."""
@@ -340,6 +442,7 @@ class Engine:
             timeout_ms=None if timeout is None else _milliseconds(timeout),
             guide=None if guide is None else (guide.type, guide.text),
             cache_salt=options.cache_salt,
+            lora_name=options.lora,
         )
         return lambda callback: int(submit(callback=callback))
 
@@ -362,6 +465,21 @@ class Session:
         return bool(self.id) and not self.begins
 
 
+def _write_temporary(source: Source, settings: Mapping[str, str], progress: Progress, until: ExitStack) -> Path:
+    """Write a weights folder that exists until `until` is closed."""
+    for note in source.spec.notes:
+        progress.warn(note)
+    folder = Path(until.enter_context(tempfile.TemporaryDirectory(prefix="charonia-")))
+    write_weights(source, folder, link=source.linkable, settings=settings, progress=progress)
+    return folder
+
+
+def _draft_weights(model: str, progress: Progress, until: ExitStack) -> Path:
+    """Return a weights folder of the draft model."""
+    location = workspace.locate(model)
+    return location.weights or _write_temporary(read_source(location.path, "auto"), {}, progress, until)
+
+
 @dataclass(frozen=True)
 class _Options:
     """The fields of a request besides its prompt and its sampling parameters."""
@@ -371,11 +489,13 @@ class _Options:
     priority: int
     guide: Guide | None
     cache_salt: str
+    lora: str
     request_id: str = ""
 
     def __post_init__(self) -> None:
         _check_text("request_id", self.request_id)
         _check_text("cache_salt", self.cache_salt)
+        _check_text("lora", self.lora)
         priority, guide = self.priority, self.guide
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidRequestError(f"priority = {priority!r} is not valid: it must be a 32-bit integer")

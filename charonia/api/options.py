@@ -13,7 +13,9 @@ from typer.core import TyperCommand
 
 from charonia import _engine
 
-ModelArgument = Annotated[str, typer.Argument(help="A workspace, a Hugging Face folder or a hub id.", metavar="MODEL")]
+ModelArgument = Annotated[
+    str, typer.Argument(help="A workspace, a Hugging Face folder, a GGUF file or a hub id.", metavar="MODEL")
+]
 DtypeOption = Annotated[
     str,
     typer.Option(

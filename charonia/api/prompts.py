@@ -37,7 +37,7 @@ def encode(
 
     tokenizer: returns the Hugging Face tokenizer; called only if it is needed.
     """
-    with _refused():
+    with refused():
         if isinstance(prompt, str):
             return encode_text(tokenizer(), "prompt", prompt, interactive=interactive, limit=limit)
         if not isinstance(prompt, Sequence):
@@ -53,7 +53,7 @@ def encode(
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def refused() -> Iterator[None]:
     """Convert PromptError to InvalidRequestError."""
     try:
         yield
@@ -61,11 +61,14 @@ def _refused() -> Iterator[None]:
         raise InvalidRequestError(str(error)) from error
 
 
+_TOKEN_LISTS = ("end_ids", "thinking_begin_ids", "thinking_end_ids")
+
+
 def _bad_word_ids(tokenizer: Callable[[], Any], words: Sequence[str | Sequence[int]]) -> list[list[int]]:
     if not isinstance(words, Sequence):
         raise _wrong("bad_words", words)
     texts = [word for word in words if isinstance(word, str)]
-    with _refused():
+    with refused():
         spelled = encode_bad_words(tokenizer(), texts) if texts else []
     return [*spelled, *(_listed("bad_words", word) for word in words if not isinstance(word, str))]
 
@@ -95,7 +98,7 @@ def native_sampling(
     values = {name: value for name, value in values.items() if value is not None or not VALUES[name]}
     values |= {
         "stop_words": [] if stop is None else [stop] if isinstance(stop, str | bytes) else _listed("stop_words", stop),
-        "end_ids": _listed("end_ids", sampling.end_ids),
+        **{name: _listed(name, getattr(sampling, name)) for name in _TOKEN_LISTS},
         "bad_words": _bad_word_ids(tokenizer, sampling.bad_words),
         "logit_bias": list(sampling.logit_bias.items()),
     }

@@ -57,6 +57,9 @@ class Chunk:
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_session_tokens: int = 0  # part of num_input_tokens: the session's history before the prompt
+    num_proposed_tokens: int = 0  # by speculation so far
+    num_accepted_tokens: int = 0  # part of num_output_tokens: proposals that were accepted
+    pooled: list[float] = field(default_factory=list)  # of Engine.embed and Engine.score
 
     def __repr__(self) -> str:
         """The text, without the lists, which may have thousands of numbers."""

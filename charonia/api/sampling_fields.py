@@ -39,6 +39,17 @@ class SamplingFields:
     end_ids: Sequence[int] = ()
     # end ids do not end the sequence
     ignore_eos: bool = False
+    # most tokens of thinking; then the engine writes the mark that ends the thinking, and the response goes on; unset:
+    # no limit; >= 0
+    thinking_budget: int | None = None
+    # with thinking_budget: the tokens of the mark that begins the thinking; empty: only the prompt begins it. A special
+    # token, a word and a special token are the header of a message, and are looked for in the whole response, if
+    # thinking_end_ids begins with a special token, which then ends the message
+    thinking_begin_ids: Sequence[int] = ()
+    # with thinking_budget: the tokens of the mark that ends the thinking
+    thinking_end_ids: Sequence[int] = ()
+    # with thinking_budget: the prompt ends within the thinking; also true if thinking_begin_ids is empty
+    thinking_begun: bool = False
     # token sequences that are never completed; for a text, the sequences that the tokenizer makes of it
     bad_words: Sequence[str | Sequence[int]] = ()
     # added to the logits, by token id; for a repeated token, the sum; in [-100, 100]
@@ -50,8 +61,8 @@ class SamplingFields:
     prompt_logprobs: int | None = None
     # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
     n: int = 1
-    # sequences to sample, at least n; the n sequences with the largest mean log probability per token are returned,
-    # best first. More than n: only without streaming; in [1, 128]
+    # sequences to sample, at least n; the n sequences with the largest mean log probability per token, without tokens
+    # that thinking_budget forced, are returned, best first. More than n: only without streaming; in [1, 128]
     best_of: int | None = None
 
 
@@ -68,6 +79,8 @@ VALUES: dict[str, bool] = {
     "frequency_penalty": False,
     "seed": True,
     "ignore_eos": False,
+    "thinking_budget": True,
+    "thinking_begun": False,
     "logprobs": True,
     "prompt_logprobs": True,
     "n": False,
@@ -89,6 +102,10 @@ EXPECTED: dict[str, str] = {
     "stop_words": "expected texts or bytes",
     "end_ids": "expected token ids",
     "ignore_eos": "expected True or False",
+    "thinking_budget": "expected a whole number or None",
+    "thinking_begin_ids": "expected token ids",
+    "thinking_end_ids": "expected token ids",
+    "thinking_begun": "expected True or False",
     "bad_words": "expected texts or lists of token ids",
     "logit_bias": "expected a mapping from token id to a number",
     "logprobs": "expected a whole number or None",

@@ -38,6 +38,9 @@ def chunk_of(result: _engine.Result) -> Chunk:
         prompt_logprobs=result.prompt_logprobs,
         prompt_top_logprobs=result.prompt_top_logprobs,
         num_session_tokens=result.num_session_tokens,
+        num_proposed_tokens=result.num_proposed_tokens,
+        num_accepted_tokens=result.num_accepted_tokens,
+        pooled=result.pooled,
     )
 
 

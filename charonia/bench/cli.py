@@ -82,6 +82,31 @@ def static(
 
 @app.command()
 @with_engine_options(environment=True)
+def adapters(
+    model: ModelArgument,
+    batch_size: Annotated[int, typer.Option(help="Sequences at once, each with another adapter.")] = 8,
+    rank: Annotated[int, typer.Option(help="Rank of the random adapters.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(help="Prompt length.")] = 128,
+    output_tokens: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 64,
+    runs: Annotated[int, typer.Option(help="Runs; medians are printed.")] = 3,
+    json_file: JsonOption = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Measure the cost of LoRA adapters, compared with the model alone in the same run."""
+    from charonia.bench.adapters import run_adapters
+    from charonia.bench.records import print_records, write
+
+    console = Console()
+    records = run_adapters(
+        model, batch=batch_size, rank=rank, prompt=prompt_tokens, output=output_tokens, runs=runs,
+        settings=settings or {}, console=console,
+    )  # fmt: skip
+    print_records(console, records)
+    write(json_file, settings or {}, records)
+
+
+@app.command()
+@with_engine_options(environment=True)
 def serving(
     model: Annotated[
         str, typer.Argument(help="The model: a workspace, folder or hub id; a trace needs its tokenizer.")
@@ -300,6 +325,14 @@ def kernels(
 def peers(
     shape: Annotated[str, typer.Option(help="Model shape, see make-model.")] = "m05",
     bits: Annotated[int, typer.Option(help="Bits of the weights: 16, 8 or 4.")] = 16,
+    gguf: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure this GGUF file in Charonia and llama.cpp instead of a random model.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     prompt: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of a prefill; may be repeated [512].")] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Sequences of a decode; may be repeated [1, 8].")
@@ -324,13 +357,13 @@ def peers(
 
     threads = threads or len(os.sched_getaffinity(0))
     results, limits = run_peers(
-        shape=shape, bits=bits, prompts=prompt or [512], batches=batch or [1, 8], peers=peer or [], tokens=tokens,
-        threads=threads, rounds=rounds, install=not no_install, folder=folder.absolute(),
+        shape=shape, bits=bits, gguf=gguf, prompts=prompt or [512], batches=batch or [1, 8], peers=peer or [],
+        tokens=tokens, threads=threads, rounds=rounds, install=not no_install, folder=folder.absolute(),
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )  # fmt: skip
     missing = {result.label: result.missing for result in results if result.missing}
     about = {"threads": threads, "bytes_per_s": limits, "missing": missing}
-    _show(json_file, about, peer_records(shape, results, limits, tokens))
+    _show(json_file, about, peer_records(gguf.name if gguf else shape, results, limits, tokens))
     print(f"{threads} threads; memory reads {min(limits) / 1e9:.1f} to {max(limits) / 1e9:.1f} GB/s")
     for name, why in missing.items():
         print(f"{name} was not measured: {why}")

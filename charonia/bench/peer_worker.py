@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.pop(0)  # this file's folder, which contains Charonia's modules
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder, which contains Charonia's modules
 
 import numpy as np
 
@@ -38,7 +39,8 @@ def run_charonia(path, threads, longest, batch, option):
         first = max(output.timings.first_token_ms for output in outputs) / 1e3
         return first, max(output.timings.total_ms for output in outputs) / 1e3 - first
 
-    return run, {"weight_mb_per_step": engine.info.weight_bytes_per_step / 1e6}
+    info = {"weight_mb_per_step": engine.info.weight_bytes_per_step / 1e6, "vocab": engine.info.vocab_size}
+    return run, info
 
 
 def run_transformers(path, threads, longest, batch, option):
@@ -67,7 +69,7 @@ def run_llama_cpp(path, threads, longest, batch_size, option):
     import llama_cpp
 
     llama_cpp.llama_backend_init()
-    file = str(path / "model.gguf")
+    file = str(path / "model.gguf" if path.is_dir() else path)
     model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
     if not model:
         raise SystemExit(f"llama.cpp cannot load {file}")
@@ -218,6 +220,7 @@ def write_gguf(source, file):
 
 
 def add_vocabulary(writer, vocab):
+    """Add SentencePiece's bytes and words to a GGUFWriter; the tests do this too."""
     import gguf
 
     writer.add_vocab_size(vocab)
@@ -345,4 +348,5 @@ def main():
         print(json.dumps({"first_s": first, "rest_s": rest_s}), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

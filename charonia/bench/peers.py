@@ -68,6 +68,8 @@ ENGINES = (
 )  # fmt: skip
 # For GPT-OSS' architecture, with experts as in its own files.
 GPT_OSS_ENGINES = (Peer("charonia", 4, "mxfp4"), Peer("llama_cpp", 4, "mxfp4"))
+# For a GGUF file that both engines read. The file determines the bits.
+GGUF_ENGINES = (Peer("charonia", 0, "gguf"), Peer("llama_cpp", 0, "gguf"))
 BITS = (16, 8, 4)
 
 
@@ -147,6 +149,7 @@ def run_peers(
     *,
     shape: str,
     bits: int,
+    gguf: Path | None,
     prompts: Sequence[int],
     batches: Sequence[int],
     peers: Sequence[str],
@@ -157,10 +160,11 @@ def run_peers(
     folder: Path,
     say: Callable[[str], None],
 ) -> tuple[list[Result], list[float]]:
-    """peers: only these peers; all if empty. tokens: of each decode. folder: for environments and models. Returns the
-    results and the memory's read bandwidth, in bytes per second, before and after each round."""
+    """gguf: measure this file instead of a random model. peers: only these peers; all if empty. tokens: of each decode.
+    folder: for environments and models. Returns the results and the memory's read bandwidth, in bytes per second,
+    before and after each round."""
     of_shape = GPT_OSS_ENGINES if isinstance(parse_shape(shape), GptOssShape) else ENGINES
-    engines = [one for one in of_shape if one.bits == bits]
+    engines = list(GGUF_ENGINES) if gguf else [one for one in of_shape if one.bits == bits]
     if not engines:
         valid = " or ".join(map(str, dict.fromkeys(one.bits for one in of_shape)))
         raise InvalidRequestError(f"--bits {bits} is not valid: expected {valid} with --shape {shape}")
@@ -176,7 +180,7 @@ def run_peers(
             try:
                 python, result.label = _environment(result.peer, folder, install, say)
                 say(f"{result.label}: making and loading the model")
-                model = _model(result.peer, shape, python, folder)
+                model = gguf.absolute() if gguf else _model(result.peer, shape, python, folder)
                 longest, log = max(*prompts, _DECODE_PROMPT) + tokens, folder / f"{result.peer.name}.log"
                 arguments = ["run", result.peer.kind, model, threads, longest, max(batches), result.peer.option]
                 worker = stack.enter_context(_Worker(python, arguments, threads, log))
@@ -213,17 +217,18 @@ def _measure(worker: _Worker, result: Result, prompts: Sequence[int], batches: S
 
 
 def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], None]) -> tuple[Path, str]:
-    """Return the Python that runs the engine, and a label with the version. Installs missing packages."""
+    """Return the Python that runs the engine, and a label with the version. Makes the environment if it is missing or
+    has other packages."""
     packages = _PACKAGES[peer.kind]
     if not packages:
         return Path(sys.executable), peer.name
     place = folder / peer.kind
-    python, stamp = place / "bin" / "python", place / "installed.txt"
-    if not stamp.exists():
+    python, stamp, wanted = place / "bin" / "python", place / "installed.txt", "\n".join(packages)
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
         if not install:
-            raise PeerError("it is not installed, and --no-install was given")
+            raise PeerError(f"it is not installed with {', '.join(packages)}, and --no-install was given")
         say(f"installing {', '.join(packages)} into {place}")
-        venv.create(place, with_pip=True)
+        venv.create(place, clear=True, with_pip=True)
         _call(
             [python, "-m", "pip", "--quiet", "install", *packages], "pip install failed", env={**os.environ, **_BUILD}
         )
@@ -233,7 +238,7 @@ def _environment(peer: Peer, folder: Path, install: bool, say: Callable[[str], N
             shutil.unpack_archive(next((place / "source").glob("*.tar.gz")), place / "source", filter="data")
         if peer.kind == "openvino":  # this dependency does not fit PyTorch's CPU build
             _call([python, "-m", "pip", "--quiet", "uninstall", "--yes", "torchvision"], "pip uninstall failed")
-        stamp.touch()
+        stamp.write_text(wanted, encoding="utf-8")
     code = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     main = "transformers" if peer.kind == "transformers" else packages[0]
     return python, f"{peer.name} {_call([python, '-c', code, main], 'it is not installed completely').strip()}"
@@ -277,7 +282,7 @@ def _call(command: Sequence[object], failure: str, env: dict[str, str] | None = 
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=env)
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-        reason = next((line for line in lines if "error" in line.lower()), lines[-1])
+        reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1])
         raise PeerError(f"{failure} with status {done.returncode}: {reason}")
     return done.stdout
 

@@ -171,7 +171,8 @@ def parse_shape(text: str) -> Shape:
         layers, hidden, heads, kv_heads, intermediate, vocab = (int(part) for part in sizes.split(","))
     except ValueError as error:
         raise InvalidRequestError(
-            f"shape {text!r} is not known; expected {', '.join(SHAPES)} or six numbers"
+            f"shape {text!r} is not known; expected {', '.join(SHAPES)}, or six numbers separated by commas, which may "
+            f"follow {', '.join(_ARCHITECTURES)}"
         ) from error
     return _ARCHITECTURES.get(prefix, Shape)(layers, hidden, heads, kv_heads, intermediate, vocab)
 

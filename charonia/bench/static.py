@@ -103,11 +103,12 @@ def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int) ->
     for tokens in (min(output, _WARMUP_TOKENS), *[output] * runs):
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, **GREEDY)
         prompts: list[list[int]] = generator.integers(3, engine.info.vocab_size, (batch, prompt)).tolist()
-        seconds.append(_phases(engine.generate(prompts, sampling)))
+        seconds.append(phases(engine.generate(prompts, sampling)))
     return seconds[1:]
 
 
-def _phases(outputs: Sequence[Output]) -> tuple[float, float]:
+def phases(outputs: Sequence[Output]) -> tuple[float, float]:
+    """Return the seconds until all sequences have their first token, and from there to the end."""
     first = max(output.timings.first_token_ms for output in outputs) / 1e3
     return first, max(output.timings.total_ms for output in outputs) / 1e3 - first
 

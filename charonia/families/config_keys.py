@@ -49,7 +49,8 @@ HARMLESS = words(
     num_nextn_predict_layers num_return_sequences output_attentions output_hidden_states output_router_logits
     output_scores pad_token pad_token_id perceiver_config pixel_shuffle_factor prefix pretraining_tp problem_type
     reduce_loss remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32
+    return_dict_in_generate sbert_ce_default_activation_function sentence_transformers
+    router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id softmax_in_fp32
     special_dataset_text_max_len suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
     tokenizer_type top_k top_p torchscript training transformers.js_config transformers_version type_vocab_size
     typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_cache_kernel

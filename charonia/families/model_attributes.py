@@ -61,6 +61,8 @@ class ModelAttributes:
     delta_v_heads: int = 0
     delta_k_dim: int = 0
     delta_v_dim: int = 0
+    delta_tiled: bool = False
+    delta_decays: bool = False
     conv_kernel: int = 0
     conv_bias: bool = False
     logit_soft_cap: float = 0.0
@@ -100,6 +102,11 @@ class ModelAttributes:
     shared_expert_gate: bool = False
     expert_norms: bool = False
     expert_scales: bool = False
+    model_task: str = "generate"
+    pooling: str = "last"
+    normalize_embedding: bool = True
+    score_labels: int = 0
+    score_sigmoid: bool = True
     weight_type: str = "bf16"
     data_type: str = ""
     group_size: int = 0

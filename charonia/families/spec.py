@@ -43,13 +43,14 @@ def _spell(value: Any) -> str:
 class Quantization:
     """How a weight is quantised and stored; `dtype` and `quantization` of a quantised tensor in the manifest."""
 
-    layout: str  # rows | packed-rows | awq | gptq | mxfp4
+    layout: str  # rows | packed-rows | awq | gptq | mxfp4 | gguf
     dtype: str  # of the codes: U4 | I8 | F8_E4M3 | F4_E2M1
     group_size: int = 0  # columns that share a scale; 0: all
     zeros: bool = False
     activations: str = ""  # int8-token | int8-tensor | fp8-token | fp8-tensor; empty: not quantised
     group_rows: int = 1  # rows that share a scale
     zero_offset: int = 1  # gptq: stored zero + zero_offset = zero
+    minimums: bool = False  # gguf: a number is added to each weight of a group
 
     @property
     def bits(self) -> int:
@@ -68,10 +69,11 @@ class Quantised:
     """The quantisation of a weight, and the names of its other tensors besides the codes; empty: it has none."""
 
     how: Quantization
-    scales: str
+    scales: str = ""
     zeros: str = ""
     order: str = ""  # the group of each column
     input_scale: str = ""
+    block: str = ""  # gguf: the type of its blocks, which contain the scales
 
     @property
     def beside(self) -> dict[str, str]:
@@ -171,6 +173,8 @@ class ModelSpec:
     interleaved_experts: bool = False  # in tensors with all experts of a layer, rows of gate and up alternate
     quantised_cache: bool = False  # config.json requires a quantised KV cache; the files may have scales for it
     end_tokens: tuple[str, ...] = ()  # tokens that end a response in addition to those of the files, if they exist
+    score_tokens: tuple[int, ...] = ()  # the rows of the output layer that a score needs; empty: as `tensors` says
+    instruction: str = ""  # of a reranker, for requests without one; empty: the chat template has its own
     tied_output: str = ""  # with tied embeddings: name of the output layer's weight, which files may also have
     notes: tuple[str, ...] = ()  # warnings for the user
 

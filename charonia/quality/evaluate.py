@@ -72,9 +72,9 @@ def evaluate(
 ) -> QualityRecord:
     """Measure `model` (a workspace, a Hugging Face folder or a hub id). save: store the record next to the model.
 
-    against: the 16-bit model to compare with; it runs with the same settings, but without quant_policy. text,
-    questions: files; None: the files of the package. ask: whether to ask questions. window, stride: tokens. dtype: data
-    type of both models, for Hugging Face folders. Raises CharoniaError with advice for the user.
+    against: the 16-bit model to compare with; it runs with the same settings, but without quant_policy and
+    quantization. text, questions: files; None: the files of the package. ask: whether to ask questions. window, stride:
+    tokens. dtype: data type of both models, for Hugging Face folders. Raises CharoniaError with advice for the user.
     """
     if questions is not None and not ask:
         raise InvalidRequestError(f"questions = {questions} and ask = false (--no-ask) contradict each other")
@@ -98,8 +98,9 @@ def evaluate(
             with progress.count("perplexity, tokens", len(ids)) as advance:
                 own = perplexity(engine, ids, window, stride, advance)
         else:
-            # Without the setting whose effect is measured.
-            with _load(workspace.locate(against), dtype, {**settings, "quant_policy": 0}, window) as other:
+            # Without the settings whose effect is measured.
+            unchanged = {**settings, "quant_policy": 0, "quantization": "none"}
+            with _load(workspace.locate(against), dtype, unchanged, window) as other:
                 if measured.ids(other) != ids:
                     raise InvalidRequestError(
                         f"{against} has another tokenizer than {model}: models can be compared only if they share one"
@@ -212,6 +213,7 @@ def _record(
         weight_type=info.weight_type,
         weight_bytes=info.weight_bytes,
         quant_policy=info.quant_policy,
+        quantization=None if info.quantization == "none" else info.quantization,
         device=f"{info.device} ({info.instruction_set})",
         weights=weights,
         text=text,

@@ -226,6 +226,11 @@ def check_source(model: str | os.PathLike[str]) -> Path:
                 "name the model that it was made from"
             )
         raise UnsupportedError(f"{location.path} is already quantised: name the model with 16-bit weights")
+    if (task := spec.config.model_task) != "generate":
+        raise UnsupportedError(
+            f"{location.path} is a model with task = {task}, and only models for text can be quantised: use the "
+            "setting quantization, which quantises the weights when the model is loaded"
+        )
     if spec.config.model_family in _WITH_CODE_OF_THEIR_OWN:
         raise UnsupportedError(
             f"{location.path} is of family {spec.config.model_family}. transformers reads it only with code that comes "

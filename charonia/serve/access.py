@@ -8,7 +8,7 @@ import os
 import secrets
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from charonia.settings import ServeSettings, env_name
 # Clients of a model do not need these APIs, which read, change or load things in the server's process.
 _CLOSED = ("shared-memory", "logging", "trace", "model-repository", "statistics")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and the address on this machine
+_OPEN = ("01", "08")  # ESTABLISHED, CLOSE_WAIT: Linux's states of a connection that this side has not closed
 
 
 class Port(NamedTuple):
@@ -155,6 +156,22 @@ def curl_options(settings: ServeSettings) -> list[str]:
     if settings.gateway_tls_client_ca:
         options.append("--cert YOUR_CERTIFICATE --key ITS_KEY")
     return options
+
+
+def curl_lines(settings: ServeSettings, route: str, body: Sequence[str]) -> list[str]:
+    """The lines of a command that sends these lines of a JSON body to the gateway."""
+    first = f"curl {gateway_url(settings)}{route} -H 'Content-Type: application/json'"
+    data = [f"-d '{body[0]}", *body[1:]]
+    data[-1] += "'"
+    options = [f"{line} \\" for line in (first, *curl_options(settings))]
+    return [options[0], *(f"  {line}" for line in (*options[1:], *data))]
+
+
+def has_clients(ports: Collection[int]) -> bool:
+    """Whether a process is connected to a process that listens on one of these ports of this machine or container."""
+    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
+    rows = [row.split() for table in tables if table.exists() for row in table.read_text("ascii").splitlines()[1:]]
+    return any(state in _OPEN and int(local.rpartition(":")[2], 16) in ports for _, local, _, state, *_ in rows)
 
 
 def _is_local(address: str) -> bool:

@@ -51,22 +51,21 @@ def option_of(variable: str) -> str:
     return f"--{variable.removeprefix('CHARONIA_').lower().replace('_', '-')}"
 
 
-def check_ports(ports: Sequence[Port]) -> None:
-    """Checks that all ports are free and different."""
+def check_ports(ports: Sequence[Port], *, option: bool = True) -> None:
+    """Checks that all ports are free and different. option: errors name the option of `charonia serve` too."""
     by_number: dict[int, str] = {}
     for address, number, address_name, name in ports:
         if number in by_number:
             raise ServeError(f"{by_number[number]} and {name} are both {number}; give them different ports")
         by_number[number] = name
+        setting = f"{name} ({option_of(name)})" if option else name
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, number))
             except PermissionError:
-                raise ServeError(
-                    f"port {number} needs root: set {name} ({option_of(name)}) to a port from 1024 on"
-                ) from None
+                raise ServeError(f"port {number} needs root: set {setting} to a port from 1024 on") from None
             except socket.gaierror as error:
                 raise ServeError(f"{address_name}={address} is no address of this machine ({error.strerror})") from None
             except (TypeError, UnicodeError):  # a label of it is empty, or too long
@@ -77,6 +76,5 @@ def check_ports(ports: Sequence[Port]) -> None:
                         f"cannot listen on {address}:{number} ({error.strerror}): check {address_name}"
                     ) from None
                 raise ServeError(
-                    f"port {number} is in use by another process: stop that one, or choose another port with {name} "
-                    f"({option_of(name)})"
+                    f"port {number} is in use by another process: stop that one, or choose another port with {setting}"
                 ) from None

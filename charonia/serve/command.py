@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -18,6 +20,27 @@ from charonia.settings import OF_ANSWERS, ServeSettings, env_name, inference_set
 
 app = typer.Typer()
 models_app = typer.Typer(no_args_is_help=True, help="Loads and unloads models of a running `charonia serve`.")
+
+
+LoraOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        help="A LoRA adapter of the first model: a folder of PEFT or a hub id. Requests with `model: NAME` use it. May "
+        "be repeated",
+        metavar="NAME=ADAPTER",
+    ),
+]
+
+
+def with_adapters(settings: dict[str, str], adapters: list[str] | None) -> dict[str, str]:
+    """Return the settings with the adapters of --lora. Raises CharoniaError."""
+    if not adapters:
+        return settings
+    from charonia.weights.adapters import lora_setting
+
+    given = [settings["lora_adapters"]] if settings.get("lora_adapters") else []
+    return {**settings, "lora_adapters": ",".join([*given, lora_setting(adapters)])}
 
 
 def setting_parameter(field: str) -> inspect.Parameter:
@@ -47,6 +70,8 @@ def with_setting_options(*fields: str) -> Callable[[Callable[..., None]], Callab
 @with_setting_options(
     "model_name",
     "model_shares",
+    "models_autoload",
+    "models_idle_s",
     "host",
     "triton_address",
     "http_inference",
@@ -69,11 +94,13 @@ def serve_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Hugging Face model folder, workspace folder or hub id (MODEL; default: the demo model). Several are "
-            "served together, each under its folder's name or as NAME=MODEL (MODEL and CHARONIA_MORE_MODELS)",
+            help="Hugging Face folder, workspace folder, GGUF file or hub id (MODEL; default: SmolLM2). "
+            "Several are served together, each under its folder's name or as NAME=MODEL (MODEL and "
+            "CHARONIA_MORE_MODELS)",
             metavar="[MODEL]...",
         ),
     ] = None,
+    lora: LoraOption = None,
     given: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
@@ -87,7 +114,7 @@ def serve_command(
     os.umask(0o077)  # also of Triton and the gateway: their files and shared memory can hold prompts
     chosen = read_settings(**model_settings(models), **(given or {}))
     with reported(chosen.log_format):
-        serve(chosen, spell_settings(settings or {}), exits=True)
+        serve(chosen, with_adapters(spell_settings(settings or {}), lora), exits=True)
 
 
 def model_settings(given: list[str] | None) -> dict[str, str]:
@@ -126,15 +153,18 @@ def list_models(
     given: dict[str, Any] | None = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Prints each model's name, state and ensemble in Triton; the first is the default one."""
+    """Prints each model's name, state and ensemble in Triton; the first is the default one. Then the LoRA adapters of
+    the loaded models, with the model as parent."""
+    from charonia.serve.adapters import of_models
     from charonia.tables import print_table
 
     found = _ask(given, do="list")
+    found += of_models(read_settings(**(given or {})), found, lambda text: print(f"warning: {text}", file=sys.stderr))
     if json_output:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    columns = ("model", "state", "ensemble")
-    print_table(columns, [[model["name"], model["state"], model["ensemble"]] for model in found])
+    columns = ("name", "state", "ensemble", "parent")
+    print_table(columns, [[str(one.get(column, "")) for column in columns] for one in found])
 
 
 @models_app.command("load")
@@ -154,6 +184,48 @@ def unload_model(name: Name, given: dict[str, Any] | None = None) -> None:
     print(_ask(given, do="unload", name=name))
 
 
+Model = Annotated[str | None, typer.Option(help="the adapter's model, as /v1/models has it [the first one]")]
+
+
+@models_app.command("load-adapter")
+@_server
+def load_adapter(
+    adapter: Annotated[str, typer.Argument(help="a folder of PEFT or a hub id", metavar="NAME=ADAPTER")],
+    model: Model = None,
+    given: dict[str, Any] | None = None,
+) -> None:
+    """Loads a LoRA adapter, which requests then use with `model: NAME`. Other requests go on."""
+    from charonia.weights.adapters import locate_adapter, split_adapter
+
+    name, place = split_adapter(adapter)
+    _change_adapters(model, given, name, str(locate_adapter(place)))
+    print(f"{name} is loaded")
+
+
+@models_app.command("unload-adapter")
+@_server
+def unload_adapter(
+    name: Annotated[str, typer.Argument(help="the adapter's name")],
+    model: Model = None,
+    given: dict[str, Any] | None = None,
+) -> None:
+    """Unloads a LoRA adapter. Requests that run end with it."""
+    _change_adapters(model, given, name, "")
+    print(f"{name} is unloaded")
+
+
+def _change_adapters(model: str | None, given: dict[str, Any] | None, name: str, folder: str) -> None:
+    from charonia.serve.adapters import change
+
+    found = _ask(given, do="list")
+    wanted = [one for one in found if model in (None, one["name"])]
+    if not wanted:
+        raise InvalidRequestError(f"there is no model {model!r}: {', '.join(one['name'] for one in found)}")
+    if folder and name in (one["name"] for one in found):
+        raise InvalidRequestError(f"a model is called {name!r}: choose another name for the adapter")
+    change(read_settings(**(given or {})), wanted[0]["ensemble"], name, folder)
+
+
 def _ask(given: dict[str, Any] | None, **question: str) -> Any:
     from charonia.serve.control import ask
 
@@ -167,7 +239,7 @@ def _ask(given: dict[str, Any] | None, **question: str) -> Any:
 def prepare_command(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="As of `charonia serve` (MODEL; default: the demo model)", metavar="[MODEL]..."),
+        typer.Argument(help="As of `charonia serve` (MODEL; default: SmolLM2)", metavar="[MODEL]..."),
     ] = None,
     given: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
@@ -175,16 +247,19 @@ def prepare_command(
     """Do what `charonia serve` does before it starts anything: find or download the models, check the settings and make
     the workspaces in the run folder where there are none yet. Prints each workspace.
     """
-    from charonia.serve.model import prepare
+    from charonia.serve.model import prepare, prepare_draft
     from charonia.serve.models import asked_for
+    from charonia.weights.draft_model import MODEL, draft_of
 
     chosen = read_settings(**model_settings(models), **(given or {}))
+    run_dir = chosen.run_dir.expanduser().absolute()
+    inference = inference_settings(spell_settings(settings or {}))
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
     for _, model in asked_for(chosen):
-        print(
-            prepare(
-                model,
-                chosen.run_dir.expanduser().absolute(),
-                inference_settings(spell_settings(settings or {})),
-                lambda text: typer.echo(text, err=True),
-            )
-        )
+        print(prepare(model, run_dir, inference, say))
+    if draft_of(inference):
+        with ExitStack() as held:
+            print(prepare_draft(inference, run_dir, say, held)[MODEL])

@@ -54,10 +54,9 @@ class _Handler(socketserver.StreamRequestHandler):
         assert isinstance(self.server, _Server)
         try:
             answer = {"answer": self.server.handle(json.loads(self.rfile.readline(_MAX_LINE)))}
-        except (CharoniaError, ValueError, KeyError) as error:
-            answer = {"error": str(error), "status": getattr(error, "status", 400)}
         except Exception as error:  # of a model's files, for example: the client must get an answer
-            answer = {"error": f"{type(error).__name__}: {error}", "status": 400}
+            text = str(error) if isinstance(error, CharoniaError | ValueError) else f"{type(error).__name__}: {error}"
+            answer = {"error": text, "status": getattr(error, "status", 400)}
         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 

@@ -29,6 +29,9 @@ OPTIONS = ("--model-control-mode=explicit", "--load-model=*")
 _CHANGED = re.compile(r"successfully (unloaded|loaded) '([^']+)'")
 _FAILED = re.compile(r"loading '([^']+)': (.*)", re.DOTALL)  # printed by the backend
 _QUEUES = re.compile(rb'^charonia_num_requests_(?:running|waiting)\{[^}]*\bmodel="([^"]*)"[^}]*\} (\S+)$', re.MULTILINE)
+_ENDED = re.compile(
+    rb'^charonia_request(?:_success|s_rejected)_total\{[^}]*\bmodel="([^"]*)"[^}]*\} (\S+)$', re.MULTILINE
+)
 _POLL_S = 0.05
 _METRICS_S = 1  # time for Triton to answer with its metrics
 _CUT_OFF_S = 5  # time for the engine to end its requests with an error
@@ -53,6 +56,7 @@ class ModelControl:
         self._unloaded: dict[str, threading.Event] = defaultdict(threading.Event)
         self._loaded: dict[str, threading.Event] = defaultdict(threading.Event)
         self._failed: dict[str, str] = {}
+        self._may_read: set[str] = set()  # ordered to load, and neither failed nor unloaded since
 
     @property
     def descriptor(self) -> int:
@@ -68,14 +72,19 @@ class ModelControl:
             return
         entry = logs.parse(line)
         if entry and (found := _CHANGED.match(entry.message)):
-            (self._loaded if found.group(1) == "loaded" else self._unloaded)[found.group(2)].set()
+            change, name = found.groups()
+            if change == "unloaded":
+                self._may_read.discard(name)
+            (self._loaded if change == "loaded" else self._unloaded)[name].set()
         elif entry and (failed := _FAILED.match(entry.message)):
+            self._may_read.discard(failed.group(1))
             self._failed[failed.group(1)] = failed.group(2)
 
     def restarted(self) -> None:
         """Forgets the server before, whose log was read to its end, and the orders that it did not read."""
         for event in (*self._unloaded.values(), *self._loaded.values()):
             event.clear()
+        self._may_read.clear()
         os.set_blocking(self._pipe, False)
         with contextlib.suppress(BlockingIOError):
             os.read(self._pipe, 1 << 16)
@@ -85,6 +94,7 @@ class ModelControl:
         or after limit_s."""
         self._loaded[model].clear()
         self._failed.pop(model, None)
+        self._may_read.add(model)
         self._order(f"+{model}")
         deadline = time.monotonic() + limit_s
         while not self._loaded[model].wait(_POLL_S):
@@ -94,6 +104,16 @@ class ModelControl:
                 raise ServeError(f"Triton ended, or was to end, while it loaded {model}", 503)
             if time.monotonic() > deadline:
                 raise ServeError(f"{model} is not loaded after {limit_s:g} s: see Triton's log", 503)
+
+    def may_read(self, model: str) -> bool:
+        """Whether Triton may still read the files of a part that load() was called for."""
+        return model in self._may_read
+
+    def wait_unread(self, models: Iterable[str], limit_s: float, alive: Callable[[], bool]) -> None:
+        """Returns when Triton reads no files of these parts, after limit_s, or when alive() becomes false."""
+        deadline = time.monotonic() + limit_s
+        while any(map(self.may_read, models)) and alive() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def unload(self, model: str) -> None:
         """Makes Triton unload this part, which takes no new request and is gone when it has no requests left."""
@@ -151,11 +171,21 @@ class ModelControl:
 
 def _are_idle(metrics_url: str, engines: Collection[str]) -> bool:
     """Whether the metrics say of each of these engines that it has no requests."""
+    found = requests_of(metrics_url) or {}
+    return all(engine in found and found[engine][0] == 0 for engine in engines)
+
+
+def requests_of(metrics_url: str) -> dict[str, tuple[float, float]] | None:
+    """The number of running and waiting requests of each engine, and of those that have ended. None if Triton does not
+    answer."""
     try:
         metrics = fetch(metrics_url, _METRICS_S) or b""
     except Silence:
-        return False
-    busy: dict[str, float] = defaultdict(float)
+        return None
+    ended: dict[str, float] = defaultdict(float)
+    for name, value in _ENDED.findall(metrics):
+        ended[name.decode()] += float(value)
+    now: dict[str, float] = defaultdict(float)
     for name, value in _QUEUES.findall(metrics):
-        busy[name.decode()] += float(value)
-    return all(busy.get(engine) == 0 for engine in engines)
+        now[name.decode()] += float(value)
+    return {engine: (count, ended[engine]) for engine, count in now.items()}

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from charonia import _engine
 from charonia.errors import ServeError
 from charonia.serve import access, checks, control, drain, logs, run_folder, shared_memory, shares, triton
 from charonia.serve.fetch import Silence, answers, fetch, takes_tls
-from charonia.serve.model import model_name, prepare, prepare_all
+from charonia.serve.model import model_name, prepare, prepare_all, prepare_draft
 from charonia.serve.models import (
     Models,
     Served,
     add_to_repository,
     added,
+    first_request,
     make_repository,
     option_values,
     with_labels,
@@ -51,6 +52,7 @@ _INDENT = "\n              "  # of the message at the start
 _GATEWAY_READS_S = 30  # time for the gateway to read the file of models, which it checks every second
 _CHECK_S = 60  # time for the gateway to check its settings, which takes less than a second
 _OF_EACH = {f"CHARONIA_{key.upper()}" for key in shares.KEYS}  # each of several models has its own value
+_BATCH_DIR = "CHARONIA_GATEWAY_BATCH_DIR"
 _LAST_OUTPUT_S = 10  # older output of a process that was killed by a signal is not shown
 # A signal to a process group arrives twice if make or a shell passes it on. It counts once.
 _TOGETHER_S = 0.3
@@ -147,7 +149,9 @@ class _Stack:
             checks.check_ports(access.ports(settings))
             if settings.gateway and not self._check_gateway():
                 return
+            self._inference = prepare_draft(self._inference, root, self._say, held)
             served = prepare_all(settings, root, self._inference, self._say, held)
+            shares.check_folders(served, self._inference)
             self._warnings = [
                 (one.name, text)
                 for one in served
@@ -158,7 +162,9 @@ class _Stack:
                     return
                 self._is_ready()
                 self._take_orders()
-                self._announce(served, time.monotonic() - began)
+                served = self._models.wanted()
+                later = [one.name for one in self._models.served() if one not in served]
+                self._announce(served, time.monotonic() - began, later)
                 while not self._signals.wait(_POLL_S * 2):
                     if self._liveness and self._liveness.hung:
                         self._kill_server(f"answered no request for {settings.hang_timeout_s:g} s and was killed")
@@ -170,6 +176,8 @@ class _Stack:
 
     def _take_orders(self) -> None:
         """Answers `charonia models` until the end."""
+        if self._settings.models_autoload and len(self._models.served()) > 1:
+            threading.Thread(target=self._models.watch, name="models", daemon=True).start()
         try:
             self._held.enter_context(control.answering(self._own, self._answer))
         except OSError as error:  # network file systems may not support sockets
@@ -185,6 +193,8 @@ class _Stack:
         do, name = question["do"], question.get("name", "")
         if do == "list":
             return self._models.describe()
+        if do == "ensure":
+            return self._models.ensure(name, float(question["limit_s"]))
         if do not in ("load", "unload"):
             raise ServeError(f"this charonia serve is of another version: it does not know {do!r}")
         if do == "unload":
@@ -207,25 +217,46 @@ class _Stack:
     @contextmanager
     def _made(self, name: str, location: str, others: Sequence[Served]) -> Iterator[Served]:
         """Makes a further model in the repository of added models; the block loads it. If the block fails, removes the
-        model and releases its workspace. Otherwise the gateway gets it. Raises CharoniaError."""
+        model and releases its workspace, except what Triton may still read. Raises CharoniaError."""
         root, inference = self._own.parent, self._inference
         if self._settings.chat_template is not None:
             raise ServeError(f"{env_name('chat_template')} is for one model: start charonia serve with both models")
+        if self._settings.models_autoload:
+            raise ServeError(f"{env_name('models_autoload')} plans the memory at the start: start it with all models")
         with contextlib.ExitStack() as held:
             folder = prepare(location, root, inference, self._say, held)
             *_, one = with_labels([*((other.name, other.workspace) for other in others), (name, folder)])
             made = shares.as_given(one, inference)
-            if "session_dir" in made.settings and not self._has_settings_of_each:
-                raise ServeError("session_dir is in use by the first model: start charonia serve with both models")
+            if not self._has_settings_of_each and (used := shares.FOLDERS & made.settings.keys()):
+                raise ServeError(f"{min(used)} is in use by the first model: start charonia serve with both models")
+            if not self._has_settings_of_each and (used := shares.of_first_only(inference)):
+                raise ServeError(f"{min(used)} is for the first model: start charonia serve with both models")
+            if reads := [part for part in made.parts if self._control.may_read(part)]:
+                for part in reads:
+                    self._control.unload(part)
+                raise ServeError(
+                    f"Triton has not ended an earlier attempt to load {reads[0]}: load it again when Triton's log says "
+                    "that it is unloaded, or start charonia serve again",
+                    409,
+                )
             try:
                 add_to_repository(made, self._added, self._settings.text_instances)
                 yield made
             except BaseException:
-                for part in made.parts:  # a Triton that is started again would load them
-                    shutil.rmtree(self._added / part, ignore_errors=True)
+                if any(map(self._control.may_read, made.parts)):
+                    self._held.push(held.pop_all())
+                self._remove_added(part for part in made.parts if not self._control.may_read(part))
                 raise
             self._held.push(held.pop_all())
-        self._write_models()  # before another order begins, whose model may fail
+
+    def _remove_unserved(self) -> None:
+        """Before a start: removes parts that Triton may have read when their model could not be loaded."""
+        served = {part for one in self._models.served() for part in one.parts}
+        self._remove_added(folder.name for folder in self._added.iterdir() if folder.name not in served)
+
+    def _remove_added(self, parts: Iterable[str]) -> None:
+        for part in parts:
+            shutil.rmtree(self._added / part, ignore_errors=True)
 
     @property
     def _added(self) -> Path:
@@ -238,9 +269,19 @@ class _Stack:
         return self._own / "models"
 
     def _write_models(self) -> None:
-        changed = self._models_file.with_suffix(".new")
-        changed.write_text(option_values(self._models.served()), encoding="utf-8")
-        changed.replace(self._models_file)
+        """Raises ServeError if the file cannot be written."""
+        text, changed = option_values(self._models.served()), self._models_file.with_suffix(".new")
+        try:
+            if self._models_file.exists() and self._models_file.read_text(encoding="utf-8") == text:
+                return
+            changed.write_text(text, encoding="utf-8")
+            changed.replace(self._models_file)
+        except OSError as error:
+            raise ServeError(
+                f"{changed} cannot be written ({error.strerror}), so the gateway does not know all loaded models. When "
+                "that is fixed, run charonia models load again with the model's name",
+                503,
+            ) from None
 
     def _until_gateway_has(self, name: str) -> None:
         """Waits until clients can use an added model."""
@@ -281,6 +322,9 @@ class _Stack:
             metrics_url=self._metrics_url(),
             limits=(self._drain_s, settings.start_timeout_s),
             make=self._made,
+            publish=self._write_models,
+            on_demand=settings.models_autoload,
+            idle_s=settings.models_idle_s,
         )
         self._write_models()
         tls = access.grpc_tls_options(settings)
@@ -295,6 +339,7 @@ class _Stack:
         env = triton.environment(distribution, env, settings.jemalloc)
 
         def start_server() -> Child:
+            self._remove_unserved()
             more = [f"--model-repository={self._added}", shared_memory.option(self._shared_memory)]
             more += [*self._models.options(), *closed, *tls]
             command = triton.command(distribution, settings, repository, backends, self._drain_s, more)
@@ -318,6 +363,8 @@ class _Stack:
                 "CHARONIA_GATEWAY_MORE_MODELS": "",
                 "CHARONIA_GATEWAY_MODELS_FILE": str(self._models_file),
                 "CHARONIA_GATEWAY_CONTROL_DIR": str(own),
+                env_name("models_autoload"): str(settings.models_autoload),
+                _BATCH_DIR: base.get(_BATCH_DIR, str(own / "batches")),
                 "CHARONIA_GATEWAY_SHUTDOWN_TIMEOUT_S": str(self._drain_s),
             },
             self._log_file(own, "gateway"),
@@ -539,10 +586,35 @@ class _Stack:
                 lambda: hurry() or server.exit_status() is not None,
                 self._models.labels(),
             )
-        server.terminate()
-        server.wait(_KILL_AFTER_S, hurry)
-        self._kill(server)
+        self._end_server(server, hurry)
         shared_memory.remove(self._shared_memory)
+
+    def _end_server(self, server: Child, hurry: Callable[[], bool]) -> None:
+        """Kills Triton when its engines are unloaded and no client is connected, who may still read. It would then wait
+        for its Python models, one process after the other, more than a second for each. With tracing it may have spans
+        to send, so it ends by itself."""
+        settings, deadline = self._settings, time.monotonic() + _KILL_AFTER_S
+        server.terminate()
+        unloaded = (
+            self._ready
+            and not settings.tracing_endpoint
+            and self._control.wait_unloaded(
+                self._models.engines(), _KILL_AFTER_S, lambda: server.exit_status() is None and not hurry()
+            )
+        )
+
+        done = False
+
+        def is_done() -> bool:
+            nonlocal done
+            done = unloaded and not hurry() and not access.has_clients((settings.grpc_port, settings.http_port))
+            return done
+
+        server.wait(deadline - time.monotonic(), lambda: hurry() or is_done())
+        if done:
+            server.kill_group()
+        else:
+            self._kill(server)
 
     def _kill(self, child: Child) -> None:
         if child.exit_status() is None:
@@ -560,17 +632,19 @@ class _Stack:
     def _metrics_url(self) -> str:
         return f"{self._triton_url(self._settings.metrics_port)}/metrics"
 
-    def _announce(self, served: Sequence[Served], seconds: float) -> None:
+    def _announce(self, served: Sequence[Served], seconds: float, later: Sequence[str] = ()) -> None:
+        """later: the names of models that a request loads."""
         settings, url = self._settings, access.gateway_url(self._settings)
-        name, names = served[0].names[0], " and ".join(one.name for one in served)
+        names = " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
         if settings.logs == "files":  # else the engine's line is on stderr already
             for model, text in self._warnings:
                 self._say(f"{model}: {text}" if len(served) > 1 else text, "warning")
-        grpc = access.grpc_target(settings)
         devices = triton.with_names(self._device, served)
         ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
+        if later:
+            ready += f", and a request loads {' or '.join(later)}"
         if not settings.gateway:
             self._say(
                 f"{ready}: HTTP {settings.http_port}, gRPC {settings.grpc_port}, metrics {settings.metrics_port}. "
@@ -580,28 +654,26 @@ class _Stack:
         if settings.log_format == "json":
             self._say(f"{ready}: {url}/v1, runs on {', '.join(devices)}")
             return
-        device = _INDENT.join(devices)
-        tls = " --tls" if settings.grpc_tls_cert else ""
-        options = "".join(f" \\\n                {option}" for option in access.curl_options(settings))
-        page = f"\n  Chat page   {_INDENT.join(access.page_lines(url, settings.host))}" if self._serves_page() else ""
-        port = (
-            ""
-            if settings.grpc_port == ServeSettings.model_fields["grpc_port"].default
-            else f"{env_name('grpc_port')}={settings.grpc_port} "
-        )
-        chats = "".join(f"{_INDENT}triton_client {grpc}{tls} --model {one.part(drain.ENSEMBLE)}" for one in served[1:])
-        self._say(
-            f"""
-{ready}. Ctrl-C ends it.
-{page}
-  Runs on     {device}
-  Ask it      curl {url}/v1/chat/completions -H 'Content-Type: application/json'{options} \\
-                -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-  Chat        triton_client {grpc}{tls}   (in a checkout: {port}make chat){chats}
-  API docs    {url}/docs
-  Metrics     {url}/metrics   {self._metrics_url()}
-"""
-        )
+        chatting = [one for one in served if one.task == "generate"]
+        lines = [("Chat page", access.page_lines(url, settings.host))] if chatting and self._serves_page() else []
+        lines.append(("Runs on", devices))
+        asked: dict[str, Served] = {}  # the first model of each task
+        for one in served:
+            asked.setdefault(one.task, one)
+        lines += [("Ask it", access.curl_lines(settings, *first_request(one))) for one in asked.values()]
+        lines += [("Chat", [self._chat_command(one) for one in chatting])] if chatting else []
+        lines += [("API docs", [f"{url}/docs"]), ("Metrics", [f"{url}/metrics   {self._metrics_url()}"])]
+        shown = "\n".join(f"  {head:<12}{_INDENT.join(texts)}" for head, texts in lines)
+        self._say(f"\n{ready}. Ctrl-C ends it.\n\n{shown}\n")
+
+    def _chat_command(self, one: Served) -> str:
+        settings = self._settings
+        command = f"triton_client {access.grpc_target(settings)}{' --tls' if settings.grpc_tls_cert else ''}"
+        if one.label:
+            return f"{command} --model {one.part(drain.ENSEMBLE)}"
+        changed = settings.grpc_port != ServeSettings.model_fields["grpc_port"].default
+        port = f"{env_name('grpc_port')}={settings.grpc_port} " if changed else ""
+        return f"{command}   (in a checkout: {port}make chat)"
 
     @staticmethod
     def _serves_page() -> bool:

@@ -90,6 +90,7 @@ def probe_request(ensemble: str, timeout_ms: int) -> bytes:
         b"text_input": (b"BYTES", len(text).to_bytes(4, "little") + text),
         b"max_tokens": (b"INT32", (1).to_bytes(4, "little")),
         b"timeout_ms": (b"INT32", timeout_ms.to_bytes(4, "little")),
+        b"pooling": (b"BYTES", b"\x03\0\0\0any"),  # also an embedding model computes the text
     }
     message = _field(1, ensemble.encode()) + _field(3, b"charonia-liveness")
     for name, (datatype, _) in inputs.items():

@@ -15,31 +15,54 @@ from typing import IO
 
 from charonia import _engine
 from charonia.errors import ModelError, ServeError
+from charonia.gguf.folder_names import model_file
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
 from charonia.settings import ServeSettings, env_name
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
+from charonia.weights.built_in import DEMO, SMOLLM2, built_in
+from charonia.weights.draft_model import draft_of, draft_settings
 from charonia.weights.tensor_parallel import ranks_of
 
 _LOCK_S = 600.0  # making a workspace takes less than a second, except if weights in .bin files are converted
 _LOOK_EVERY_S = 0.1
-_MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
+_MODEL_FILES = ("*.json", "[0-9]_*/config.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin", "*.gguf")
 
 
-def demo_model() -> Path | None:
-    """The demo model of a checkout, if there is one."""
-    folder = source_dir() / "models" / "demo" / "model"
-    return folder if (folder / "config.json").is_file() else None
+def model_or_default(model: str | None, inference: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """The model, or the default one: SmolLM2, or the demo model if SmolLM2 cannot be served. `say` is called with the
+    reason. Raises ServeError if there is none, and for SmolLM2 by name if it cannot be served with these settings."""
+    smollm2, demo = built_in(SMOLLM2), built_in(DEMO)
+    if model and not (smollm2 and workspace.existing(model) == smollm2):
+        return model
+    why = _why_no_smollm2(inference)
+    if model:
+        if why:
+            raise ServeError(f"SmolLM2 {why}: change that setting, or name another model, such as MODEL={DEMO}")
+        return model
+    if not why and smollm2 is None:
+        why = "has not been downloaded: .venv/bin/python scripts/get_smollm2.py does it"
+    if not why:
+        return str(smollm2)
+    if demo is None:
+        raise ServeError(
+            "no model was named: give the command one, or set MODEL, to a model folder, a workspace or a hub id"
+        )
+    say(f"serving the demo model, because the default model SmolLM2 {why}")
+    return str(demo)
 
 
-def model_or_default(model: str | None) -> str:
-    """The model, or the demo model of a checkout. Raises ServeError if there is none."""
-    if named := model or demo_model():
-        return str(named)
-    raise ServeError(
-        "no model was named: give the command one, or set MODEL, to a model folder, a workspace or a hub id"
-    )
+def _why_no_smollm2(inference: Mapping[str, str]) -> str:
+    """Why SmolLM2 cannot be served with these settings; empty if it can."""
+    if (scheme := inference.get("quantization", "none")) != "none":
+        return f"is quantised already, so it cannot be served with CHARONIA_QUANTIZATION={scheme}"
+    if (ranks := ranks_of(inference)) > 1:
+        return f"cannot be divided: CHARONIA_TENSOR_PARA_SIZE={ranks}"
+    # The CUDA device does not support the minimums of its Q4_1 weights.
+    if inference.get("device", "auto") in ("auto", "cuda") and _engine.num_gpus() > 0:
+        return "needs CHARONIA_DEVICE=cpu, because it does not run on GPUs"
+    return ""
 
 
 def prepare_all(
@@ -71,7 +94,25 @@ def prepare_all(
         found.append((name or model_name(workspace_dir), workspace_dir))
     given = shares.parse_shares(settings.model_shares, len(found))
     served = with_labels(found)
-    return shares.divide(served, inference, given) if len(served) > 1 else served
+    if len(served) == 1:
+        if inference.get("lora_adapters"):  # Triton would find an adapter that does not fit only after the weights
+            made = _engine.plan_memory(served[0].workspace / workspace.WEIGHTS, dict(inference))
+            if made["num_blocks"] == 0:
+                raise ServeError(f"{served[0].name} does not fit: {made['warnings'][-1]}")
+        return served
+    return (shares.rotate if settings.models_autoload else shares.divide)(served, inference, given)
+
+
+def prepare_draft(
+    inference: Mapping[str, str], run_dir: Path, say: Callable[[str], None], held: ExitStack
+) -> dict[str, str]:
+    """The inference parameters with the workspace of their draft model, if they name one, which counts as served until
+    `held` is closed. Raises CharoniaError."""
+    draft = draft_of(inference)
+    if draft is None:
+        return dict(inference)
+    folder = prepare(draft, run_dir, {"tensor_para_size": "1"}, say, held)
+    return {**inference, **draft_settings(folder / workspace.WEIGHTS)}
 
 
 def model_name(workspace_dir: Path) -> str:
@@ -87,13 +128,13 @@ def prepare(
     say: Callable[[str], None] = lambda _: None,
     held: ExitStack | None = None,
 ) -> Path:
-    """The workspace of `model` (folder, workspace or hub id; None: the demo model), linked in run_dir where there is
+    """The workspace of `model` (folder, workspace or hub id; None: the default model), linked in run_dir where there is
     none yet, for the ranks of `inference`. `say` is called with the commit of a hub id. The workspace counts as served
     until `held` is closed. Raises CharoniaError for a model that does not exist or is not supported."""
     if held is None:
         with ExitStack() as for_now:
             return prepare(model, run_dir, inference, say, for_now)
-    named = model_or_default(model)
+    named = model_or_default(model, inference, say)
     location = workspace.locate(named)
     if pinned := hub.pinned_id(str(named), location.path):
         say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
@@ -117,7 +158,9 @@ def prepare(
         workspace.hold(location.path, held)
         _say_notes(location.path, say)
         return location.path
-    return _linked(location.path, run_dir / "workspaces", ranks_of(inference), say, held)
+    made_for = {key: inference[key] for key in ("task",) if key in inference}
+    made_for["tensor_para_size"] = str(ranks_of(inference))
+    return _linked(location.path, run_dir / "workspaces", made_for, say, held)
 
 
 def _say_notes(root: Path, say: Callable[[str], None]) -> None:
@@ -125,13 +168,20 @@ def _say_notes(root: Path, say: Callable[[str], None]) -> None:
         say(f"warning: {note}")
 
 
-def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], held: ExitStack) -> Path:
-    """A linked workspace. It is made again when the model or this package has changed. The old workspace stays while a
-    server uses it, because that server reads it again when its Triton is restarted."""
+def _linked(
+    model: Path, folder: Path, settings: Mapping[str, str], say: Callable[[str], None], held: ExitStack
+) -> Path:
+    """A linked workspace. settings: tensor_para_size and task.
+
+    It is made again when the model or this package has changed. The old workspace stays while a server uses it, because
+    that server reads it again when its Triton is restarted."""
     name = model.parent.name if model.name == "model" else model.name
-    tp = f"-tp{ranks}" if ranks > 1 else ""
-    # Folders with the same name elsewhere have other workspaces, which may be in use.
-    place = f"{name}{tp}-{hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:8]}"
+    ranks, task = ranks_of(settings), settings.get("task", "auto")
+    tp = (f"-tp{ranks}" if ranks > 1 else "") + (f"-{task}" if task != "auto" else "")
+    # Folders with the same name elsewhere have other workspaces, which may be in use. A changed GGUF file has another
+    # folder, and the same place.
+    source = (model_file(model) or model).resolve()
+    place = f"{name}{tp}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:8]}"
     destination = folder / f"{place}-{_fingerprint(model)}"
     lock = folder / f".{place}.lock"
     if workspace.hold(destination, held):
@@ -142,7 +192,7 @@ def _linked(model: Path, folder: Path, ranks: int, say: Callable[[str], None], h
                 from charonia.weights.convert import link_workspace  # with NumPy, which a start takes long to import
 
                 _remove_outdated(folder, place, destination)
-                link_workspace(model, destination, force=True, settings={"tensor_para_size": str(ranks)})
+                link_workspace(model, destination, force=True, settings=settings)
                 workspace.hold(destination, held)
     with contextlib.suppress(OSError), lock.open("ab") as file:  # a folder that is there may be read-only
         if _locks(file):  # otherwise another one makes a workspace, which it does not hold yet

@@ -6,11 +6,14 @@ The names of further models end with their label: `ensemble.LABEL`.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ from typing import Any, Literal
 from charonia.errors import ServeError
 from charonia.serve import drain
 from charonia.settings import ServeSettings, env_name
-from charonia.weights.workspace import TRITON_MODELS, existing
+from charonia.weights.workspace import TRITON_MODELS, existing, model_task
 
 State = Literal["loaded", "unloaded", "loading", "unloading"]
 
@@ -28,22 +31,33 @@ _MAX_LABEL = 60
 _COUNT = re.compile(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+")
 _STEP = re.compile(r'(\bmodel_name\s*:\s*")([^"]*)"')
 _UNLOAD_S = 60  # time for the parts of a model to be gone once it has no calls
+_LOOK_S = 0.2  # between two looks for a model without requests
+_WATCH_S = 1.0
+_SETTLE_S = 10.0  # time for the first request of a model that was loaded for it
 _LOST_S = 1  # time for the ensemble after that; calls that Triton counts for ever keep it loaded
 
 
 @dataclass(frozen=True)
 class Served:
     """A served model. Clients request it by `name`; the first model may have several names, with commas between them.
-    `settings`: its own inference parameters."""
+    `settings`: its own inference parameters. `need_bytes`: the memory that it needs; `room_bytes`: the memory for all
+    loaded models; both on one GPU, if they are known."""
 
     name: str
     label: str  # empty: the first model
     workspace: Path
     settings: Mapping[str, str] = field(default_factory=dict)
+    need_bytes: int = 0
+    room_bytes: int = 0
 
     @property
     def names(self) -> list[str]:
         return names_of(self.name)
+
+    @property
+    def task(self) -> str:
+        """generate, embed or score."""
+        return model_task(self.workspace)
 
     def part(self, part: str) -> str:
         """The name of a part in Triton."""
@@ -54,6 +68,18 @@ class Served:
         return tuple(self.part(part) for part in TRITON_MODELS)
 
 
+def first_request(one: Served) -> tuple[str, list[str]]:
+    """A route for the model, and the lines of a JSON body that a new user can send."""
+    model, question = json.dumps(one.names[0], ensure_ascii=False), "What is the capital of France?"
+    if one.task == "embed":
+        return "/v1/embeddings", [f'{{"model": {model}, "input": "{question}"}}']
+    if one.task == "score":
+        documents = '["Paris is the capital of France.", "Rome is the capital of Italy."]'
+        return "/v1/rerank", [f'{{"model": {model}, "query": "{question}",', f'"documents": {documents}}}']
+    messages = f'[{{"role": "user", "content": "{question}"}}]'
+    return "/v1/chat/completions", [f'{{"model": {model}, "temperature": 0,', f'"messages": {messages}}}']
+
+
 def asked_for(settings: ServeSettings) -> list[tuple[str | None, str | None]]:
     """Name and location of each model in the settings. The first may be the default model."""
     first = named(settings.model) if settings.model else (None, None)
@@ -62,19 +88,22 @@ def asked_for(settings: ServeSettings) -> list[tuple[str | None, str | None]]:
 
 
 def named(text: str) -> tuple[str | None, str | None]:
-    """Splits NAME=MODEL. MODEL alone has no name."""
-    name, separator, model = text.partition("=")
-    if not separator or existing(text) is not None:
+    """Splits NAME=MODEL. MODEL alone has no name. Raises ServeError for a NAME with spaces, and for several models."""
+    if existing(text) is not None:
         return None, text
-    first, *more = name.split()[:2] or [""]
-    if more and existing(first) is not None:
+    name, separator, model = (part.strip() for part in text.partition("="))
+    location = model if separator else name
+    if len(name.split()) > 1 or (len(location.split()) > 1 and existing(location) is None):
         raise ServeError(
-            f"{text!r} names several models: start charonia serve with an argument for each, or set "
-            f"{env_name('more_models')} to all but the first, with commas"
+            f"{text!r} is no path, and has spaces, so it names several models or none: start charonia serve with an "
+            f"argument for each model, or set {env_name('more_models')} to all but the first, with commas. A NAME in "
+            "NAME=MODEL has no spaces"
         )
-    if not name.strip() or not model.strip() or "," in name:
+    if not separator:
+        return None, text
+    if not name or not model or "," in name:
         raise ServeError(f"{text!r} names no model: write MODEL or NAME=MODEL, where clients ask for NAME")
-    return name.strip(), model.strip()
+    return name, model
 
 
 def added(text: str) -> tuple[str, str]:
@@ -164,7 +193,10 @@ class Models:
 
     `alive`: whether Triton was ready and still runs. `limits`: the time for the calls of a model that is unloaded, and
     the time for loading, in seconds. `make`: makes a model that is added later, given its name, its location and the
-    models before it. If loading fails, its context removes the model."""
+    models before it. If loading fails, its context removes the model. `publish`: makes served() known to clients after
+    each load, and raises ServeError if that fails; the next load repeats it. `on_demand`: only the first models that
+    fit together are loaded, and ensure() loads the others. `idle_s`: a model without requests for so long is unloaded;
+    0: never."""
 
     def __init__(
         self,
@@ -175,6 +207,9 @@ class Models:
         metrics_url: str,
         limits: tuple[float, float],
         make: Callable[[str, str, Sequence[Served]], AbstractContextManager[Served]] | None = None,
+        publish: Callable[[], None] = lambda: None,
+        on_demand: bool = False,
+        idle_s: float = 0,
     ) -> None:
         self._control = control
         self._served = {one.names[0]: one for one in served}
@@ -182,8 +217,14 @@ class Models:
         self._metrics_url = metrics_url
         self._drain_s, self._load_s = limits
         self._make = make
-        self._states: dict[str, State] = dict.fromkeys(self._served, "loaded")
-        self._wanted = set(self._states)  # loaded by a Triton that is started again
+        self._publish = publish
+        self._on_demand = on_demand
+        self._idle_s = idle_s
+        self._wanted = set(_fitting(served) if on_demand else self._served)  # loaded by a Triton that is started again
+        self._states: dict[str, State] = {
+            name: "loaded" if name in self._wanted else "unloaded" for name in self._served
+        }
+        self._uses = Uses(metrics_url)
         self._busy = threading.Lock()
         self._ended = False
 
@@ -194,6 +235,10 @@ class Models:
     def labels(self) -> list[str]:
         """The labels of the loaded models."""
         return [one.label for name, one in list(self._served.items()) if self._states[name] == "loaded"]
+
+    def engines(self) -> list[str]:
+        """The engines that Triton may have, among them those that are being unloaded."""
+        return [one.part(drain.ENGINE) for name, one in list(self._served.items()) if self._states[name] != "unloaded"]
 
     def end(self) -> None:
         """Rejects further orders, and does not wait for a model that is being loaded."""
@@ -230,10 +275,13 @@ class Models:
         """Loads a model. Returns a message for the user. Raises ServeError if it fails."""
         with self._ordered():
             one = self._known(name)
-            if self._states[one.names[0]] == "loaded":
-                return f"{name} is loaded already"
-            self._load(one)
-            return f"{name} is loaded"
+            loaded = self._states[one.names[0]] == "loaded"
+            if not loaded and self._on_demand:
+                self._exchange(one, time.monotonic())
+            elif not loaded:
+                self._load(one)
+            self._publish()
+            return f"{name} is loaded already" if loaded else f"{name} is loaded"
 
     def add(self, name: str, location: str) -> str:
         """Serves a further model, like load(). A Triton that is started again has it too. Raises CharoniaError if it
@@ -251,30 +299,31 @@ class Models:
                 except BaseException:
                     del self._served[name]
                     raise
+            self._publish()  # before another order begins, whose model may fail
             return f"{name} is loaded"
 
     def _load(self, one: Served) -> None:
         name = one.names[0]
         self._states[name] = "loading"
         self._wanted.add(name)
-        loaded = []
         try:
             for part in one.parts:
                 self._control.load(part, self._load_s, lambda: self._alive() and not self._ended)
-                loaded.append(part)
         except ServeError:
             self._wanted.discard(name)
             if not self._ended:  # else Triton ends, and reads no orders
                 for part in reversed(one.parts):
                     self._control.unload(part)
-                # Their files must stay until then.
-                self._control.wait_unloaded(loaded, _UNLOAD_S, lambda: self._alive() and not self._ended)
+                self._control.wait_unread(one.parts, _UNLOAD_S, lambda: self._alive() and not self._ended)
             self._states[name] = "unloaded"
             raise
         self._states[name] = "loaded"
+        if self._on_demand:
+            self._uses.begin(one.part(drain.ENGINE))
 
-    def unload(self, name: str) -> str:
-        """Unloads a model, like load(). After drain_timeout_s its running requests end with an error."""
+    def unload(self, name: str, limit_s: float | None = None) -> str:
+        """Unloads a model, like load(). After limit_s (default: drain_timeout_s) its running requests end with an
+        error."""
         with self._ordered():
             one = self._known(name)
             own = one.names[0]
@@ -282,22 +331,86 @@ class Models:
                 return f"{name} is not loaded"
             if self._wanted == {own}:
                 raise ServeError(f"{name} is the only model that is loaded: end charonia serve instead of unloading it")
-            self._states[own] = "unloading"
-            self._wanted.discard(own)
-            self._control.drain(self._metrics_url, self._drain_s, lambda: not self._alive(), labels=(one.label,))
-            for part in reversed(one.parts):
-                self._control.unload(part)
-            ensemble = one.part(drain.ENSEMBLE)
-            others = [part for part in one.parts if part != ensemble]
-            gone = self._control.wait_unloaded(others, _UNLOAD_S, self._alive)
-            gone = gone and self._control.wait_unloaded([ensemble], _LOST_S, self._alive)
-            self._states[own] = "unloaded"
-            if gone or not self._alive():
+            if self._unload(one, self._drain_s if limit_s is None else limit_s) or not self._alive():
                 return f"{name} is unloaded"
             return (
                 f"{name} takes no requests any more. Triton still counts calls that clients cancelled by gRPC as "
                 f"running: until {name} is loaded again, its /v2/health/ready is 400, and some memory may be in use"
             )
+
+    def _unload(self, one: Served, limit_s: float) -> bool:
+        """After limit_s its running requests end with an error. Returns False if Triton still counts calls of the
+        model."""
+        own = one.names[0]
+        self._states[own] = "unloading"
+        self._wanted.discard(own)
+        self._control.drain(self._metrics_url, limit_s, lambda: not self._alive(), labels=(one.label,))
+        for part in reversed(one.parts):
+            self._control.unload(part)
+        ensemble = one.part(drain.ENSEMBLE)
+        others = [part for part in one.parts if part != ensemble]
+        gone = self._control.wait_unloaded(others, _UNLOAD_S, self._alive)
+        gone = gone and self._control.wait_unloaded([ensemble], _LOST_S, self._alive)
+        self._states[own] = "unloaded"
+        return gone
+
+    def ensure(self, name: str, limit_s: float) -> str:
+        """Loads a model for a request. If the memory is too small for it, unloads the model without requests whose last
+        request is the oldest. Waits at most limit_s for such a model, and for other orders. Raises ServeError."""
+        if not self._on_demand:
+            raise ServeError(f"{name} is not loaded: its operator loads it with charonia models load {name}", 503)
+        one, deadline = self._known(name), time.monotonic() + limit_s
+        own = one.names[0]
+        if self._states[own] == "loaded":
+            return f"{name} is loaded"
+        with self._ordered(wait_s=limit_s):
+            if self._states[own] != "loaded":
+                self._exchange(one, deadline)
+        return f"{name} is loaded"
+
+    def _exchange(self, one: Served, deadline: float) -> None:
+        """Loads a model instead of others, if the memory is too small for all."""
+        before = set(self._wanted)
+        try:
+            self._make_room(one, deadline)
+            self._load(one)
+        except BaseException:
+            self._wanted.discard(one.names[0])
+            self._wanted = self._wanted or before
+            raise
+
+    def _make_room(self, one: Served, deadline: float) -> None:
+        while self._used_bytes() + one.need_bytes > one.room_bytes:
+            loaded = {other.part(drain.ENGINE): name for name, other in self._served.items() if self._is_loaded(name)}
+            if engine := self._uses.least_recent(loaded):
+                if self._wanted == {loaded[engine]}:  # a Triton that is started again loads a model in any case
+                    self._wanted.add(one.names[0])
+                # A request that arrives now still ends. The next ones wait for this order.
+                self._unload(self._served[loaded[engine]], math.inf)
+                continue
+            if time.monotonic() >= deadline or self._ended or not self._alive():
+                raise ServeError(
+                    f"{one.names[0]} does not fit next to {', '.join(loaded.values())}, which have requests: try again",
+                    503,
+                )
+            time.sleep(_LOOK_S)
+
+    def _is_loaded(self, name: str) -> bool:
+        return self._states[name] == "loaded"
+
+    def _used_bytes(self) -> int:
+        return sum(one.need_bytes for name, one in self._served.items() if self._is_loaded(name))
+
+    def watch(self) -> None:
+        """Unloads models that are idle for long, until end(). The last loaded model stays."""
+        while not self._ended:
+            time.sleep(_WATCH_S)
+            engines = {one.part(drain.ENGINE): name for name, one in list(self._served.items())}
+            self._uses.look(engines)
+            for engine, name in engines.items():
+                if self._idle_s and self._is_loaded(name) and self._uses.idle_s(engine) >= self._idle_s:
+                    with contextlib.suppress(ServeError):  # it is the last one, or another order runs
+                        self.unload(name, math.inf)
 
     def _known(self, name: str) -> Served:
         if one := self.find(name):
@@ -308,10 +421,13 @@ class Models:
         )
 
     @contextmanager
-    def _ordered(self) -> Iterator[None]:
-        """Allows one order at a time."""
-        if not self._busy.acquire(blocking=False):
-            raise ServeError("another model is being loaded or unloaded: wait for that (charonia models list)", 409)
+    def _ordered(self, wait_s: float = 0) -> Iterator[None]:
+        """Allows one order at a time. wait_s: how long to wait for another order."""
+        if not self._busy.acquire(timeout=wait_s):
+            raise ServeError(
+                "another model is being loaded or unloaded: wait for that (charonia models list)",
+                503 if wait_s else 409,
+            )
         try:
             if self._ended:
                 raise ServeError("charonia serve ends: start it again", 503)
@@ -320,6 +436,69 @@ class Models:
             yield
         finally:
             self._busy.release()
+
+
+def _fitting(served: Sequence[Served]) -> Iterator[str]:
+    """The names of the first models that fit together, at least one."""
+    used = 0
+    for number, one in enumerate(served):
+        if number and used + one.need_bytes > one.room_bytes:
+            return
+        used += one.need_bytes
+        yield one.names[0]
+
+
+class Uses:
+    """When engines had requests, by Triton's metrics. Any thread may call."""
+
+    def __init__(self, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics_url = metrics_url
+        self._clock = clock
+        self._lock = threading.Lock()
+        # By loaded engine: its number of ended requests, the time of its last one, and when the engine was seen first.
+        self._seen: dict[str, tuple[float, float, float]] = {}
+
+    def look(self, engines: Collection[str]) -> dict[str, float]:
+        """Returns the requests of each engine that is loaded and known to Triton."""
+        with self._lock:
+            return self._look(engines)
+
+    def _look(self, engines: Collection[str]) -> dict[str, float]:
+        found, now = drain.requests_of(self._metrics_url), self._clock()
+        if found is None:
+            return {}
+        for engine in engines:
+            if engine not in found:
+                self._seen.pop(engine, None)
+                continue
+            running, ended = found[engine]
+            before, used_at, since = self._seen.get(engine, (ended, -math.inf, now))
+            self._seen[engine] = ended, now if running or ended != before else used_at, since
+        return {engine: found[engine][0] for engine in engines if engine in found}
+
+    def begin(self, engine: str) -> None:
+        """The engine was loaded again, and no request has reached it yet."""
+        with self._lock:
+            self._seen.pop(engine, None)
+        self.look([engine])
+
+    def idle_s(self, engine: str) -> float:
+        """Seconds without a request, since the engine was loaded at most."""
+        with self._lock:
+            _, used_at, since = self._seen.get(engine, (0, math.inf, math.inf))
+            return max(0.0, self._clock() - max(used_at, since))
+
+    def least_recent(self, engines: Collection[str]) -> str | None:
+        """The engine without a request whose last request is the oldest. An engine that was just loaded, and has not
+        had a request since, is not among them: the requests that it was loaded for are on their way."""
+        with self._lock:
+            running, now = self._look(engines), self._clock()
+            idle = {
+                engine: self._seen[engine]
+                for engine, count in running.items()
+                if not count and (self._seen[engine][1] > -math.inf or now - self._seen[engine][2] >= _SETTLE_S)
+            }
+        return min(idle, key=lambda engine: max(idle[engine][1:]), default=None)
 
 
 def option_values(served: Iterable[Served]) -> str:

@@ -34,15 +34,22 @@ def held(root: Path, port: int) -> Iterator[Path]:
 
 
 def running(root: Path, port: int) -> str | None:
-    """Returns the process that serves with this gRPC port and run folder; None if there is none."""
+    """Returns the process that serves with this gRPC port and run folder; None if there is none. Does not try the lock,
+    because a server that starts at that moment would fail."""
     folder = root / f"port-{port}"
-    with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid, host = _holder(folder)
-            return pid if host == socket.gethostname() else None
+    with contextlib.suppress(OSError):
+        pid, host = _holder(folder)
+        if host == socket.gethostname() and _has_open(pid, (folder / _LOCK).stat()):
+            return pid
     return None
+
+
+def _has_open(pid: str, file: os.stat_result) -> bool:
+    for descriptor in Path("/proc", pid, "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.path.samestat(descriptor.stat(), file):
+                return True
+    return False
 
 
 def _claimed(root: Path, port: int) -> tuple[Path, int]:

@@ -6,6 +6,8 @@ is computed before, from the plans of the models (charonia plan), and passed to 
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,11 @@ from typing import TYPE_CHECKING
 
 from charonia import _engine
 from charonia.errors import InvalidRequestError, ServeError
+from charonia.serve.checks import option_of
 from charonia.serve.models import Served
 from charonia.settings import env_name
+from charonia.units import spell_bytes
+from charonia.weights.draft_model import METHOD, MODEL, draft_of
 from charonia.weights.workspace import WEIGHTS
 
 if TYPE_CHECKING:
@@ -29,7 +34,13 @@ KEYS = (
     "max_batch_size",
     "token_budget",
     "session_dir",
+    "lora_adapters",
+    "kv_offload_path",
+    METHOD,
+    MODEL,
 )
+OF_FIRST = {"lora_adapters", MODEL}  # the first model's; other models have none
+FOLDERS = {"session_dir", "kv_offload_path"}
 
 
 _DEFAULT_RATIO = 0.8  # as in engine/src/runtime/memory_plan.cpp
@@ -63,18 +74,16 @@ def divide(
     plan: Callable[..., Plan] | None = None,
 ) -> list[Served]:
     """Adds the settings that divide the memory. Raises ServeError with the numbers if the models do not fit."""
-    from charonia.weights.plan import make_plan, spell_bytes
-
-    plans = [(plan or make_plan)(one.workspace, inference) for one in served]
+    plans = _plans(served, inference, plan)
     for one, made in zip(served, plans, strict=True):
         if made.num_blocks == 0:
             raise ServeError(f"{one.name} does not fit: {made.warnings[-1]}")
+    _check_host_memory(served, plans, inference)
     # On GPUs: the memory of one rank, and the free memory of the GPU that has least.
     divisors = [made.ranks if made.device == "cuda" else 1 for made in plans]
     free = min(made.free_bytes // divisor for made, divisor in zip(plans, divisors, strict=True))
-    fixed = [
-        (made.weight_bytes + made.activation_bytes) // divisor for made, divisor in zip(plans, divisors, strict=True)
-    ]
+    sizes = [_fixed_bytes(one, made, inference) for one, made in zip(served, plans, strict=True)]
+    fixed = [size // divisor for size, divisor in zip(sizes, divisors, strict=True)]
     block = [_block_bytes(made) // divisor for made, divisor in zip(plans, divisors, strict=True)]
     ratios = [_ratio(one, inference) for one in served]
     most = [made.num_blocks for made in plans]  # what the model would take alone
@@ -82,7 +91,7 @@ def divide(
     left = free - sum(fixed) - sum(blocks[at] * block[at] for at in range(len(served)))
     sharing = [at for at, ratio in enumerate(ratios) if ratio is not None]
     if left < sum(block[at] for at in sharing):
-        raise ServeError(_refusal(served, plans, divisors, blocks, free))
+        raise ServeError(_refusal(served, plans, divisors, blocks, free, inference))
     # A model that needs less than its share leaves the rest to the others.
     total = sum(shares[at] for at in sharing)
     rest = float(left)
@@ -98,18 +107,99 @@ def divide(
                 f"{env_name('model_shares')}, lower cache_block_seq_len or free memory"
             )
     return [
-        replace(
-            one,
-            settings={
-                "cache_size": str(count * _block_bytes(made)),
-                "cache_users": "0",
-                "max_batch_size": str(made.max_batch_size),
-                "token_budget": str(made.token_budget),
-                **_session_dir(one, inference),
-            },
-        )
-        for one, made, count in zip(served, plans, blocks, strict=True)
+        _with_blocks(one, made, count, inference, free) for one, made, count in zip(served, plans, blocks, strict=True)
     ]
+
+
+def rotate(
+    served: Sequence[Served],
+    inference: Mapping[str, str],
+    shares: Sequence[float],
+    plan: Callable[..., Plan] | None = None,
+) -> list[Served]:
+    """Like divide(), for models that need not be loaded at the same time: each alone must fit. The cache of a model has
+    its share of the memory that is free if the model is loaded alone."""
+    try:
+        return divide(served, inference, shares, plan)
+    except ServeError:
+        plans = _plans(served, inference, plan)
+    divisors = [made.ranks if made.device == "cuda" else 1 for made in plans]
+    free = min(made.free_bytes // divisor for made, divisor in zip(plans, divisors, strict=True))
+    found = []
+    for one, made, share, divisor in zip(served, plans, shares, divisors, strict=True):
+        if made.num_blocks == 0:
+            raise ServeError(f"{one.name} does not fit: {made.warnings[-1]}")
+        _check_host_memory([one], [made], inference)
+        block, ratio = _block_bytes(made) // divisor, _ratio(one, inference)
+        fixed = _fixed_bytes(one, made, inference)
+        left = (free - fixed // divisor) * share / sum(shares)
+        blocks = made.num_blocks if ratio is None else min(made.num_blocks, int(left * ratio // block))
+        if (fixed + max(blocks, 1) * _block_bytes(made)) // divisor > free:
+            raise ServeError(_refusal([one], [made], [divisor], [blocks], free, inference))
+        if blocks < 1:
+            raise ServeError(
+                f"the share of {one.name} in the memory for keys and values is {spell_bytes(int(left))}, less than one "
+                f"block of {spell_bytes(block)}: raise it with {env_name('model_shares')}, or free memory"
+            )
+        found.append(_with_blocks(one, made, blocks, inference, free))
+    return found
+
+
+def _plans(served: Sequence[Served], inference: Mapping[str, str], plan: Callable[..., Plan] | None) -> list[Plan]:
+    """The plans of the models. Their num_blocks leave no room for adapters: callers reduce the cache."""
+    from charonia.weights.plan import make_plan
+
+    return [_planned(one, {**inference, **_of_first(one, inference)}, plan or make_plan) for one in served]
+
+
+def _planned(one: Served, settings: dict[str, str], plan: Callable[..., Plan]) -> Plan:
+    made = plan(one.workspace, settings)
+    if not made.adapter_bytes:
+        return made
+    return replace(plan(one.workspace, {**settings, "lora_adapters": ""}), adapter_bytes=made.adapter_bytes)
+
+
+def _with_blocks(one: Served, made: Plan, blocks: int, inference: Mapping[str, str], free: int) -> Served:
+    """Adds the settings of a cache with this number of blocks."""
+    divisor = made.ranks if made.device == "cuda" else 1
+    cache = blocks * _block_bytes(made)
+    return replace(
+        one,
+        settings={
+            "cache_size": str(cache),
+            "cache_users": "0",
+            "max_batch_size": str(made.max_batch_size),
+            "token_budget": str(made.token_budget),
+            **_folders(one, inference),
+            **_of_first(one, inference),
+        },
+        need_bytes=(_fixed_bytes(one, made, inference) + cache) // divisor,
+        room_bytes=free,
+    )
+
+
+def _check_host_memory(served: Sequence[Served], plans: Sequence[Plan], inference: Mapping[str, str]) -> None:
+    """Raises ServeError if the weights that GPUs read from host memory, and the KV that engines keep there, do not fit
+    there together."""
+    sizes = [made.host_bytes + _kv_offload_memory(one, inference) for one, made in zip(served, plans, strict=True)]
+    if sum(sizes) > (free := _engine.free_host_memory()):
+        parts = ", ".join(
+            f"{one.name} takes {spell_bytes(size)}" for one, size in zip(served, sizes, strict=True) if size
+        )
+        raise ServeError(
+            "the models do not fit together: per-layer embeddings that GPUs read, and kv_offload_memory, take host "
+            f"memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, lower "
+            "kv_offload_memory, or free memory"
+        )
+
+
+def _kv_offload_memory(one: Served, inference: Mapping[str, str]) -> int:
+    return _engine.parse_bytes(setting_of(one, inference, "kv_offload_memory")) or 0
+
+
+def _fixed_bytes(one: Served, made: Plan, inference: Mapping[str, str]) -> int:
+    """Bytes beside the KV cache, in the same memory."""
+    return made.fixed_bytes + (_kv_offload_memory(one, inference) if made.device == "cpu" else 0)
 
 
 def _block_bytes(made: Plan) -> int:
@@ -121,7 +211,12 @@ def _block_bytes(made: Plan) -> int:
 def as_given(one: Served, inference: Mapping[str, str]) -> Served:
     """Adds the given settings, for a model that is added later: it takes of the memory that is free then."""
     given = {key: inference[key] for key in KEYS if key in inference}
-    return replace(one, settings={**given, **_session_dir(one, inference)})
+    return replace(one, settings={**given, **_folders(one, inference), **_of_first(one, inference)})
+
+
+def of_first_only(inference: Mapping[str, str]) -> set[str]:
+    """The settings that only the first model can have, except a draft model that its method does not use."""
+    return {key for key in OF_FIRST & inference.keys() if key != MODEL or draft_of(inference)}
 
 
 def setting_of(one: Served, inference: Mapping[str, str], key: str) -> str:
@@ -139,23 +234,60 @@ def _ratio(one: Served, inference: Mapping[str, str]) -> float | None:
     return (ratio or _DEFAULT_RATIO) if ratio < 1 else None
 
 
-def _session_dir(one: Served, inference: Mapping[str, str]) -> dict[str, str]:
-    """Further models have their own folders for sessions, inside the given folder. Otherwise two models with the same
-    folder name would read each other's sessions."""
-    folder = setting_of(one, inference, "session_dir")
-    return {"session_dir": str(Path(folder, one.label))} if folder else {}
+def _of_first(one: Served, inference: Mapping[str, str]) -> dict[str, str]:
+    """Settings that only the first model has. Without its draft model, the method of another model is ngram."""
+    given = {key: value for key, value in inference.items() if key in {*OF_FIRST, METHOD}}
+    if one.label:
+        given |= dict.fromkeys(OF_FIRST & given.keys(), "")
+        if draft_of(inference):
+            given[METHOD] = "ngram"
+    return given
+
+
+def _folders(one: Served, inference: Mapping[str, str]) -> dict[str, str]:
+    """Further models have their own folders inside the given folders. Otherwise two models with the same folder name
+    would read each other's sessions, and only one engine would store KV."""
+    folders = {key: setting_of(one, inference, key) for key in sorted(FOLDERS)}
+    return {key: str(Path(folder, one.label)) for key, folder in folders.items() if folder}
+
+
+def check_folders(served: Sequence[Served], inference: Mapping[str, str]) -> None:
+    """Creates the folders in which the engines keep files. Raises ServeError if one cannot be written."""
+    for one in served:
+        for key, folder in _folders(one, inference).items():
+            if key == "session_dir" and float(setting_of(one, inference, "session_ttl_s")) == 0:
+                continue  # there are no sessions
+            variable = f"CHARONIA_{key.upper()}"
+            try:
+                Path(folder).mkdir(0o700, parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    continue  # a full disk: the engine replaces old files
+                raise ServeError(
+                    f"{key} = {folder} is not a folder that this user can create and write ({error.strerror}): name "
+                    f"another one with {variable} ({option_of(variable)}), or leave it empty"
+                ) from None
 
 
 def _refusal(
-    served: Sequence[Served], plans: Sequence[Plan], divisors: Sequence[int], blocks: Sequence[int], free: int
+    served: Sequence[Served],
+    plans: Sequence[Plan],
+    divisors: Sequence[int],
+    blocks: Sequence[int],
+    free: int,
+    inference: Mapping[str, str],
 ) -> str:
-    from charonia.weights.plan import spell_bytes
-
     parts = [
-        f"{one.name} takes {spell_bytes(made.weight_bytes // divisor)} of weights, "
-        f"{spell_bytes(made.activation_bytes // divisor)} for steps and "
+        f"{one.name} takes {spell_bytes((made.weight_bytes + made.adapter_bytes) // divisor)} of weights"
+        f"{' and LoRA adapters' if made.adapter_bytes else ''}, "
+        f"{spell_bytes((fixed - made.weight_bytes - made.adapter_bytes) // divisor)} for steps"
+        f"{', its draft model' if made.speculative_bytes else ''}"
+        f"{', kv_offload_memory' if fixed > made.fixed_bytes else ''} and "
         f"{spell_bytes(max(count, 1) * _block_bytes(made) // divisor)} of keys and values at least"
         for one, made, divisor, count in zip(served, plans, divisors, blocks, strict=True)
+        for fixed in [_fixed_bytes(one, made, inference)]
     ]
     return (
         f"the models do not fit together: {'; '.join(parts)}. {spell_bytes(free)} are free. Serve fewer, smaller or "

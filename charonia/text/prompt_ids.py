@@ -62,6 +62,23 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _HARMONY_CONTENT = "<|channel|>final<|message|>"
 # Efforts that GPT-OSS has not learned, and the nearest that it has learned.
 _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+# The prompt of Qwen3-Reranker, from its model card, with the default instruction. Its messages have the roles query,
+# document and system, for another instruction.
+QWEN3_PAIRS = """\
+{%- macro text(role) -%}
+{{ messages | selectattr("role", "equalto", role) | map(attribute="content") | first }}
+{%- endmacro -%}
+<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer \
+can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {{ text("system") or "Given a web search query, retrieve relevant passages that answer the query" }}
+<Query>: {{ text("query") }}
+<Document>: {{ text("document") }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>{{ "\\n\\n" }}"""
 # Where a chat template expects tools: in its variable, or as a text in the system message; "": it ignores tools.
 _ToolPlace = Literal["variable", "system message", ""]
 # Writes calls, each a name and its arguments, as a model does.
@@ -250,14 +267,23 @@ def set_beginning(tokenizer: Any, wanted: bool) -> None:
     """Make the tokenizer add the beginning token to texts, or not. Changes nothing if it also adds other tokens."""
     if tokenizer.bos_token_id is None:
         return
-    from tokenizers import processors
-
     backend, bos = tokenizer.backend_tokenizer, (str(tokenizer.bos_token), tokenizer.bos_token_id)
     added = backend.num_special_tokens_to_add(False)
     if wanted and not added:
-        backend.post_processor = processors.TemplateProcessing(single=[bos[0], "$A"], special_tokens=[bos])
-    elif not wanted and added == 1 and backend.encode("").ids[:1] == [bos[1]]:
-        backend.post_processor = processors.TemplateProcessing(single=["$A"], special_tokens=[])
+        backend.post_processor = around_texts(bos, None)
+    elif not wanted and added == 1 and backend.encode("a").ids[:1] == [bos[1]]:
+        backend.post_processor = around_texts(None, None)
+
+
+def around_texts(first: tuple[str, int] | None, last: tuple[str, int] | None) -> Any:
+    """Return a post-processor that adds the tokens before and after each text, also of a pair, as transformers does.
+    first, last: a token with its id; None: no token."""
+    from tokenizers import processors
+
+    before, after = ([one[0]] if one else [] for one in (first, last))
+    single, second = ([*before, text, *after] for text in ("$A", "$B"))
+    special = [one for one in (first, last) if one]
+    return processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
 
 
 @contextlib.contextmanager
@@ -379,6 +405,50 @@ def encode_text(
     token_ids = encode(tokenizer, field, text, special=special)
     added = encode_inner(tokenizer, field, text) if interactive else []
     return Encoded(token_ids, False, added, text)
+
+
+def has_pair_template(tokenizer: Any) -> bool:
+    """Whether the chat template has the roles query and document, as templates of rerankers have."""
+    return all(re.search(f"[\"']{role}[\"']", str(tokenizer.chat_template)) for role in ("query", "document"))
+
+
+def encode_pair(tokenizer: Any, messages: Sequence[Any], limit: int | None = None) -> Encoded:
+    """Encode a query and a document for a reranker, with its chat template, or as transformers encodes a pair.
+
+    messages: one with role query, one with role document, and, for a template, one with role system, the instruction.
+    """
+    checked = check_messages(messages)
+    texts = {message["role"]: message["content"] for message in checked}
+    if set(texts) - {"system"} != {"query", "document"} or len(texts) != len(checked) or not all(texts.values()):
+        roles = ", ".join(show(message["role"]) for message in checked)
+        raise PromptError(
+            "messages",
+            f"the roles are {roles}, or a text is empty",
+            "send one message each with the roles query and document, and at most one with the role system",
+        )
+    if has_pair_template(tokenizer):
+        if "system" in texts and not _shows_instruction(tokenizer):
+            raise _no_instruction("the reranker's chat template does not print an instruction")
+        text = render_chat(tokenizer, checked)
+        check_length(tokenizer, "messages", text, limit)
+        return Encoded(encode(tokenizer, "messages", text, special=False), text=text)
+    if "system" in texts:
+        raise _no_instruction("this reranker has no template for an instruction")
+    query, document = texts["query"], texts["document"]
+    check_length(tokenizer, "messages", query + document, limit)
+    for name, text in texts.items():
+        encode(tokenizer, name, text, special=False)  # its errors name the text
+    ids = [int(token) for token in tokenizer(query, document, return_attention_mask=False)["input_ids"]]
+    return Encoded(ids, text=f"{query}\n{document}")
+
+
+def _shows_instruction(tokenizer: Any) -> bool:
+    texts = {"system": _ANSWER, "query": "x", "document": "x"}
+    return _ANSWER in render_chat(tokenizer, [{"role": role, "content": text} for role, text in texts.items()])
+
+
+def _no_instruction(problem: str) -> PromptError:
+    return PromptError("messages", problem, "leave the instruction out")
 
 
 def encode_ids(

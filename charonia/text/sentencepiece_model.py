@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILE = "tokenizer.model"
-_SPACE = "\u2581"
-_UNIGRAM, _BPE = 1, 2  # TrainerSpec.model_type
+SPACE = "\u2581"
+_UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # SentencePiece.type
 # Field numbers in sentencepiece_model.proto: ModelProto, SentencePiece, TrainerSpec and NormalizerSpec.
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -158,7 +158,7 @@ def convert(model: SentencePieceModel, legacy: bool) -> Tokenizer:
 
     defined = [piece.text for piece in model.pieces if piece.type == _USER_DEFINED]
     made: Any
-    if model.type == _BPE:
+    if model.type == BPE:
         vocabulary = {piece.text: token_id for token_id, piece in enumerate(model.pieces)}
         made = models.BPE(
             vocabulary,
@@ -181,9 +181,9 @@ def convert(model: SentencePieceModel, legacy: bool) -> Tokenizer:
     if model.remove_extra_spaces:
         normal += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if model.add_prefix and legacy:
-        normal.append(normalizers.Prepend(_SPACE))
+        normal.append(normalizers.Prepend(SPACE))
     if model.escape_spaces:
-        normal.append(normalizers.Replace(" ", _SPACE))
+        normal.append(normalizers.Replace(" ", SPACE))
     tokenizer.normalizer = normalizers.Sequence(normal)
     splits: list[Any] = []
     if model.add_prefix and not legacy:
@@ -191,14 +191,14 @@ def convert(model: SentencePieceModel, legacy: bool) -> Tokenizer:
         # normalized text starts with one), and the second one replaces spaces.
         splits = [
             pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
-            pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="never", split=False),
+            pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=False),
         ]
     if defined:
         longest_first = sorted(defined, key=len, reverse=True)
         splits.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated"))
     if splits:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if model.add_prefix else steps)
     control = [piece.text for piece in model.pieces if piece.type == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in control])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charonia.errors import ModelError
+from charonia.errors import ModelError, UnsupportedError
+from charonia.families import ModelSpec, text_part
 from charonia.json_files import read_json
 from charonia.text import prompt_ids, sentencepiece_model, tiktoken_vocabulary
 
@@ -135,8 +137,76 @@ def replace_chat_template(tokenizer: PreTrainedTokenizerFast, file: Path) -> Non
         raise ModelError(str(error)) from error
 
 
-def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination: Path) -> None:
-    """Write a `tokenizer` folder that prompt_ids.py loads to an equal tokenizer, without code of the model."""
+def prepare_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, spec: ModelSpec) -> None:
+    """Add what the texts of an embedding or of a score need: the end token that only tokenizer_config.json adds, and a
+    reranker's chat template with its default instruction. folder: of the model.
+
+    Raises ModelError if a needed template or token is missing, and UnsupportedError for a classification head that
+    transformers applies to another token than the last one.
+    """
+    if spec.config.model_task == "generate":
+        return
+    _add_end(folder, tokenizer)
+    template = tokenizer.chat_template
+    if spec.score_tokens and not prompt_ids.has_pair_template(tokenizer):
+        if (family := spec.config.model_family) != "qwen3":
+            raise ModelError(
+                "a score from tokens needs a chat template with the roles query and document, and family "
+                f"{family} has none: convert the model with --chat-template FILE"
+            )
+        template = prompt_ids.QWEN3_PAIRS
+    if spec.instruction:
+        if not isinstance(template, str) or not (spec.score_tokens or prompt_ids.has_pair_template(tokenizer)):
+            raise ModelError(
+                f"default_prompt_name of config_sentence_transformers.json sets the instruction {spec.instruction!r}, "
+                "and the chat template has no roles query and document: set it to null"
+            )
+        template = _with_instruction(template, spec.instruction)
+    tokenizer.chat_template = template
+    config = read_json(folder / "config.json")
+    padding = config.get("pad_token_id", text_part(config).get("pad_token_id"))
+    if spec.config.model_task == "score" and not spec.score_tokens and padding is not None:
+        pair = [{"role": role, "content": "a"} for role in ("query", "document")]
+        if prompt_ids.encode_pair(tokenizer, pair).token_ids[-1] == padding:
+            raise UnsupportedError(
+                f"{folder}: each pair of texts ends with token {padding}, which is pad_token_id of config.json: "
+                "transformers applies the classification head to the token before it, which is not supported"
+            )
+
+
+def _add_end(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Add the end token to texts if tokenizer_config.json has add_eos_token and tokenizer.json adds no token after a
+    text. As with add_bos_token, transformers followed it before version 5. A text that is continued has no end token.
+    """
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file) if file.is_file() else {}
+    follows = prompt_ids.class_name(settings) in prompt_ids.BEGINNING_CLASSES
+    if not follows or settings.get("add_eos_token") is not True or tokenizer.eos_token_id is None:
+        return
+    backend = tokenizer.backend_tokenizer
+    bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    if bare[-1:] != full[-1:]:
+        return
+    before = full[: len(full) - len(bare)]
+    if before not in ([], [tokenizer.bos_token_id]):
+        raise ModelError(f"{file}: add_eos_token needs a tokenizer.json that adds only bos_token; it adds {before}")
+    bos, eos = (
+        (str(tokenizer.bos_token), before[0]) if before else None,
+        (str(tokenizer.eos_token), int(tokenizer.eos_token_id)),
+    )
+    backend.post_processor = prompt_ids.around_texts(bos, eos)
+
+
+def _with_instruction(template: str, instruction: str) -> str:
+    """Add a default instruction, a message with the role system, to a chat template."""
+    message = f'[{{"role": "system", "content": {json.dumps(instruction, ensure_ascii=False)}}}]'
+    has_one = 'messages | selectattr("role", "equalto", "system") | list'
+    return f"{{%- set messages = messages if {has_one} else {message} + messages -%}}\n{template}"
+
+
+def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination: Path, *, ends: bool = False) -> None:
+    """Write a `tokenizer` folder that prompt_ids.py loads to an equal tokenizer, without code of the model.
+    ends: whether prepare_tokenizer() may have added an end token."""
     destination.mkdir(parents=True, exist_ok=True)
     if (folder / "tokenizer.json").is_file() and not prompt_ids.has_own_code(folder):
         for name in TOKENIZER_FILES:
@@ -149,5 +219,9 @@ def copy_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, destination
             (destination / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8")
         if not (destination / "tokenizer_config.json").is_file():
             tokenizer.save_pretrained(destination)
+        if ends:
+            described = read_json(folder / "tokenizer.json")
+            described["post_processor"] = json.loads(tokenizer.backend_tokenizer.to_str())["post_processor"]
+            (destination / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
         return
     tokenizer.save_pretrained(destination)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from charonia_client import (
@@ -16,6 +17,7 @@ from charonia_client import (
     DeadlineExceeded,
     GenerateRequest,
     GenerateResponse,
+    NotFound,
     NotReady,
     Progress,
     ServerError,
@@ -43,6 +45,7 @@ Made = TypeVar("Made")
 # The status codes of the Triton backend (docs/contracts.md).
 _CODES: dict[type[errors.CharoniaError], int] = {
     errors.InvalidRequestError: 400,
+    errors.NotFoundError: 404,
     errors.OverloadedError: 429,
     errors.EngineClosedError: 503,
     errors.DeadlineExceededError: 504,
@@ -175,6 +178,9 @@ class EngineServer:
             **{name: value for name, value in given.items() if value is not None},
             stop=list(made.stop_words),
             end_ids=request.end_id,
+            thinking_begin_ids=made.thinking[0],
+            thinking_end_ids=made.thinking[1],
+            thinking_begun=made.in_reasoning,
             bad_words=made.bad_words,
             logit_bias=dict(zip(made.bias_ids, made.bias_values, strict=True)),
             logprobs=request.logprobs,
@@ -202,6 +208,9 @@ class EngineServer:
             stop_until=made.stop_until,
             fit_max_tokens=bool(request.fit_max_tokens),
             prompt_progress=bool(request.prompt_progress),
+            lora_name=request.lora_name or "",
+            pooling=request.pooling or "",
+            dimensions=request.dimensions or 0,
             callback=deliver,
         )
 
@@ -223,6 +232,9 @@ class EngineServer:
             cum_logprob=result.cumulative_logprob,
             num_session_tokens=result.num_session_tokens,
             num_computed_tokens=result.num_computed_tokens,
+            num_proposed_tokens=result.num_proposed_tokens,
+            num_accepted_tokens=result.num_accepted_tokens,
+            pooled=result.pooled,
         )
         if request.logprobs is not None:
             response.logprobs = tuple(result.logprobs)
@@ -260,6 +272,36 @@ class EngineServer:
         await self.check()
         with _translated():
             self._native.end_session(session_id)
+
+    async def load_adapter(self, name: str, path: str) -> list[dict[str, Any]]:
+        def run() -> None:
+            with _translated():
+                try:
+                    self._native.load_adapter(name, Path(path))
+                except errors.UnsupportedError as error:  # the client can use another adapter
+                    raise errors.InvalidRequestError(str(error)) from error
+
+        await self.check()
+        await asyncio.to_thread(run)
+        return await self.adapters()
+
+    async def unload_adapter(self, name: str) -> list[dict[str, Any]]:
+        await self.check()
+        if not self._native.unload_adapter(name):
+            raise NotFound(f"lora_name = {name}: there is no adapter of this name")
+        return await self.adapters()
+
+    async def adapters(self, timeout_s: float = 0) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": one.name,
+                "path": one.folder,
+                "fingerprint": one.fingerprint,
+                "rank": one.max_rank,
+                "bytes": one.bytes,
+            }
+            for one in self._native.adapters()
+        ]
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         def run() -> Tokenized:

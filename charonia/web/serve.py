@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from charonia.errors import InvalidRequestError
 from charonia.serve import access, checks, shares
-from charonia.serve.model import prepare_all
+from charonia.serve.model import prepare_all, prepare_draft
 from charonia.serve.models import Served, option_values
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, of_answers
 from charonia.weights import workspace
@@ -35,30 +35,33 @@ def serve_engine(settings: ServeSettings, inference: Mapping[str, str], *, open_
     chosen = inference_settings(inference)
     of_end = {"shutdown_timeout_s": inference["drain_timeout_s"]} if "drain_timeout_s" in inference else {}
     _check_before_start(settings)
-    _check_files(_gateway_settings(settings, more_models="", **of_end))  # before a model is loaded
+    _check_files(gateway_settings(settings, more_models="", **of_end))  # before a model is loaded
     began = time.monotonic()
     with ExitStack() as loaded:
-        served = prepare_all(settings, settings.run_dir.expanduser().absolute(), chosen, _say, loaded)
-        given = _gateway_settings(settings, model_name=served[0].name, more_models=option_values(served), **of_end)
+        run_dir = settings.run_dir.expanduser().absolute()
+        chosen = prepare_draft(chosen, run_dir, say, loaded)
+        served = prepare_all(settings, run_dir, chosen, say, loaded)
+        given = gateway_settings(settings, model_name=served[0].name, more_models=option_values(served), **of_end)
         if len(served) > 1:  # each has its own
             chosen = {key: value for key, value in chosen.items() if key not in shares.KEYS}
         servers: dict[str, EngineServer] = {}
         for one in served:
-            server = _load(one, chosen, settings)
+            server = load_server(one, chosen, settings)
             loaded.callback(server.shutdown)
             servers[one.names[0]] = server
             for warning in server.info.warnings:
-                _say(f"warning: {f'{one.name}: ' if len(served) > 1 else ''}{warning}")
+                say(f"warning: {f'{one.name}: ' if len(served) > 1 else ''}{warning}")
         info = servers[served[0].names[0]].info
         names = f"{' and '.join(servers)} {'is' if len(servers) == 1 else 'are'}"
         ready = f"{names} ready after {time.monotonic() - began:.1f} s, on {_device(info)}. "
-        _run(given, ready, open_browser, servers=servers)
+        chats = any(one.task == "generate" for one in served)
+        _run(given, ready, open_browser, servers=servers, chats=chats)
 
 
-def _load(model: Served, inference: Mapping[str, str], settings: ServeSettings) -> EngineServer:
+def load_server(model: Served, inference: Mapping[str, str], settings: ServeSettings) -> EngineServer:
     from charonia.web.engine_server import EngineServer
 
-    _say(f"Loading {model.name}")
+    say(f"Loading {model.name}")
     with _default_sigint():
         location = workspace.locate(model.workspace)
         return EngineServer(
@@ -75,7 +78,7 @@ def serve_elsewhere(
         raise InvalidRequestError("--triton is empty: name the gRPC port of a Triton server, HOST:PORT")
     _check_before_start(settings)
     more = {} if more_models is None else {"more_models": more_models}
-    given = _gateway_settings(settings, triton_endpoints=triton, **more)
+    given = gateway_settings(settings, triton_endpoints=triton, **more)
 
     async def tell(app: FastAPI) -> None:
         pools = {name: engine.pool for name, engine in app.state.gateway.engines.items()}
@@ -83,25 +86,25 @@ def serve_elsewhere(
 
     async def wait_for(name: str, pool: Pool) -> None:
         if reason := await pool.why_not_ready():
-            _say(f"{name} is not ready: {reason}. The page shows this too, and works as soon as Triton is ready")
+            say(f"{name} is not ready: {reason}. The page shows this too, and works as soon as Triton is ready")
             while await pool.why_not_ready():
                 await asyncio.sleep(given.endpoint_check_interval_s)
-        _say(f"{name} at {triton} is ready")
+        say(f"{name} at {triton} is ready")
 
     _run(given, f"A gateway before Triton at {triton}. ", open_browser, then=tell)
 
 
 def _check_before_start(settings: ServeSettings) -> None:
     for warning in misspelled():
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     checks.check_packages(own_triton=False, gateway=True, liveness=False)
     for warning in access.warnings(settings):
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     name, port = env_name("host"), env_name("gateway_port")
     checks.check_ports([access.Port(settings.host, settings.gateway_port, name, port)])
 
 
-def _gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
+def gateway_settings(settings: ServeSettings, **more: Any) -> Settings:
     """Return the gateway settings: environment and `.env`, overridden by the options of this command."""
     from charonia_gateway.check import explained
     from charonia_gateway.settings import Settings
@@ -140,9 +143,10 @@ def _run(
     *,
     servers: Mapping[str, EngineServer] | None = None,
     then: Callable[[FastAPI], Any] | None = None,
+    chats: bool = True,
 ) -> None:
     """head: text printed before the address. servers: engines instead of Triton, by model. then: coroutine that runs
-    next to the gateway."""
+    next to the gateway. chats: a model gives text."""
     from charonia_gateway.logs import configure_logging
     from charonia_gateway.port import PortError
     from charonia_gateway.process import serve
@@ -158,8 +162,9 @@ def _run(
             if wait
             else "Ctrl-C ends it."
         )
-        page = "\n              ".join(access.page_lines(url, settings.host))
-        _say(f"{head}{ends}\n\n  Chat        {page}\n  API         {url}/v1   ({url}/docs)\n")
+        lines = access.page_lines(url, settings.host)
+        page = "  Chat        " + "\n              ".join(lines) + "\n" if chats else ""
+        say(f"{head}{ends}\n\n{page}  API         {url}/v1   ({url}/docs)\n")
         if then:
             tasks.append(asyncio.get_running_loop().create_task(then(app)))
         if open_browser:
@@ -174,7 +179,7 @@ def _run(
 
 def _open(url: str) -> None:
     if not webbrowser.open(url):
-        _say(f"no browser was found: open {url} in one")
+        say(f"no browser was found: open {url} in one")
 
 
 def _device(info: Any) -> str:
@@ -193,5 +198,5 @@ def _default_sigint() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -49,7 +49,8 @@ class TextModels:
             raise ModelError(str(error)) from error
         try:
             guide_bytes = lengths.guide_max_bytes(location.weights, Path(), environment)
-            self._preparation = self._prepare.Preparation(tokenizer, environment, limit, guide_bytes)
+            task = lengths.model_task(location.weights)
+            self._preparation = self._prepare.Preparation(tokenizer, environment, limit, guide_bytes, task)
         except ValueError as error:
             raise InvalidRequestError(str(error)) from error
         self._table = detokenize.TokenTable.load(location.weights / workspace.TOKEN_TABLE)
@@ -82,6 +83,7 @@ class TextModels:
                 guide=guide,
                 session_id=request.session_id or "",
                 interactive=request.interactive,
+                pooling=request.pooling or "",
             )
         )
 

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from charonia.errors import ModelError, UnsupportedError
+from charonia.gguf.folder_names import model_file
+from charonia.gguf.reader import shards_of
 from charonia.json_files import read_json
 
 Array = npt.NDArray[Any]
@@ -44,12 +46,17 @@ WEIGHT_TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The file and the type of a tensor. `dtype` is the name in safetensors."""
+    """The file and the type of a tensor. `dtype` is the name in safetensors.
+
+    Only in GGUF files: `block` is the quantised type, and `offsets` are the first byte in the file and the end.
+    """
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    block: str = ""
+    offsets: tuple[int, int] | None = None
 
 
 class Checkpoint(Protocol):
@@ -228,6 +235,10 @@ def _file_names(index: Path, weight_map: dict[str, Any]) -> set[str]:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open the weights of a Hugging Face folder."""
+    if gguf := model_file(folder):
+        from charonia.weights.gguf_checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint(gguf)
     files, places = _find_weights(folder)
     return (TorchCheckpoint if files[0].suffix == ".bin" else SafetensorsCheckpoint)(files, places)
 
@@ -235,6 +246,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def weight_files(folder: Path) -> list[Path]:
     """Return the weight files of a Hugging Face folder: safetensors if there are any, otherwise .bin files. Files that
     an index names may be missing. Raises ModelError or UnsupportedError if there are no weights."""
+    if gguf := model_file(folder):
+        return [one.resolve() for one in shards_of(gguf)]
     return _find_weights(folder)[0]
 
 

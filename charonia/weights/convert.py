@@ -26,13 +26,22 @@ from charonia.families import (
     stacked_shape,
     text_part,
 )
+from charonia.generation_config import sampling_defaults
 from charonia.json_files import read_json
 from charonia.progress import Progress
 from charonia.text import prompt_ids
 from charonia.text.token_split import build_token_split
 from charonia.text.token_table import build_token_table
-from charonia.text.tokenizer import copy_tokenizer, end_of, load_tokenizer, replace_chat_template, source_notes
+from charonia.text.tokenizer import (
+    copy_tokenizer,
+    end_of,
+    load_tokenizer,
+    prepare_tokenizer,
+    replace_chat_template,
+    source_notes,
+)
 from charonia.weights import workspace
+from charonia.weights.adapted_modules import module_places
 from charonia.weights.checkpoint import (
     DTYPES,
     NUMPY_TYPES,
@@ -43,7 +52,7 @@ from charonia.weights.checkpoint import (
     open_checkpoint,
 )
 from charonia.weights.fingerprint import fingerprint
-from charonia.weights.generation_config import sampling_defaults
+from charonia.weights.gguf_checkpoint import GgufCheckpoint, as_stored
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
 from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
@@ -51,6 +60,7 @@ from charonia.weights.quantization_config import read_quantization, says_cache
 from charonia.weights.quantization_settings import DENSE, FORMATS
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.stacked_experts import fused_experts
+from charonia.weights.task import setting_of, with_score_rows, with_task
 from charonia.weights.tensor_parallel import output_rows, rank_of, ranks_of, split
 
 if TYPE_CHECKING:
@@ -79,23 +89,30 @@ class Source:
         parts = (part for parts in self.spec.tensors.values() for part in parts)
         return self.checkpoint.linkable and not any(part.transposed for part in parts)
 
+    @property
+    def adaptable(self) -> bool:
+        """Whether LoRA adapters of the Hugging Face model fit: the rows of a GGUF file may have another order."""
+        return not isinstance(self.checkpoint, GgufCheckpoint)
 
-def read_source(folder: Path, dtype: str = "auto") -> Source:
+
+def read_source(folder: Path, dtype: str = "auto", task: str = "auto") -> Source:
     """Read config.json and the headers of the weights. dtype: auto | bf16 | fp16 | fp32; auto is the model's own type.
-    With quantised weights it is the type of activations and of weights that are not quantised.
+    With quantised weights it is the type of activations and of weights that are not quantised. task: the setting.
 
     Raises UnsupportedError if the engine does not support the model, and ModelError if tensors are missing or have
     other shapes than config.json says.
     """
-    spec = read_config(folder, dtype)
+    spec = read_config(folder, dtype, task)
     checkpoint = open_checkpoint(folder)
     if spec.quantization is not None and not checkpoint.linkable:
         raise UnsupportedError(BIN_REFUSAL.format(model=folder, method=spec.quantization.method))
+    if isinstance(checkpoint, GgufCheckpoint):
+        spec = as_stored(folder, spec, checkpoint)
     spec = check_spec(folder, spec, checkpoint.tensors, dtype, checkpoint.read)
     return Source(folder, replace(spec, notes=(*spec.notes, *checkpoint.notes)), checkpoint)
 
 
-def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
+def read_config(folder: Path, dtype: str = "auto", task: str = "auto") -> ModelSpec:
     """Read config.json without checking it against the weight files. The types and names of tensors are provisional."""
     if dtype != "auto" and dtype not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {dtype!r} is not known; expected auto, {', '.join(WEIGHT_TYPES)}")
@@ -107,7 +124,7 @@ def read_config(folder: Path, dtype: str = "auto") -> ModelSpec:
         config["eos_token_id"] = ends
     if generated.get("chat_format") not in _UNSAID:
         config["chat_format"] = generated["chat_format"]
-    spec = describe(config, _model_name(folder))
+    spec = with_task(folder, describe(config, _model_name(folder)), config, task)
     try:
         _engine.check_settings(spec.config.settings())
     except InvalidRequestError as error:
@@ -137,7 +154,7 @@ def _with_end_of_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerFast, 
     for end in (end_of(tokenizer, config.vocab_size), *map(token_id, spec.end_tokens)):
         if end is not None and end not in config.end_id and end < config.vocab_size:
             config = replace(config, end_id=(*config.end_id, end))
-    if not config.end_id:
+    if not config.end_id and config.model_task == "generate":
         progress.warn(
             f"{config.model_name} names no token that ends a response, so responses run to max_tokens: add "
             "eos_token_id to config.json, or send end_id"
@@ -169,7 +186,7 @@ def check_spec(
 ) -> ModelSpec:
     """Return the spec with the names and types of the actual tensors. Raises the errors of read_source. read: reads the
     values of a tensor, if available."""
-    spec = _as_named(_untied(folder, spec, tensors, read), tensors)
+    spec = with_score_rows(_as_named(_untied(folder, spec, tensors, read), tensors))
     found = find_quantised(folder, spec, tensors, read)
     spec = found.spec
     _check_tensors(folder, spec, tensors, found.known)
@@ -279,7 +296,7 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     """Check that every tensor exists with the expected shape and a float type, and that no unknown tensor exists.
     Quantised tensors were checked before. beside: known tensors that are not in `spec.tensors`."""
     output = spec.tensors.get("output.weight")
-    if output and output[0].name not in tensors:
+    if output and output[0].name not in tensors and spec.config.model_task == "generate":
         raise ModelError(f"{folder}: tensor {output[0].name} is missing, and config.json does not tie the embeddings")
     wanted = [part for parts in spec.tensors.values() for part in parts]
     missing = [part.name for part in wanted if part.name not in tensors]
@@ -389,7 +406,8 @@ def _write_tensors(
                 writers[names[kind]] = partial(copied, cut, kind, how, stored[kind])
                 types[names[kind]], shapes[names[kind]] = cut.dtype, cut.shape
             beside = {kind: _place(file.name, names[kind], mine[kind].dtype) for kind in mine if kind != "codes"}
-            places.append({"file": file.name, "name": names["codes"], **beside})
+            block = {"type": part.quantised.block} if part.quantised.block else {}
+            places.append({"file": file.name, "name": names["codes"], **block, **beside})
         manifest.add(name, how.dtype, stacked_shape(parts), places, how)
     total = sum(math.prod(shape) * NUMPY_TYPES[types[name]].itemsize for name, shape in shapes.items())
     others = manifest.ranks - 1 - len([one for one in manifest.files if one.startswith("rank-")])  # of about this size
@@ -467,6 +485,8 @@ def write_weights(
     weights_id, quality = fingerprint(source.folder), _quality_of(source.folder, spec)
     layers = [asdict(layer) for layer in config.layers]
     manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, layers=layers, quality=quality)
+    if source.adaptable:
+        _add_modules(manifest, spec, tensors)
     for file in (table, token_split):
         manifest.files[file.name] = {"bytes": file.stat().st_size, "sha256": workspace.sha256(file)}
     if link:
@@ -476,10 +496,17 @@ def write_weights(
     manifest.save(weights)
 
 
+def _add_modules(manifest: workspace.Manifest, spec: ModelSpec, tensors: TensorMap) -> None:
+    manifest.modules = module_places(spec, tensors)
+    manifest.module_prefixes = [list(pair) for pair in spec.prefixes if pair[0]]
+
+
 def _quality_of(folder: Path, spec: ModelSpec) -> list[dict[str, Any]]:
-    """Return the measured quality of these weights, if they keep their type."""
+    """Return the measured quality of these weights, if they keep their type or if the engine rounds them."""
     records = records_of_folder(folder)
-    return [record.content() for record in records if record.weight_type == spec.config.weight_type]
+    return [
+        record.content() for record in records if record.weight_type == spec.config.weight_type or record.quantization
+    ]
 
 
 def _file_of(rank: int) -> str:
@@ -495,7 +522,7 @@ def _copy_tensors(
     for rank in range(manifest.ranks):
         file, output = _file_of(rank), f"output.{rank}.weight"
         mine = {name: parts for name, parts in tensors.items() if (rank_of(name) or 0) == rank}
-        if config.tie_word_embeddings:
+        if config.tie_word_embeddings and not mine.get(output, ())[0].quantised:
             rows = output_rows(config, rank, manifest.ranks)
             place = {"file": _file_of(0), "name": "tok_embeddings.weight", "rows": rows}
             manifest.add(output, dtype, stacked_shape(mine.pop(output)), [place])
@@ -505,8 +532,12 @@ def _copy_tensors(
 def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspace.Manifest) -> None:
     def linked(name: str) -> str:
         """Return the file of a tensor, and add it to the manifest."""
-        file = checkpoint.tensors[name].file.resolve()
-        manifest.files[str(file)] = {"bytes": file.stat().st_size}
+        info = checkpoint.tensors[name]
+        file = info.file.resolve()
+        entry = manifest.files.setdefault(str(file), {"bytes": file.stat().st_size})
+        if info.offsets:
+            place = {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.offsets}
+            entry.setdefault("tensors", {})[name] = place
         return str(file)
 
     for name, parts in tensors.items():
@@ -518,6 +549,7 @@ def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspac
             if part.row_step > 1:
                 place["row_step"] = part.row_step
             if part.quantised:
+                place["type"] = part.quantised.block
                 for kind, other in part.quantised.beside.items():
                     place[kind] = _place(linked(other), other, checkpoint.tensors[other].dtype)
             elif checkpoint.tensors[part.name].dtype != dtype:
@@ -526,15 +558,20 @@ def _link_tensors(checkpoint: Checkpoint, tensors: TensorMap, manifest: workspac
         manifest.add(name, dtype, stacked_shape(parts), places, how)
 
 
-def write_description(spec: ModelSpec, weights: Path, ranks: int, folder: Path | None = None) -> None:
+def write_description(
+    spec: ModelSpec, weights: Path, ranks: int, folder: Path | None = None, *, adaptable: bool
+) -> None:
     """Write config.ini and a manifest without files, enough to compute the memory of a model but not to load it.
-    folder: the model's folder, if it is available here."""
+    folder: the model's folder, if it is available here. adaptable: of its Source."""
     workspace.write_config_ini(weights / "config.ini", spec.config.settings())
     quality = [] if folder is None else _quality_of(folder, spec)
     manifest = workspace.Manifest(
         spec.config.model_name, ranks, layers=[asdict(layer) for layer in spec.config.layers], quality=quality
     )
-    for name, parts in split(spec.tensors, spec.config, ranks).items():
+    tensors = split(spec.tensors, spec.config, ranks)
+    if adaptable:
+        _add_modules(manifest, spec, tensors)
+    for name, parts in tensors.items():
         how = parts[0].quantised.how if parts[0].quantised else None
         manifest.add(name, how.dtype if how else WEIGHT_TYPES[spec.config.data_type], stacked_shape(parts), how=how)
     manifest.save(weights)
@@ -552,12 +589,13 @@ def convert(
     settings: Mapping[str, str] | None = None,
     show_progress: bool = False,
 ) -> Path:
-    """Convert a Hugging Face folder or hub id to a workspace (docs/contracts.md) and return its path.
+    """Convert a Hugging Face folder, GGUF file or hub id to a workspace (docs/contracts.md) and return its path.
 
     tp: number of tensor-parallel ranks, short for the setting tensor_para_size. model_format: format of the weights,
-    auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4. dtype: auto | bf16 | fp16 |
-    fp32. chat_template: a file that replaces the model's. settings: inference parameters for config.ini. If it fails,
-    the destination is not changed. Raises UnsupportedError, ModelError or InvalidRequestError with advice for the user.
+    auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4 | gguf. dtype: auto | bf16 |
+    fp16 | fp32. chat_template: a file that replaces the model's. settings: inference parameters for config.ini. If it
+    fails, the destination is not changed. Raises UnsupportedError, ModelError or InvalidRequestError with advice for
+    the user.
     """
     settings = dict(settings or {})
     if tp is not None and settings.setdefault("tensor_para_size", str(tp)) != str(tp):
@@ -629,7 +667,7 @@ def _make(
         raise ModelError(
             f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
         )
-    source = read_source(location.path, dtype)
+    source = read_source(location.path, dtype, setting_of(settings))
     found = source.spec.quantization.method if source.spec.quantization else DENSE
     if model_format not in (AUTO_FORMAT, found):
         raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: omit this option")
@@ -653,6 +691,7 @@ def _make(
     tokenizer = load_tokenizer(source.folder)
     if chat_template is not None:
         replace_chat_template(tokenizer, chat_template)
+    prepare_tokenizer(source.folder, tokenizer, source.spec)
     with workspace.atomic_folder(destination, force) as root:
         write_weights(
             source,
@@ -663,7 +702,8 @@ def _make(
         )
         for note in source_notes(source.folder, tokenizer):
             progress.warn(note)
-        copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER)
+        ends = source.spec.config.model_task != "generate"
+        copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER, ends=ends)
         _write_models(root)
         workspace.write_notes(root, progress.lasting)
     return destination.expanduser().absolute()

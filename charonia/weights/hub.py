@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from charonia.disk import is_full_or_read_only, nearest, reason, require_space
 from charonia.errors import ModelError
+from charonia.gguf.folder_names import SUFFIX
+from charonia.gguf.reader import stem_of
+from charonia.weights.built_in import did_you_mean
 
 if TYPE_CHECKING:
     from charonia.weights.checkpoint import TensorInfo
 
-_CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json"]
+_OF_SENTENCES = ["modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "*_*/config.json"]
+_CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json", *_OF_SENTENCES]
+_TOKENIZER = ["tokenizer*", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "*.tiktoken"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 _BIN = "pytorch_model*.bin"
+_ADAPTER = ["adapter_config.json", "adapter_model.*"]
 # Copies of the weights in other formats, which GPT-OSS and Mistral have. A star also matches folders.
 _COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[\w.-]+)*", re.ASCII)
@@ -34,7 +40,7 @@ def parse_id(model: str) -> tuple[str, str | None]:
     wrong = f"{model} does not exist, and {model!r} is not a hub id (owner/name or owner/name@revision)"
     parts = repository.split("/")
     if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~"):
-        raise ModelError(wrong)
+        raise ModelError(wrong + did_you_mean(model))
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -42,6 +48,75 @@ def parse_id(model: str) -> tuple[str, str | None]:
     if at and not _REVISION.fullmatch(revision):
         raise ModelError(f"{wrong}: {revision!r} is not a valid name of a branch, tag or commit")
     return repository, revision if at else None
+
+
+def is_gguf_id(model: str) -> bool:
+    """Whether the text is owner/name:FILE or owner/name:TYPE, which names a GGUF file of the hub."""
+    repository, colon, file = model.rpartition(":")
+    return bool(colon and file) and "/" in repository
+
+
+def download_gguf(model: str) -> Path:
+    """Download the parts of a GGUF file that are not in the hub's cache, and return the first part.
+
+    model: owner/name:TYPE such as owner/name:Q4_K_M, or owner/name:FILE; with a revision, owner/name@revision:TYPE.
+    """
+    identifier, _, wanted = model.rpartition(":")
+    repository, revision = parse_id(identifier)
+    with _explained(model):
+        files = choose_gguf(model, _gguf_names(repository, revision), wanted)
+        return _snapshot(repository, revision, files) / files[0]
+
+
+def _gguf_names(repository: str, revision: str | None) -> list[str]:
+    """Return the names of the GGUF files on the hub; without a connection, of those in the cache."""
+    import huggingface_hub
+
+    try:
+        asked: dict[str, Any] = {"revision": revision, "allow_patterns": f"*{SUFFIX}", "dry_run": True}
+        return [one.filename for one in huggingface_hub.snapshot_download(repository, **asked)]
+    except huggingface_hub.errors.DryRunError:  # there is no connection, or no such model
+        cached = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=[]))
+        return [file.relative_to(cached).as_posix() for file in cached.rglob(f"*{SUFFIX}")]
+
+
+def choose_gguf(model: str, names: list[str], wanted: str) -> list[str]:
+    """Return the files of the GGUF model that has this name or whose name ends with this type; several if it is split.
+
+    Raises ModelError if there is none, or more than one.
+    """
+    found = _by_stem(names)
+    by_name = [files for files in found.values() if wanted in (files[0], Path(files[0]).name)]
+    ending = re.compile(rf"(?:.*[-./])?{re.escape(wanted)}", re.IGNORECASE)
+    chosen = by_name or [files for stem, files in found.items() if ending.fullmatch(stem)]
+    if len(chosen) == 1:
+        return chosen[0]
+    listed = ", ".join(Path(stem).name for stem in found) or "none"
+    why = "several GGUF files end with" if chosen else "no GGUF file ends with"
+    raise ModelError(f"{model}: {why} {wanted!r}; the repository has {listed}. Name one of them, with {SUFFIX}")
+
+
+def _by_stem(names: list[str]) -> dict[str, list[str]]:
+    """Return the files of each GGUF model."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(SUFFIX) and not Path(name).name.startswith("mmproj"):
+            found.setdefault(str(Path(name).with_name(stem_of(Path(name)))), []).append(name)
+    return found
+
+
+def _check_gguf(model: str, revision: str) -> None:
+    """Raise ModelError with the types of the GGUF files, if the repository has some."""
+    stems = list(_by_stem(_gguf_names(parse_id(model)[0], revision)))
+    if not stems:
+        return
+    types = [re.split("[-.]", Path(stem).name)[-1] for stem in stems]
+    listed = [
+        one if types.count(one) == 1 else Path(stem).name + SUFFIX for stem, one in zip(stems, types, strict=True)
+    ]
+    raise ModelError(
+        f"{model} has GGUF files: name one of them, as in {model}:{listed[0]}; the repository has {', '.join(listed)}"
+    )
 
 
 def pinned_id(model: str, folder: Path) -> str | None:
@@ -64,7 +139,16 @@ def download(model: str) -> Path:
         if not any(folder.glob("*.safetensors")):
             # Uses the same commit, because the branch may have changed since.
             folder = _snapshot(repository, folder.name, [*_FILES, _BIN])
+            if not any(folder.glob(_BIN)):
+                _check_gguf(model, folder.name)
     return folder
+
+
+def download_adapter(adapter: str) -> Path:
+    """Download the files of a LoRA adapter that are not in the hub's cache, and return the folder in the cache."""
+    repository, revision = parse_id(adapter)
+    with _explained(adapter):
+        return _snapshot(repository, revision, _ADAPTER)
 
 
 def _snapshot(repository: str, revision: str | None, patterns: list[str]) -> Path:
@@ -81,14 +165,18 @@ def _snapshot(repository: str, revision: str | None, patterns: list[str]) -> Pat
     return Path(huggingface_hub.snapshot_download(repository, **chosen))
 
 
-def download_config(model: str) -> Path:
-    """Return the folder of the hub's cache with config.json and, if the model has them, generation_config.json and the
-    quantisation files of older models."""
+def download_config(model: str, *, tokenizer: bool = False) -> Path:
+    """Return the folder of the hub's cache with config.json and, if the model has them, generation_config.json, the
+    quantisation files of older models, and sentence-transformers' files. tokenizer: also with the tokenizer's files."""
     import huggingface_hub
 
     repository, revision = parse_id(model)
     with _explained(model):
-        return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=_CONFIG))
+        patterns = _CONFIG + (_TOKENIZER if tokenizer else [])
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))
+        if not (folder / "config.json").is_file():
+            _check_gguf(model, folder.name)
+        return folder
 
 
 def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
@@ -122,6 +210,7 @@ def read_headers(model: str, folder: Path) -> dict[str, TensorInfo] | None:
             }
             if files:
                 return _tensors_of(folder, files)
+            _check_gguf(model, folder.name)
             raise ModelError(
                 f"{model} has no weights on the hub: expected model.safetensors, model.safetensors.index.json or "
                 "pytorch_model.bin"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from charonia.engine_settings import Setting, spell_settings
 from charonia.errors import InvalidRequestError, UnsupportedError
 from charonia.families import ModelSpec
 from charonia.json_files import read_json
+from charonia.units import spell_bytes
 from charonia.weights import hub, workspace
 from charonia.weights.checkpoint import WEIGHT_TYPES
 from charonia.weights.convert import (
@@ -29,7 +30,9 @@ from charonia.weights.convert import (
     read_source,
     write_description,
 )
+from charonia.weights.draft_model import draft_of, draft_settings, named_as_given
 from charonia.weights.quality_record import parse_records, quality_table, records_of_weights
+from charonia.weights.task import setting_of
 from charonia.weights.tensor_parallel import ranks_of
 
 LEAST_CONTEXT = 2048  # shortest context in the default list; each next one is four times as long
@@ -61,7 +64,10 @@ class Plan:
     num_window_blocks: int = 0
     state_bytes: int = 0  # of one state of the recurrent layers; 0: there are none, and no states
     num_states: int = 0  # of running sequences and of snapshots
+    adapter_bytes: int = 0  # of the LoRA adapters in the settings
     host_bytes: int = 0  # of weights that GPUs read from host memory; not in weight_bytes
+    quantization: str = "none"  # the setting: how weights are rounded while they are loaded
+    speculative_bytes: int = 0  # of the draft model: weights, steps and KV cache; 0: there is none
     warnings: list[str] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
 
@@ -83,6 +89,11 @@ class Plan:
         """Return the size of all blocks and states."""
         blocks = self.num_blocks * self.kv_block_bytes + self.num_window_blocks * self.kv_window_block_bytes
         return blocks + self.num_states * self.state_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Return the size of everything except the KV cache of the model."""
+        return self.weight_bytes + self.adapter_bytes + self.activation_bytes + self.speculative_bytes
 
     def most_users(self, context: int) -> int:
         """Return how many sequences of `context` tokens fit together; 0 for a context beyond session_len."""
@@ -161,7 +172,8 @@ def make_plan(
     dtype: str = "auto",
     memory: str = "",
 ) -> Plan:
-    """Return the plan of a workspace, a Hugging Face folder or a hub id. Does not download weights.
+    """Return the plan of a workspace, a Hugging Face folder, a GGUF file or a hub id. Downloads no
+    weights except a GGUF file.
 
     settings: keys of config.ini; they override CHARONIA_<KEY> of the environment. memory: memory of each GPU, or of the
     machine for the CPU ("80GiB"), instead of the free memory of this machine; device = cuda then needs no GPU. Raises
@@ -169,9 +181,15 @@ def make_plan(
     """
     overrides = {**_engine.settings_from_environment(), **spell_settings(settings or {})}
     notes: list[str] = []
-    with _weights(model, dtype, overrides, notes) as folder:
+    with ExitStack() as described:
+        if draft := draft_of(overrides):
+            weights = described.enter_context(_weights(draft, "auto", {}, notes))
+            described.enter_context(named_as_given(weights, draft))
+            overrides |= draft_settings(weights)
+        folder = described.enter_context(_weights(model, dtype, overrides, notes))
         made = Plan(**_engine.plan_memory(folder, overrides, memory))
-        quality = [record.content() for record in records_of_weights(folder)]
+        records = [one for one in records_of_weights(folder) if one.rounding == made.quantization]
+        quality = [record.content() for record in records]
     return replace(made, warnings=[*notes, *made.warnings], quality=quality)
 
 
@@ -184,29 +202,30 @@ def _weights(
 
     notes: receives the assumptions of the plan.
     """
-    if workspace.existing(model) is not None:
+    if workspace.existing(model) is not None or hub.is_gguf_id(str(model)):
         location = workspace.locate(model)
         if location.weights is not None:
             if dtype != "auto":
                 raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
             yield location.weights
             return
-        spec, here = read_source(location.path, dtype).spec, location.path
+        source = read_source(location.path, dtype, setting_of(settings))
+        spec, here, adaptable = source.spec, location.path, source.adaptable
     else:
-        spec, here = _spec_on_hub(str(model), dtype, notes), None
+        spec, here, adaptable = _spec_on_hub(str(model), dtype, setting_of(settings), notes), None, True
     notes.extend(spec.notes)
     if note := cache_note(spec, settings):
         notes.append(note)
     with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
         weights = Path(folder)
-        write_description(spec, weights, ranks_of(settings), here)
+        write_description(spec, weights, ranks_of(settings), here, adaptable=adaptable)
         yield weights
 
 
-def _spec_on_hub(model: str, dtype: str, notes: list[str]) -> ModelSpec:
+def _spec_on_hub(model: str, dtype: str, task: str, notes: list[str]) -> ModelSpec:
     """Describe a model on the hub from config.json and the headers of its weights, without downloading the weights."""
-    folder = hub.download_config(model)
-    spec = read_config(folder, dtype)
+    folder = hub.download_config(model, tokenizer=task == "score")  # which has the tokens no and yes
+    spec = read_config(folder, dtype, task)
     tensors = hub.read_headers(model, folder)
     if tensors is not None:
         return check_spec(folder, spec, tensors, dtype)
@@ -238,7 +257,9 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     rows = [
         ("weights", plan.weight_bytes),
         *([("weights in host memory", plan.host_bytes)] if plan.host_bytes else []),
+        *([("LoRA adapters", plan.adapter_bytes)] if plan.adapter_bytes else []),
         ("activations and steps", plan.activation_bytes),
+        *([("draft model with its KV cache", plan.speculative_bytes)] if plan.speculative_bytes else []),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
         ("free", plan.free_bytes),
@@ -289,13 +310,3 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
             f"({needed}).",
             highlight=False,
         )
-
-
-def spell_bytes(count: int) -> str:
-    """Format a size with about three digits, in units of 1024."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    amount, unit = float(count), 0
-    while amount >= 1000 and unit + 1 < len(units):
-        amount, unit = amount / 1024, unit + 1
-    decimals = 0 if unit == 0 or amount >= 100 else 1 if amount >= 10 else 2
-    return f"{amount:.{decimals}f} {units[unit]}"

@@ -73,11 +73,17 @@ class QualityRecord(_Part):
     weight_type: str
     weight_bytes: int
     quant_policy: int
+    quantization: str | None = None  # the setting, if it is not none
     device: str
     weights: str = ""  # fingerprint of the Hugging Face folder; empty for a converted workspace
     text: TextScore
     reference: ReferenceScore | None = None
     questions: QuestionScore | None = None
+
+    @property
+    def rounding(self) -> str:
+        """Return the setting quantization."""
+        return self.quantization or "none"
 
     def content(self) -> dict[str, Any]:
         """Return the stored form, which `--json`, the plan and /v1/models also show."""
@@ -172,20 +178,24 @@ def _cannot_write(file: Path, why: object) -> ModelError:
 
 
 def save_record(location: Location, record: QualityRecord) -> Path:
-    """Add the record to the model's records, replacing one with the same KV quantisation. Return the file with the
-    records. Raises ModelError if it cannot be written."""
+    """Add the record to the model's records, replacing one with the same settings quant_policy and quantization. Return
+    the file with the records. Raises ModelError if it cannot be written."""
     file = _file_of(location)
     if location.weights is not None:
         key, content, known = "quality", read_json(file), records_of_weights(location.weights)
     else:
         key, content, known = "records", {}, records_of_folder(location.path)
-    kept = [one for one in known if one.quant_policy != record.quant_policy]
+    kept = [one for one in known if _settings(one) != _settings(record)]
     content[key] = [one.content() for one in (*kept, record)]
     try:
         _write(file, content)
     except OSError as error:
         raise _cannot_write(file, error.strerror or error) from None
     return file
+
+
+def _settings(record: QualityRecord) -> tuple[int, str]:
+    return record.quant_policy, record.rounding
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
@@ -216,7 +226,8 @@ def quality_table(records: Sequence[QualityRecord]) -> Table:
             columns.append(
                 (f"{reference.model} (reference)", [*scores, "" if right is None else f"{right} of {asked}"])
             )
-        scores = [record.weight_type, _kv(record.quant_policy), text, f"{record.text.perplexity:.4f}"]
+        rounded = f" ({record.quantization})" if record.quantization else ""
+        scores = [record.weight_type + rounded, _kv(record.quant_policy), text, f"{record.text.perplexity:.4f}"]
         if reference:
             scores += [f"{value:.6f}" for value in (reference.kl_mean, reference.kl_p99, reference.kl_max)]
             scores.append(f"{reference.top1_agreement:.2%}")

@@ -11,6 +11,7 @@ import numpy as np
 from charonia.errors import ModelError
 from charonia.families import Quantization, TensorPart
 from charonia.weights.checkpoint import Array, Checkpoint
+from charonia.weights.gguf_checkpoint import LAYOUT, block_sizes
 
 _TOO_LARGE = 253  # MXFP4's stored exponent of 2^126: codes are up to 6, and 4 * 2^126 is infinite in fp32
 
@@ -56,6 +57,7 @@ def _cut(checkpoint: Checkpoint, part: TensorPart, spread: bool) -> dict[str, Cu
         "packed-rows": {"codes": (rows, packed_cols), "scales": (rows, groups), "zeros": (packed_rows, groups)},
         "awq": {"codes": (cols, packed_rows), "scales": (groups, rows), "zeros": (groups, packed_rows)},
         "gptq": {"codes": (packed_cols, rows), "scales": (groups, rows), "zeros": (groups, packed_rows)},
+        LAYOUT: {"codes": (rows, _block_bytes(part.quantised.block, cols))},
         "mxfp4": {"codes": (rows, range(cols.start // 2, cols.stop // 2)), "scales": (rows, groups)},
     }[how.layout]
     cuts: dict[str, Cut] = {}
@@ -68,6 +70,14 @@ def _cut(checkpoint: Checkpoint, part: TensorPart, spread: bool) -> dict[str, Cu
         else:  # one number for all rows, or the column order of whole rows
             cuts[kind] = Cut(info.dtype, info.shape, lambda name=name: checkpoint.read(name))  # type: ignore[misc]
     return cuts
+
+
+def _block_bytes(block: str, cols: range) -> range:
+    """Return the bytes of a row that have these columns."""
+    if not block:
+        return range(0)
+    columns, size = block_sizes(block)
+    return range(cols.start // columns * size, cols.stop // columns * size)
 
 
 def _range(checkpoint: Checkpoint, name: str, first: range, second: range) -> Cut:

@@ -27,7 +27,7 @@ _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports w
 _QUANTISABLE = re.compile(
     r"output\.weight|per_layer_projection\.weight"
     r"|layers\.\d+\.(?:per_layer\.(?:gate|projection)|attention\.(?:wq_a|wkv_a))\.weight"
-    r"|layers\.\d+\.(?:attention\.(?:w_qkv|w_gate|wq|wkv_b|wo)|conv\.w_(?:in|out)|delta\.w_(?:qkvz|ba|out)"
+    r"|layers\.\d+\.(?:attention\.(?:w_qkv|w_gate|wq|w(?:k|v|kv)_b|wo)|conv\.w_(?:in|out)|delta\.w_(?:qkvz|ba|out)"
     r"|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
 _FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight")
@@ -51,6 +51,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     """Find the tensors. Raises ModelError or UnsupportedError with the tensor's name. read: reads the values of a
     tensor, if available; then the values that affect other tensors are checked too."""
     config = spec.quantization
+    if config is not None and config.method == "gguf":
+        return Found(spec)  # charonia/weights/gguf_checkpoint.py has found them
     cache_scales = {name for name in tensors if _KV_SCALE.fullmatch(name)}
     if config is None:
         endings = (*(f".{kind}" for kind in CODES), stacked_experts.CODES)
@@ -443,14 +445,24 @@ def _check_together(folder: Path, tensors: TensorMap) -> None:
     they are computed together. The shared expert is separate."""
     seen: dict[str, tuple[str, Quantization | None]] = {}
     for canonical, (part, *_) in tensors.items():
-        match = _FEED_FORWARD.fullmatch(canonical)
-        if not match:
-            continue
         how = part.quantised.how if part.quantised else None
-        place = match[1] + (".down" if match[2] == "w2" else ".gate_up")
-        first, expected = seen.setdefault(place, (part.name, how))
+        first, expected = seen.setdefault(computed_together(canonical), (part.name, how))
         if how != expected:
             raise _differently(folder, first, part.name)
+
+
+def computed_together(canonical: str) -> str:
+    """Return a name that is equal for weights which need the same quantisation: gate and up of a layer, also over all
+    experts, and down over all experts. For other weights, their own name."""
+    match = _FEED_FORWARD.fullmatch(canonical)
+    if not match:
+        return canonical
+    return match[1] + (".down" if match[2] == "w2" else ".gate_up")
+
+
+def is_quantisable(canonical: str) -> bool:
+    """Whether the engine supports a quantised tensor in this place."""
+    return bool(_QUANTISABLE.fullmatch(canonical))
 
 
 def _differently(folder: Path, *names: str) -> UnsupportedError:
@@ -465,7 +477,7 @@ def cut_units(part: TensorPart) -> tuple[int, int]:
     if part.quantised is None:
         return 1, 1
     how = part.quantised.how
-    return _packed_rows(how), math.lcm(how.group_size or 1, _packed_cols(how))
+    return _packed_rows(how), math.lcm(how.group_size or 1, _packed_cols(part.quantised))
 
 
 def cut_obstacle(part: TensorPart) -> str:
@@ -475,7 +487,7 @@ def cut_obstacle(part: TensorPart) -> str:
     how = part.quantised.how
     if part.cols and part.cols != (0, part.shape[1]) and part.quantised.order:
         return f"the columns of {part.name} are quantised in their own order (desc_act)"
-    group, col_unit, row_unit = how.group_size or 1, _packed_cols(how), _packed_rows(how)
+    group, col_unit, row_unit = how.group_size or 1, _packed_cols(part.quantised), _packed_rows(how)
     for bound in part.cols or ():
         if bound % group and bound != part.shape[1]:
             return f"column {bound} of {part.name} is within a group of {group} columns"
@@ -487,7 +499,12 @@ def cut_obstacle(part: TensorPart) -> str:
     return ""
 
 
-def _packed_cols(how: Quantization) -> int:
+def _packed_cols(quantised: Quantised) -> int:
+    how = quantised.how
+    if quantised.block:
+        from charonia.weights.gguf_checkpoint import block_sizes
+
+        return block_sizes(quantised.block)[0]
     return {"rows": 1, "awq": 1, "mxfp4": 2}.get(how.layout, 32 // how.bits)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
 from charonia.families import QuantizationConfig, text_part
+from charonia.gguf.folder_names import model_file
 from charonia.json_files import read_json
 from charonia.weights import quantization_methods as methods
 from charonia.weights.quantization_settings import FORMATS, REMEDY, Settings
@@ -37,6 +38,8 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
         "fp8": methods.fp8,
         "mxfp4": methods.mxfp4,
     }
+    if model_file(folder):
+        readers["gguf"] = lambda _: QuantizationConfig("gguf", lambda names: None)
     if method not in readers:
         raise UnsupportedError(
             f"{place} has method {method!r}, which is not supported; supported: {', '.join(FORMATS)}: {REMEDY}"

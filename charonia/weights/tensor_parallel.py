@@ -21,7 +21,7 @@ from charonia.families.layer_attributes import LayerAttributes
 _LOGITS_ALIGNMENT = 4  # logits in a rank's share are a multiple of this: 16 bytes
 _LAYER_TENSOR = re.compile(
     r"(layers\.\d+\.(?:attention|conv|delta|feed_forward(?:\.experts\.\d+|\.shared)?)\.)"
-    r"(w_qkv|w_gate|wq|wkv_b|wo|w_in|w_conv|w_qkvz|w_ba|conv_qkv|w_out|w1|w2|w3)\.0\.(weight|bias)"
+    r"(w_qkv|w_gate|wq|wkv_b|wk_b|wv_b|wo|w_in|w_conv|w_qkvz|w_ba|conv_qkv|w_out|w1|w2|w3)\.0\.(weight|bias)"
 )
 
 
@@ -50,6 +50,8 @@ def _check_ranks(tensors: TensorMap, config: ModelConfig, ranks: int) -> None:
 
 
 def _obstacle(config: ModelConfig, units: Mapping[str, int], ranks: int) -> str:
+    if config.delta_tiled and ranks > 1:
+        return "GGUF files have the v heads of gated delta nets in an order that needs one rank"
     for key in ("head_num", *_widths(config)):
         size, unit = getattr(config, key), units.get(key, 1)
         if size % ranks and (unit == 1 or size <= (ranks - 1) * unit):
@@ -57,7 +59,7 @@ def _obstacle(config: ModelConfig, units: Mapping[str, int], ranks: int) -> str:
     for heads in sorted({config.kv_heads(layer) for layer in config.layers}):
         if heads % ranks and ranks % heads:
             return f"the number of KV heads, {heads}, is neither a multiple nor a divisor of {ranks}"
-    if output_rows(config, ranks - 1, ranks)[0] >= config.vocab_size:
+    if config.model_task == "generate" and output_rows(config, ranks - 1, ranks)[0] >= config.vocab_size:
         return f"vocab_size = {config.vocab_size} leaves the last rank no rows of the output layer"
     return ""
 
@@ -134,8 +136,9 @@ def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
 
     With more ranks than KV heads, several ranks hold the same KV head. Only rank 0 has the biases that are added after
     the sum over the ranks. Tensors without a rank in the name (embedding, norms, router) exist once for all ranks. The
-    output layer is `output.<rank>.weight`; if it is tied to the embedding, these are ranges of the embedding. Raises
-    UnsupportedError, with the possible numbers of ranks, if the model cannot be split over `ranks`.
+    output layer is `output.<rank>.weight`; if it is tied to the embedding, these are ranges of the embedding. All ranks
+    share the rows of a score, and a model of embeddings has no output layer. Raises UnsupportedError, with the possible
+    numbers of ranks, if the model cannot be split over `ranks`.
     """
     _check_ranks(tensors, config, ranks)
     return split_by(units_of(tensors), tensors, config, ranks)
@@ -145,7 +148,9 @@ def split_by(units: Mapping[str, int], tensors: TensorMap, config: ModelConfig, 
     """Return the tensors as split() does, without its checks. units: the result of units_of()."""
     split_tensors: TensorMap = {}
     whole_output = tensors.get("output.weight", tensors["tok_embeddings.weight"])
-    for rank in range(ranks):
+    if config.model_task == "score":
+        split_tensors["output.0.weight"] = whole_output
+    for rank in range(ranks if config.model_task == "generate" else 0):
         rows = output_rows(config, rank, ranks)
         split_tensors[f"output.{rank}.weight"] = whole_output if ranks == 1 else _stacked_rows(whole_output, *rows)
     for name, parts in tensors.items():

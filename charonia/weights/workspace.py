@@ -19,8 +19,10 @@ from typing import Any
 from charonia import __version__, _engine, disk
 from charonia.errors import ModelError
 from charonia.families import Quantization
+from charonia.gguf.folder_names import SUFFIX, is_gguf, only_model_in
 from charonia.json_files import read_json
 from charonia.weights import hub
+from charonia.weights.built_in import SMOLLM2, built_in
 from charonia.weights.tensor_parallel import rank_of
 
 FORMAT_VERSION = 3
@@ -45,6 +47,8 @@ class Manifest:
     layers: list[dict[str, Any]] = field(default_factory=list)  # the attributes of each layer
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)  # by canonical name
     quality: list[dict[str, Any]] = field(default_factory=list)  # see quality_record.py
+    modules: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # see adapted_modules.py
+    module_prefixes: list[list[str]] = field(default_factory=list)  # ModelSpec.prefixes
 
     def add(
         self,
@@ -77,6 +81,7 @@ class Manifest:
             "layers": self.layers,
             "tensors": self.tensors,
             **({"quality": self.quality} if self.quality else {}),
+            **({"modules": self.modules, "module_prefixes": self.module_prefixes} if self.modules else {}),
         }
         text = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in content.items())
         (weights / "manifest.json").write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
@@ -108,15 +113,22 @@ class Location:
 
 
 def locate(model: str | os.PathLike[str]) -> Location:
-    """Find out what `model` is: a workspace, its weights folder, a Hugging Face folder or a hub id (downloads it).
+    """Find out what `model` is: a workspace, its weights folder, a Hugging Face folder, a GGUF file or a hub id
+    (downloads it).
 
     Raises ModelError if it is something else.
     """
     path = existing(model)
+    if path is None and hub.is_gguf_id(str(model)):
+        return _unpacked(hub.download_gguf(str(model)))
     if path is None:
         return locate(hub.download(str(model)))
+    if path.is_file() and is_gguf(path):
+        return _unpacked(path)
     if not path.is_dir():
-        raise ModelError(f"{path} is a file; expected a workspace, a Hugging Face model folder or a hub id")
+        raise ModelError(
+            f"{path} is a file; expected a workspace, a Hugging Face model folder, a GGUF file or a hub id"
+        )
     path = path.resolve()
     if (path / WEIGHTS / "manifest.json").is_file():
         return Location(path, path / WEIGHTS, path / TOKENIZER)
@@ -125,18 +137,34 @@ def locate(model: str | os.PathLike[str]) -> Location:
         return Location(path, path, tokenizer if tokenizer.is_dir() else None)
     if (path / "config.json").is_file():
         return Location(path, None, path)
+    if gguf := only_model_in(path):
+        return _unpacked(gguf)
     raise ModelError(
-        f"{path} is neither a workspace (no {WEIGHTS}/manifest.json) nor a Hugging Face model folder (no config.json)"
+        f"{path} is neither a workspace (no {WEIGHTS}/manifest.json) nor a Hugging Face model folder (no config.json), "
+        f"and has no {SUFFIX} file"
     )
 
 
+def _unpacked(gguf: Path) -> Location:
+    from charonia.gguf.folder import unpack  # with the settings, which import this module
+
+    folder = unpack(gguf)
+    return Location(folder, None, folder)
+
+
 def existing(model: str | os.PathLike[str]) -> Path | None:
-    """Return the path if it exists, otherwise None."""
+    """Return the path if it exists, or the path of a built-in model of this name; otherwise None. Raises ModelError if
+    SmolLM2 has not been downloaded."""
     try:
         path = Path(model).expanduser()
-        return path if path.exists() else None
+        if path.exists():
+            return path
     except (OSError, RuntimeError):  # the name is too long, or the user in ~user does not exist
         return None
+    found = built_in(str(model))
+    if found is None and str(model) == SMOLLM2:
+        raise ModelError("SmolLM2 has not been downloaded: run .venv/bin/python scripts/get_smollm2.py in the checkout")
+    return found
 
 
 _LOOK_S = 1.0  # longer than is_held() takes
@@ -208,6 +236,11 @@ def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:
             lines += ["", f"# {entry.help}", f"# {entry.range}; default {entry.default_value}"]
             lines.append(f"{entry.key} = {values[entry.key]}")
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def model_task(root: Path) -> str:
+    """Return what the model of a workspace gives: generate (text), embed or score."""
+    return str(_engine.read_config_ini(root / WEIGHTS / "config.ini").get("model_task", "generate"))
 
 
 def model_attributes() -> set[str]:
@@ -290,6 +323,8 @@ def read_manifest(weights: Path) -> Manifest:
             content["layers"],
             content["tensors"],
             content.get("quality", []),
+            content.get("modules", {}),
+            content.get("module_prefixes", []),
         )
     except KeyError as error:
         raise ModelError(f"{weights / 'manifest.json'} has no {error}: {fix}") from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .tag_parts import Format, any_text, const, either, optional, sequence, star
 from .tags import SPACE_AFTER_TOKEN, Function, ReasoningState, Tags
 
-_NEXT = "<|end|><|start|>assistant"
+NEXT = "<|end|><|start|>assistant"  # ends a message that another one follows
 
 
 class HarmonyTags(Tags):
@@ -31,7 +31,7 @@ class HarmonyTags(Tags):
     def free(self, functions: Sequence[Function], *, several: bool, continued: bool = False) -> Format:
         call = self.forced(functions, several=several)
         if continued:
-            return sequence([any_text(), optional(sequence([*self._markup(_NEXT), call]))])
+            return sequence([any_text(), optional(sequence([*self._markup(NEXT), call]))])
         final = sequence([*self._markup("<|channel|>final<|message|>"), any_text()])
         preamble = self._message("commentary")
         return sequence([star(sequence([*preamble, star(sequence(self._message("analysis")))])), either([call, final])])
@@ -39,12 +39,12 @@ class HarmonyTags(Tags):
     def after_reasoning(self, format: Format, state: ReasoningState) -> Format:
         if state == "none":
             return format
-        begun = [any_text(), *self._markup(_NEXT)] if state == "open" else []
+        begun = [any_text(), *self._markup(NEXT)] if state == "open" else []
         return sequence([*begun, star(sequence(self._message("analysis"))), format])
 
     def _message(self, channel: str) -> list[Format]:
         """Return the format of a message that another message follows."""
-        return [*self._markup(f"<|channel|>{channel}<|message|>"), any_text(), *self._markup(_NEXT)]
+        return [*self._markup(f"<|channel|>{channel}<|message|>"), any_text(), *self._markup(NEXT)]
 
     def _markup(self, text: str) -> list[Format]:
         return [one for one in super()._markup(text) if one is not SPACE_AFTER_TOKEN]

@@ -395,7 +395,7 @@ class AnswerParser:
         self.in_reasoning = True
         yield from self._spaces()
         yield from self._accept(self._thought[0])
-        yield from self._until(self._thought[1:], self._reasoning.push)
+        yield from self._until(self._thought[1:], self._reasoning.push, self._thought[1])
         self.in_reasoning = False
         self._content.drop_first()
 

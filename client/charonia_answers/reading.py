@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .content_tokens import ContentTokens
 from .events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from .formats import CALL_FORMATS, REASONING_FORMATS, CallFormat, ReasoningFormat
 from .harmony import CALLS, REASONING, HarmonyParser
@@ -39,6 +40,8 @@ class Part:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     num_reasoning_tokens: int = 0  # of the whole response so far
+    # With find_content_tokens: which tokens `content` consists of, by their number in the response, from 0.
+    content_tokens: list[int] = field(default_factory=list)
 
 
 class Reader:
@@ -49,6 +52,7 @@ class Reader:
     forced: the response consists of calls. parallel: False: it has one call at most.
     begun: the text of the message that the response continues; None: it begins a new message.
     in_reasoning: the prompt ends within the reasoning.
+    find_content_tokens: whether to find `Part.content_tokens`.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Reader:
         parallel: bool = True,
         begun: str | None = None,
         in_reasoning: bool = False,
+        find_content_tokens: bool = False,
     ) -> None:
         calls = _format(CALL_FORMATS, formats.get("tool_calls") if tools is not None else None)
         # A begun message has no reasoning, because its text follows the reasoning.
@@ -88,6 +93,7 @@ class Reader:
             else calls is not None and calls.bare and bool((begun or "").strip()),
         )
         self._num_reasoning_tokens = 0
+        self._content_tokens = ContentTokens() if find_content_tokens else None
 
     def read(
         self, tokens: Sequence[tuple[int, bytes]], span: tuple[int, int], *, last: bool, cut_off: bool = False
@@ -96,22 +102,33 @@ class Reader:
         tokens. span: the text is this range of the joined bytes. last: it is the last chunk; cut_off: the response did
         not end by itself."""
         events: list[Event] = []
-        for text in self._texts(tokens, span):
+        for text, piece, mark in self._texts(tokens, span):
             before = self._parser.in_reasoning
-            events += self._parser.feed(text)
+            made = self._parser.feed(text)
+            events += made
             self._num_reasoning_tokens += before or self._parser.in_reasoning
+            if self._content_tokens:
+                reasons = before, self._parser.in_reasoning
+                self._content_tokens.add(piece, made, mark=bool(mark), reasons=reasons)
         if last:
-            events += self._parser.finish(cut_off=cut_off)
+            made = self._parser.finish(cut_off=cut_off)
+            events += made
+            if self._content_tokens:
+                self._content_tokens.resolve(made)
+        found = self._content_tokens.found if self._content_tokens else []
+        if self._content_tokens:
+            self._content_tokens.found = []
         return Part(
             "".join(event.text for event in events if isinstance(event, Content)),
             "".join(event.text for event in events if isinstance(event, Reasoning)),
             _call_deltas(events),
             self._num_reasoning_tokens,
+            found,
         )
 
-    def _texts(self, tokens: Sequence[tuple[int, bytes]], span: tuple[int, int]) -> Iterator[str]:
-        """Yields the parser's input for each token: its part of the text, and the mark of a special token. A chunk ends
-        with a whole character, a token may not."""
+    def _texts(self, tokens: Sequence[tuple[int, bytes]], span: tuple[int, int]) -> Iterator[tuple[str, bytes, str]]:
+        """Yields the parser's input for each token: its part of the text, and the mark of a special token. Then the
+        bytes of the text, and the mark. A chunk ends with a whole character, a token may not."""
         decoder = _utf8_decoder("replace")
         begin, end = span
         at = 0
@@ -120,7 +137,7 @@ class Reader:
             mark = self._marks.get(token, "") if at <= end else ""
             text = piece[max(begin - at, 0) : max(end - at, 0)]
             at += len(piece)
-            yield decoder.decode(text, final=bool(mark) or number == len(tokens)) + mark
+            yield decoder.decode(text, final=bool(mark) or number == len(tokens)) + mark, text, mark
 
 
 def _call_deltas(events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ _SHOWN = 200  # characters of a call or result that are shown
 
 class Chat:
     """A terminal chat over `client`; `sampling` are fields of GenerateRequest for every turn. The model may call
-    `tools`, which run immediately."""
+    `tools`, which run immediately. lora: the name of a LoRA adapter that computes the responses."""
 
     def __init__(
         self,
@@ -34,11 +34,13 @@ class Chat:
         system: str | None = None,
         sampling: dict[str, int | float],
         tools: Tools | None = None,
+        lora: str | None = None,
     ) -> None:
         self._client = client
         self._reader = reader
         self._sampling: dict[str, Any] = dict(sampling)
         self._tools = tools or Tools(())
+        self._lora = lora
         self._history: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         # The name of this conversation at the server. It is a hint: every turn sends the whole conversation, so the
         # response is the same if the server does not know the session.
@@ -125,7 +127,9 @@ class Chat:
             ids.append(str(uuid.uuid4()))
             return ids[-1]
 
-        request = GenerateRequest(messages=self._history, session_id=self._session_id, **self._sampling)
+        request = GenerateRequest(
+            messages=self._history, session_id=self._session_id, lora_name=self._lora, **self._sampling
+        )
         part: GenerateResponse | None = None
         dim = False
         rounds = converse(self._client, request, self._tools, self._history, request_id=new_id)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +32,27 @@ def _target(text: str) -> str:
     return text
 
 
+_NO_LABEL = re.compile(r"[^A-Za-z0-9._-]+")  # as `charonia serve` makes labels
+
+
+async def _ensemble_of(client: Client, name: str) -> str:
+    """The ensemble with this name, or of the model that `charonia serve` calls so. Raises Unavailable."""
+    labelled = f"ensemble.{_NO_LABEL.sub('_', name).strip('._-')[:60]}"
+    if await client.model_ready(name):
+        return name
+    if not await client.model_ready(labelled):
+        raise Unavailable(
+            f"the Triton server at {client.target} has no model {name!r} that is ready: leave --model out for its "
+            "first model; on the server, charonia models list shows the others"
+        )
+    if await client.model_ready(f"{labelled}-2"):
+        raise Unavailable(
+            f"the Triton server at {client.target} has several models whose names are like {name!r}: give --model the "
+            "name of the ensemble; on the server, charonia models list shows it"
+        )
+    return labelled
+
+
 async def _chat(
     target: str,
     model: str,
@@ -37,9 +60,10 @@ async def _chat(
     sampling: dict[str, int | float],
     enter_sends: bool,
     tools: Tools,
+    lora: str | None,
     secure: Tls | None,
 ) -> int:
-    async with Client(target, model=model, tls=secure) as client:
+    async with Client(target, tls=secure) as client:
         if not await client.server_live():
             typer.echo(
                 f"No Triton server answers at {target}. Is it started (make serve), and is that its gRPC port?"
@@ -47,11 +71,15 @@ async def _chat(
                 err=True,
             )
             return 1
-        if not await client.model_ready():
-            typer.echo(f"The Triton server at {target} has no model {model!r} that is ready.", err=True)
-            return 1
         try:
-            return await Chat(client, make_reader(enter_sends), system=system, sampling=sampling, tools=tools).run()
+            ensemble = await _ensemble_of(client, model)
+        except Unavailable as error:
+            typer.echo(f"error: {error}", err=True)
+            return 1
+    async with Client(target, model=ensemble, tls=secure) as client:
+        try:
+            reader = make_reader(enter_sends)
+            return await Chat(client, reader, system=system, sampling=sampling, tools=tools, lora=lora).run()
         except Unavailable as error:
             typer.echo(f"error: {error}", err=True)
             return 1
@@ -81,6 +109,18 @@ def _tools_of(file: Path | None) -> Tools:
     return tools
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(importlib.metadata.version("charonia-client"))
+        raise typer.Exit
+
+
+def _adapter(name: str | None) -> str | None:
+    if name == "":  # the server would take it as no adapter
+        raise typer.BadParameter("the adapter has no name: name one, or leave the option out")
+    return name
+
+
 def _pem(help: str) -> Any:
     return typer.Option(exists=True, dir_okay=False, help=f"PEM file: {help}")
 
@@ -103,7 +143,10 @@ def chat(
     repetition_penalty: Annotated[float | None, typer.Option(min=0.01, help="values above 1 reduce repetition")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="makes answers repeatable")] = None,
     enter_sends: Annotated[bool, typer.Option("--enter-sends", help="send with one Enter instead of two")] = False,
-    model: Annotated[str, typer.Option(help="name of the ensemble on the server")] = "ensemble",
+    model: Annotated[str, typer.Option(help="model on the server: its name or its ensemble")] = "ensemble",
+    lora: Annotated[
+        str | None, typer.Option(help="LoRA adapter of this model, by its name", metavar="NAME", callback=_adapter)
+    ] = None,
     tools: Annotated[
         Path | None,
         typer.Option(
@@ -121,6 +164,9 @@ def chat(
     tls_name: Annotated[
         str | None, typer.Option(help="name in the server's certificate, if it is not the host of HOST:PORT")
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
 ) -> None:
     """Chat with the model of a Triton server. Two Enters send, `/help` lists commands, `exit` leaves, Ctrl-C
     interrupts a response."""
@@ -137,7 +183,7 @@ def chat(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     sampling = {name: value for name, value in given.items() if value is not None}
-    raise typer.Exit(asyncio.run(_chat(server, model, system, sampling, enter_sends, _tools_of(tools), secure)))
+    raise typer.Exit(asyncio.run(_chat(server, model, system, sampling, enter_sends, _tools_of(tools), lora, secure)))
 
 
 def main() -> None:

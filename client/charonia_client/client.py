@@ -43,11 +43,13 @@ from charonia_client.stream import Stream
 from charonia_client.subscription import Subscription
 from charonia_client.tensors import (
     Action,
+    decode_adapters,
     decode_described,
     decode_quality,
     decode_tokenize,
     encode,
     encode_action,
+    encode_adapters,
     encode_quality,
     encode_question,
     encode_tokenize,
@@ -86,6 +88,7 @@ _REFUSED_TIMEOUT_S = 40.0
 _UNARY_TIMEOUT_S = 5.0
 # Preprocessing may be busy with texts of megabytes.
 _TOKENIZE_TIMEOUT_S = 60.0
+_LOAD_TIMEOUT_S = 300.0  # of a LoRA adapter
 # A cancel request that fails is repeated after these times. It is idempotent.
 _CANCEL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 _CANCEL_TIMEOUT_S = 1.0
@@ -292,6 +295,33 @@ class Client:
     async def end_session(self, session_id: str) -> None:
         """Forgets a session, if it exists. Raises Unavailable, ServerError."""
         await self._act("end_session", "", session_id)
+
+    async def load_adapter(self, name: str, path: str) -> list[dict[str, Any]]:
+        """Loads a LoRA adapter from a folder of PEFT on the server. Returns the loaded adapters, as adapters() does.
+        Raises BadRequest, Unavailable, ServerError."""
+        return await self._change_adapters(_LOAD_TIMEOUT_S, name=name, path=path)
+
+    async def unload_adapter(self, name: str) -> list[dict[str, Any]]:
+        """Unloads a LoRA adapter; its running requests end with it. Raises NotFound, Unavailable, ServerError."""
+        return await self._change_adapters(name=name, unload=True)
+
+    async def adapters(self, timeout_s: float = _UNARY_TIMEOUT_S) -> list[dict[str, Any]]:
+        """The loaded LoRA adapters: `name`, `path`, `fingerprint`, `rank` and `bytes` of each. Raises
+        Unavailable, ServerError."""
+        return await self._change_adapters(timeout_s)
+
+    async def _change_adapters(self, timeout_s: float = _UNARY_TIMEOUT_S, **change: Any) -> list[dict[str, Any]]:
+        message = encode_adapters(self.engine, **change)
+        try:
+            # To the end: a call that is left before is cancelled, and Triton may count it as running for ever.
+            answers = [answer async for answer in self._stream_infer(message, timeout=timeout_s)]
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.target) from None
+        for answer in answers:
+            if answer.error_message:
+                raise from_triton(answer.error_message)
+            return decode_adapters(answer.infer_response)
+        raise ServerError(f"Triton at {self.target} sent no response")
 
     async def _act(
         self, action: Action, request_id: str, session_id: str, place: tuple[str, int] | None = None

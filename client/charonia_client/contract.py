@@ -16,6 +16,8 @@ class ScalarFields:
     # default false; true: max_tokens may be more than the context has room for, and the answer ends where the context
     # does; a session keeps as much of its history as without max_tokens
     fit_max_tokens: bool | None = None
+    # with `pooling`: the embedding's first numbers, of length 1 again; default 0: all
+    dimensions: int | None = None
     # higher goes first; default 0
     priority: int | None = None
     # at least 1: then the request ends with `[504]`; unset: the setting request_timeout_s
@@ -43,13 +45,16 @@ class ScalarFields:
     seed: int | None = None
     # end ids do not end the sequence
     ignore_eos: bool | None = None
+    # most tokens of thinking; then the engine writes the mark that ends the thinking, and the response goes on; unset:
+    # no limit; >= 0
+    thinking_budget: int | None = None
     # log probabilities of the prompt's tokens from the second one on, and of this many top tokens; unset: none;
     # in [0, 20]
     prompt_logprobs: int | None = None
     # sequences to return; they share the prompt's KV blocks. Sequence i has the seed `seed + i`; in [1, 128]
     n: int | None = None
-    # sequences to sample, at least n; the n sequences with the largest mean log probability per token are returned,
-    # best first. More than n: only without streaming; in [1, 128]
+    # sequences to sample, at least n; the n sequences with the largest mean log probability per token, without tokens
+    # that thinking_budget forced, are returned, best first. More than n: only without streaming; in [1, 128]
     best_of: int | None = None
 
 
@@ -57,6 +62,7 @@ class ScalarFields:
 SCALARS: dict[str, tuple[str, str]] = {
     "prompt_progress": ("prompt_progress", "BOOL"),
     "fit_max_tokens": ("fit_max_tokens", "BOOL"),
+    "dimensions": ("dimensions", "INT32"),
     "priority": ("priority", "INT32"),
     "timeout_ms": ("timeout_ms", "INT32"),
     "max_tokens": ("max_tokens", "INT32"),
@@ -70,6 +76,7 @@ SCALARS: dict[str, tuple[str, str]] = {
     "frequency_penalty": ("frequency_penalty", "FP32"),
     "seed": ("seed", "UINT64"),
     "ignore_eos": ("ignore_eos", "BOOL"),
+    "thinking_budget": ("thinking_budget", "INT32"),
     "prompt_logprobs": ("prompt_logprobs", "INT32"),
     "n": ("num_return_sequences", "INT32"),
     "best_of": ("best_of", "INT32"),

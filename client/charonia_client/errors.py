@@ -1,7 +1,8 @@
 """The client's errors, and their creation from errors of Triton and gRPC.
 
-docs/contracts.md defines the prefixes of error texts. `[400] `: the caller's error. `[429] ` with `retry after N s`:
-overload. `[503] `: shutdown or unload. `[504] `: the request's own time limit. Other errors are the server's own.
+docs/contracts.md defines the prefixes of error texts. `[400] `: the caller's error. `[404] `: an unknown LoRA adapter.
+`[429] ` with `retry after N s`: overload. `[503] `: shutdown or unload. `[504] `: the request's own time limit. Other
+errors are the server's own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ class CharoniaError(Exception):
 
 class BadRequest(CharoniaError):
     """The request is wrong: the message names the field, its value and the remedy."""
+
+
+class NotFound(BadRequest):
+    """The request names something that the server does not have, such as a LoRA adapter."""
 
 
 class Overloaded(CharoniaError):
@@ -84,6 +89,8 @@ def from_triton(message: str) -> CharoniaError:
     match code.group(1) if code else "":
         case "400":
             return BadRequest(body)
+        case "404":
+            return NotFound(body)
         case "429":
             return Overloaded(body, float(retry.group(1)) if retry else 1.0)
         case "503":

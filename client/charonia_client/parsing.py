@@ -42,6 +42,7 @@ class ResponseParser:
         part.content, part.reasoning = found.content, found.reasoning
         part.tool_calls = [ToolCallDelta(**call) for call in found.calls]
         part.num_reasoning_tokens = found.num_reasoning_tokens
+        part.content_tokens = found.content_tokens
 
     def _reader(self, in_reasoning: bool) -> Reader:
         request = self._request
@@ -54,6 +55,7 @@ class ResponseParser:
             parallel=request.parallel_tool_calls is not False,
             begun=_text_of(request.messages[-1]) if request.continue_final_message else None,
             in_reasoning=in_reasoning,
+            find_content_tokens=request.logprobs is not None,
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -92,6 +93,8 @@ def encode(
         _texts(message, "guided_decoding_guide_type", [request.guide.type.encode()])
         if request.guide.text:
             _texts(message, "guided_decoding_guide", [request.guide.text.encode()])
+    if request.pooling is not None:
+        _texts(message, "pooling", [request.pooling.encode()])
     if request.end_id:
         _numbers(message, "end_id", "INT32", request.end_id)
     if request.stop_words:
@@ -109,6 +112,8 @@ def encode(
         _texts(message, "cache_salt", [request.cache_salt.encode()])
     if request.owner is not None:
         _texts(message, "owner", [request.owner.encode()])
+    if request.lora_name is not None:
+        _texts(message, "lora_name", [request.lora_name.encode()])
     for flag in ("interactive", "end_session"):
         if getattr(request, flag):
             _numbers(message, flag, "BOOL", [True])
@@ -157,6 +162,25 @@ def encode_action(action: Action, model: str, *, request_id: str = "", session_i
     return message
 
 
+def encode_adapters(model: str, *, name: str = "", path: str = "", unload: bool = False) -> Any:
+    """The request to `engine` that loads the LoRA adapter `name` from `path`, unloads it, or only lists adapters."""
+    message = pb.ModelInferRequest(model_name=model)
+    if name:
+        _texts(message, "lora_name", [name.encode()])
+    if path:
+        _texts(message, "lora_path", [path.encode()])
+    else:
+        _numbers(message, "lora_unload" if unload else "lora_list", "BOOL", [True])
+    message.outputs.add(name="lora_adapters")
+    return message
+
+
+def decode_adapters(message: Any) -> list[dict[str, Any]]:
+    """The loaded adapters of a response to encode_adapters."""
+    (text,) = _unpack_texts(message.raw_output_contents[0])
+    return list(json.loads(text))
+
+
 def _unpack_texts(raw: bytes) -> list[bytes]:
     texts, at = [], 0
     while at < len(raw):
@@ -198,6 +222,9 @@ def decode(chunk: Any) -> GenerateResponse:
         cum_logprob=chunk.cum_log_probs,
         num_session_tokens=chunk.num_session_tokens,
         num_computed_tokens=chunk.num_computed_tokens,
+        num_proposed_tokens=chunk.num_proposed_tokens,
+        num_accepted_tokens=chunk.num_accepted_tokens,
+        pooled=array("f", chunk.pooled) if chunk.pooled else (),
     )
 
 

@@ -59,6 +59,13 @@ class Tools:
         return ToolResult(call_id, name, arguments, text)
 
 
+def _later_choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+    """Return the tool_choice of a response after the first. It forces no call, and limits calls as before."""
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return {**choice, "allowed_tools": {**choice["allowed_tools"], "mode": "auto"}}
+    return choice if choice == "none" else None
+
+
 async def converse(
     client: Client,
     request: GenerateRequest,
@@ -72,7 +79,7 @@ async def converse(
 
     Yields the parts of each response and the results of its calls. Appends messages to `history`: each complete
     response with its reasoning, and the results of its calls. request: all fields except messages and tools, with
-    streaming. Its tool_choice applies only to the first response, so that a forced call gets a final response.
+    streaming. Its tool_choice forces only the first response, so that a forced call gets a final response.
     request_id: creates the id of each round's request. Raises ValueError if `max_rounds` is less than 1, the client's
     errors, and TooManyRounds after `max_rounds` responses with calls. The results of the last calls are then in
     `history`, so the conversation can continue.
@@ -80,7 +87,7 @@ async def converse(
     if max_rounds < 1:
         raise ValueError(f"max_rounds = {max_rounds}; it must be at least 1")
     for number in range(max_rounds):
-        choice = request.tool_choice if number == 0 or request.tool_choice == "none" else None
+        choice = request.tool_choice if number == 0 else _later_choice(request.tool_choice)
         round_request = replace(request, messages=history, tools=tools.described, tool_choice=choice, parsed=True)
         content: list[str] = []
         reasoning: list[str] = []

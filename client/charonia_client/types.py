@@ -86,7 +86,8 @@ class GenerateRequest(ScalarFields):
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # chat messages, {"role": ..., "content": ...}
     tools: Sequence[Mapping[str, Any]] | None = None
-    # "auto", "none", "required", or {"type": "function", "function": {"name": ...}}
+    # "auto", "none", "required", {"type": "function", "function": {"name": ...}}, or
+    # {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # False: one call at most
     any_arguments: bool = False  # True: arguments of forced calls follow `parameters` only if the function is strict
@@ -100,6 +101,8 @@ class GenerateRequest(ScalarFields):
     logit_bias: Mapping[int, float] | None = None
     end_id: Sequence[int] = ()  # instead of the model's own end ids
     guide: Guide | None = None  # constrains the text
+    # An embedding, or a score of messages with the roles query and document: GenerateResponse.pooled instead of text.
+    pooling: Literal["embed", "score"] | None = None
     name_stop_word: bool | None = None  # report which of stop_words ended a response
     logprobs: int | None = None  # log probabilities of the sampled token and of this many most likely tokens, 0 to 20
     stream: bool = True  # False: one response with the whole text
@@ -111,6 +114,7 @@ class GenerateRequest(ScalarFields):
     # The prefix cache finds only blocks of requests with the same salt. At most 256 bytes.
     cache_salt: str | None = None
     owner: str | None = None  # names the client, so that clients take turns
+    lora_name: str | None = None  # the LoRA adapter that computes the response; NAME=FINGERPRINT: with these files
 
     def __post_init__(self) -> None:
         _check_prompt(self.text, self.prompt_token_ids, self.messages)
@@ -119,7 +123,10 @@ class GenerateRequest(ScalarFields):
 
     @property
     def forces_calls(self) -> bool:
-        return self.tool_choice not in (None, "auto", "none")
+        choice = self.tool_choice
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            choice = choice["allowed_tools"]["mode"]
+        return choice not in (None, "auto", "none")
 
 
 def _check_prompt(*forms: object) -> None:
@@ -221,9 +228,14 @@ class GenerateResponse:
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     num_reasoning_tokens: int = 0  # part of num_output_tokens
+    # With parsed and logprobs: which tokens `content` consists of, by their number in the response, from 0.
+    content_tokens: list[int] = field(default_factory=list)
     num_session_tokens: int = 0  # part of num_input_tokens: the session's history
     # With prompt_progress, in parts without tokens: part of num_input_tokens, computed or from the cache.
     num_computed_tokens: int = 0
+    num_proposed_tokens: int = 0  # by speculation so far
+    num_accepted_tokens: int = 0  # part of num_output_tokens: proposals that were accepted
+    pooled: Sequence[float] = ()  # with pooling: the embedding, or the score as one number
     stop_word: str | None = None  # with name_stop_word, on the last part: the stop word that ended the response, if any
     # With prompt_logprobs, on the first part of response 0: prompt_ids, prompt_tokens and prompt_special have an entry
     # for each token of the prompt. The other fields have an entry for each token from the second on.

@@ -158,8 +158,9 @@ class KernelBench {
       }
       const std::vector<std::int32_t> ids(positions.size());
       const std::span<const std::int32_t> tables(table.begin() + std::ptrdiff_t{first} * blocks_each, table.end());
-      return time_of({.ids = ids, .attention = {starts, positions, {tables}, blocks_each}, .logits_rows = {}, .sample = {}},
-                     issue, layers, steps);
+      return time_of(
+          {.ids = ids, .attention = {starts, positions, {tables}, blocks_each}, .logits_rows = {}, .sample = {}}, issue,
+          layers, steps);
     };
     attend = false;
     for (int s = 0; s < batch; ++s) {
@@ -186,8 +187,9 @@ class KernelBench {
     }
     const auto* const known = std::ranges::find(kFormats, format, &Format::name);
     if (known == std::end(kFormats)) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat("format '", format, "' is not known: expected bf16, fp16, fp32, w4a16, mxfp4, w8a16, w8a8 or fp8"));
+      throw Error(
+          ErrorCode::invalid_argument,
+          cat("format '", format, "' is not known: expected bf16, fp16, fp32, w4a16, mxfp4, w8a16, w8a8 or fp8"));
     }
     const RandomSource source(known->quant, n, k);
     const ops::QuantSource* const part = &source;

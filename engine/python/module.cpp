@@ -31,6 +31,8 @@
 #include "kernel_bench.h"
 #include "model/layers.h"
 #include "ops/cpu/bandwidth.h"
+#include "ops/cpu/free_memory.h"
+#include "ops/cuda/make_cuda_ops.h"
 #include "runtime/settings.h"
 #include "runtime/stream_interval.h"
 #include "text/token_split.h"
@@ -196,6 +198,8 @@ const char* error_class(ErrorCode code) {
   switch (code) {
     case ErrorCode::invalid_argument:
       return "InvalidRequestError";
+    case ErrorCode::not_found:
+      return "NotFoundError";
     case ErrorCode::resource_exhausted:
       return "OverloadedError";
     case ErrorCode::unavailable:
@@ -220,7 +224,8 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
                       std::vector<TokenId> continuation_ids, bool end_session, std::optional<int> timeout_ms,
                       bool prompt_logits, const std::optional<std::pair<std::string, std::string>>& guide,
                       std::string cache_salt, std::string owner, std::vector<std::string> stop_until,
-                      bool fit_max_tokens, bool prompt_progress, py::function function) {
+                      bool fit_max_tokens, bool prompt_progress, std::string lora_name, std::string pooling,
+                      int dimensions, py::function function) {
   Request request;
   request.id = std::move(id);
   request.input_ids = std::move(input_ids);
@@ -239,6 +244,9 @@ Engine::Handle submit(EngineHolder& holder, std::string id, std::vector<TokenId>
   request.stop_until = std::move(stop_until);
   request.fit_max_tokens = fit_max_tokens;
   request.prompt_progress = prompt_progress;
+  request.lora_name = std::move(lora_name);
+  request.pooling = std::move(pooling);
+  request.dimensions = dimensions;
   Callback callback(std::move(function));
   const py::gil_scoped_release release;
   return holder.get().submit(std::move(request), std::move(callback));
@@ -305,6 +313,15 @@ void bind_measurements(py::module_& m) {
       },
       py::arg("threads") = 0, py::arg("megabytes") = 1024, py::call_guard<py::gil_scoped_release>(),
       "Bytes per second that `threads` threads (0: all processors) read from memory. Takes about two seconds.");
+  m.def(
+      "free_host_memory", [] { return ops::cpu::free_memory(); },
+      "Bytes of host memory that may still be allocated, within the limits of control groups.");
+  m.def(
+      "parse_bytes", &parse_bytes, py::arg("text"),
+      "The bytes of a size such as 8GiB or 500MB; None if it is not valid.");
+  m.def(
+      "num_gpus", &ops::num_cuda_devices,
+      "Number of GPUs that device = auto can use.");
 }
 
 void bind_plan(py::module_& m) {
@@ -323,11 +340,13 @@ void bind_plan(py::module_& m) {
         out["weight_type"] = plan.model.weight_type;
         out["data_type"] = to_string(model::data_type(plan.model));
         out["group_size"] = plan.model.group_size;
+        out["quantization"] = plan.config.quantization;
         out["ranks"] = plan.config.tensor_para_size;
         out["device"] = plan.device;
         out["device_note"] = plan.device_note;
         out["weight_bytes"] = plan.weight_bytes;
         out["activation_bytes"] = plan.activation_bytes;
+        out["speculative_bytes"] = plan.speculative_bytes;
         out["kv_token_bytes"] = plan.kv_token_bytes;
         out["kv_block_bytes"] = plan.kv_block_bytes;
         out["kv_window_block_bytes"] = plan.kv_window_block_bytes;
@@ -336,6 +355,7 @@ void bind_plan(py::module_& m) {
         out["num_window_blocks"] = plan.num_window_blocks;
         out["host_bytes"] = plan.host_bytes;
         out["num_states"] = plan.num_states;
+        out["adapter_bytes"] = plan.adapter_bytes;
         out["free_bytes"] = plan.free_bytes;
         out["num_blocks"] = plan.num_blocks;
         out["cache_block_seq_len"] = plan.config.cache_block_seq_len;
@@ -372,17 +392,26 @@ void bind_types(py::module_& m) {
                              [](const Result& result) { return pairs(result.prompt_top_logprobs); })
       .def_property_readonly("prompt_logits", [](const Result& result) { return matrix(result.prompt_logits); })
       .def_readonly("first_logits", &Result::first_logits)
+      .def_readonly("pooled", &Result::pooled)
       .def_readonly("num_session_tokens", &Result::num_session_tokens)
       .def_readonly("num_input_tokens", &Result::num_input_tokens)
       .def_readonly("num_output_tokens", &Result::num_output_tokens)
       .def_readonly("num_cached_tokens", &Result::num_cached_tokens)
       .def_readonly("num_computed_tokens", &Result::num_computed_tokens)
+      .def_readonly("num_proposed_tokens", &Result::num_proposed_tokens)
+      .def_readonly("num_accepted_tokens", &Result::num_accepted_tokens)
       .def_property_readonly("timings", [](const Result& result) {
         return py::make_tuple(result.timings.queue_ms, result.timings.first_token_ms, result.timings.total_ms);
       });
 }
 
 void bind_info(py::module_& m) {
+  py::class_<AdapterInfo>(m, "AdapterInfo", "A loaded LoRA adapter.")
+      .def_readonly("name", &AdapterInfo::name)
+      .def_readonly("folder", &AdapterInfo::folder)
+      .def_readonly("fingerprint", &AdapterInfo::fingerprint)
+      .def_readonly("max_rank", &AdapterInfo::max_rank)
+      .def_readonly("bytes", &AdapterInfo::bytes);
   py::class_<SessionInfo>(m, "SessionInfo", "A session as the engine keeps it.")
       .def_readonly("id", &SessionInfo::id)
       .def_readonly("num_tokens", &SessionInfo::num_tokens)
@@ -396,8 +425,10 @@ void bind_info(py::module_& m) {
       .def_property_readonly("vocab_size", [](const EngineInfo& info) { return info.model.vocab_size; })
       .def_property_readonly("hidden_units", [](const EngineInfo& info) { return info.model.hidden_units; })
       .def_property_readonly("num_layer", [](const EngineInfo& info) { return info.model.num_layer; })
+      .def_property_readonly("model_task", [](const EngineInfo& info) { return info.model.model_task; })
       .def_property_readonly("weight_type", [](const EngineInfo& info) { return info.model.weight_type; })
-      .def_property_readonly("data_type", [](const EngineInfo& info) { return to_string(model::data_type(info.model)); })
+      .def_property_readonly("data_type",
+                             [](const EngineInfo& info) { return to_string(model::data_type(info.model)); })
       .def_property_readonly("group_size", [](const EngineInfo& info) { return info.model.group_size; })
       .def_property_readonly("start_id", [](const EngineInfo& info) { return info.model.start_id; })
       .def_property_readonly("end_ids", [](const EngineInfo& info) { return info.model.end_ids; })
@@ -406,6 +437,7 @@ void bind_info(py::module_& m) {
       .def_property_readonly("max_batch_size", [](const EngineInfo& info) { return info.config.max_batch_size; })
       .def_property_readonly("token_budget", [](const EngineInfo& info) { return info.config.token_budget; })
       .def_property_readonly("quant_policy", [](const EngineInfo& info) { return info.config.quant_policy; })
+      .def_property_readonly("quantization", [](const EngineInfo& info) { return info.config.quantization; })
       .def_property_readonly("max_queue_size", [](const EngineInfo& info) { return info.config.max_queue_size; })
       .def_property_readonly("cache_block_seq_len",
                              [](const EngineInfo& info) { return info.config.cache_block_seq_len; })
@@ -429,9 +461,11 @@ void bind_info(py::module_& m) {
       .def("__repr__", [](const EngineInfo& info) {
         return cat("EngineInfo(", info.model.model_name, ", ", info.model.weight_type, " on ", info.device,
                    ", session_len=", info.config.session_len, ", max_batch_size=", info.config.max_batch_size,
-                   ", weights ", info.weight_bytes / 1'000'000, " MB, KV cache ", info.kv_cache_bytes / 1'000'000,
-                   " MB)");
+                   ", weights ", bytes_text(info.weight_bytes), ", KV cache ", bytes_text(info.kv_cache_bytes), ")");
       });
+}
+
+void bind_stats(py::module_& m) {
   py::class_<EngineStats>(m, "EngineStats")
       .def_readonly("num_running", &EngineStats::num_running)
       .def_readonly("num_waiting", &EngineStats::num_waiting)
@@ -446,8 +480,13 @@ void bind_info(py::module_& m) {
       .def_readonly("prompt_tokens", &EngineStats::prompt_tokens)
       .def_readonly("generation_tokens", &EngineStats::generation_tokens)
       .def_readonly("jump_forward_tokens", &EngineStats::jump_forward_tokens)
+      .def_readonly("proposed_tokens", &EngineStats::proposed_tokens)
+      .def_readonly("accepted_tokens", &EngineStats::accepted_tokens)
       .def_readonly("prefix_queries_tokens", &EngineStats::prefix_queries_tokens)
       .def_readonly("prefix_hit_tokens", &EngineStats::prefix_hit_tokens)
+      .def_readonly("offload_queries_tokens", &EngineStats::offload_queries_tokens)
+      .def_readonly("offload_hit_tokens", &EngineStats::offload_hit_tokens)
+      .def_readonly("offload_bytes", &EngineStats::offload_bytes)
       .def_readonly("gemms_rejected", &EngineStats::gemms_rejected);
 }
 
@@ -476,30 +515,7 @@ void bind_split(py::module_& m) {
            "The tokens that follow `before`, where `text` comes next, whatever comes after it.");
 }
 
-}  // namespace
-
-PYBIND11_MODULE(_engine, m) {
-  m.doc() = "Charonia's engine. Use charonia.Engine.";
-  py::register_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer) std::rethrow_exception(pointer);
-    } catch (const Error& error) {
-      raise_error(error);
-    }
-  });
-  bind_config(m);
-  bind_plan(m);
-  bind_measurements(m);
-  bind_kernel_bench(m);
-  bind_types(m);
-  bind_info(m);
-  bind_split(m);
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function([] { registry().close(); }, py::call_guard<py::gil_scoped_release>()));
-  m.def("schema_for_llguidance", &grammar::schema_for_llguidance, py::arg("schema"),
-        "The text of a JSON schema as llguidance gets it. Raises InvalidRequestError.");
-  m.def("regex_for_llguidance", &grammar::regex_for_llguidance, py::arg("expression"),
-        "The grammar in Lark that llguidance gets for a regular expression. Raises InvalidRequestError.");
+void bind_engine(py::module_& m) {
   py::class_<EngineHolder>(m, "Engine", "A loaded model; see engine/include/charonia/engine.h.")
       .def(py::init<const std::filesystem::path&, const Settings&>(), py::arg("weights_dir"),
            py::arg("overrides") = Settings{})
@@ -509,7 +525,8 @@ PYBIND11_MODULE(_engine, m) {
            py::arg("timeout_ms") = std::nullopt, py::arg("prompt_logits") = false,
            py::arg("guide") = std::nullopt, py::arg("cache_salt") = "", py::arg("owner") = "",
            py::arg("stop_until") = std::vector<std::string>{}, py::arg("fit_max_tokens") = false,
-           py::arg("prompt_progress") = false, py::arg("callback"),
+           py::arg("prompt_progress") = false, py::arg("lora_name") = "", py::arg("pooling") = "",
+           py::arg("dimensions") = 0, py::arg("callback"),
            "Queues a request; callback(Result) is called on the delivery thread. Returns its handle.")
       .def(
           "cancel", [](EngineHolder& holder, Engine::Handle handle) { return holder.cancel(handle); },
@@ -525,6 +542,19 @@ PYBIND11_MODULE(_engine, m) {
           "stop_id",
           [](EngineHolder& holder, const std::string& id) { return holder.stop(std::string_view(id)); },
           py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "load_adapter",
+          [](EngineHolder& holder, const std::string& name, const std::filesystem::path& folder) {
+            holder.get().load_adapter(name, folder);
+          },
+          py::arg("name"), py::arg("folder"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "unload_adapter",
+          [](EngineHolder& holder, const std::string& name) { return holder.get().unload_adapter(name); },
+          py::arg("name"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "adapters", [](EngineHolder& holder) { return holder.get().adapters(); },
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "end_session", [](EngineHolder& holder, const std::string& id) { return holder.get().end_session(id); },
           py::arg("session_id"), py::call_guard<py::gil_scoped_release>())
@@ -546,4 +576,32 @@ PYBIND11_MODULE(_engine, m) {
       .def(
           "check_integrity", [](EngineHolder& holder) { holder.get().check_integrity(); },
           py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_engine, m) {
+  m.doc() = "Charonia's engine. Use charonia.Engine.";
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+      raise_error(error);
+    }
+  });
+  bind_config(m);
+  bind_plan(m);
+  bind_measurements(m);
+  bind_kernel_bench(m);
+  bind_types(m);
+  bind_info(m);
+  bind_stats(m);
+  bind_split(m);
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { registry().close(); }, py::call_guard<py::gil_scoped_release>()));
+  m.def("schema_for_llguidance", &grammar::schema_for_llguidance, py::arg("schema"),
+        "The text of a JSON schema as llguidance gets it. Raises InvalidRequestError.");
+  m.def("regex_for_llguidance", &grammar::regex_for_llguidance, py::arg("expression"),
+        "The grammar in Lark that llguidance gets for a regular expression. Raises InvalidRequestError.");
+  bind_engine(m);
 }

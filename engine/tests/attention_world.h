@@ -105,7 +105,9 @@ struct World {
     }
   }
 
-  KvLayout layout() const { return kv_layout(2, shape.kv_heads, shape.head_dim, shape.block_len, kv, shape.quant_bits); }
+  KvLayout layout() const {
+    return kv_layout(2, shape.kv_heads, shape.head_dim, shape.block_len, kv, shape.quant_bits);
+  }
   float scale() const { return 1 / std::sqrt(static_cast<float>(shape.head_dim)); }
   int turned_by(int position) const {
     return variant.row_shift == 0 ? position : (7 * position + variant.row_shift) % positions;
@@ -162,7 +164,8 @@ struct World {
                               .soft_cap = variant.soft_cap,
                               .alibi = device(variant.alibi, slopes),
                               .sinks = device(variant.sinks, sinks)};
-    run_step(ops, {.ids = ids, .attention = {starts, at, {table}, table_stride, turned}, .logits_rows = {}, .sample = {}},
+    run_step(ops,
+             {.ids = ids, .attention = {starts, at, {table}, table_stride, turned}, .logits_rows = {}, .sample = {}},
              [&] {
                if (variant.norm_rows) ops.qk_squares(squares.tensor(), device_rows.tensor(), q_size, k_size);
                ops.rotary_store(device_rows.tensor(), rotary, cache, 1, shape.heads);

@@ -76,7 +76,7 @@ class DecoderMemory : public ::testing::Test {
     }
     auto settings = runtime::read_settings(dir_, overrides);
     runtime::resolve_step_sizes(settings.config, {"cpu"});
-    const auto limits = runtime::step_limits(settings.config);
+    const auto limits = runtime::step_limits(settings.config, settings.model);
     CountingOps ops(ops::make_cpu_ops(1));
     const model::WeightFiles files(dir_, 1);
     const auto& manifest = files.manifest();
@@ -151,7 +151,7 @@ TEST_F(DecoderMemory, AGpuReadsTheTableOfPerLayerEmbeddingsFromHostMemory) {
   const model::Shard shard(settings.model, manifest, 0);
   const auto needs = [&](const char* device) {
     return runtime::rank_memory(device, runtime::rules_of(device), settings.model, manifest, shard,
-                                runtime::step_limits(settings.config));
+                                runtime::step_limits(settings.config, settings.model));
   };
   const auto cpu = needs("cpu"), cuda = needs("cuda");
   EXPECT_EQ(cpu.host, 0U);
@@ -173,6 +173,8 @@ TEST_F(DecoderMemory, QuantisedWeightsTakeAboutThePlannedMemory) {
     model.more = cat("# ", how.layout, "\n");
     expect_exact(model, {}, 0.05);
   }
+  model.more = "normalize_output = 1\n";  // a dense output layer
+  expect_exact(model, {}, 0.05);
   // Groups that are multiplied as integers need more memory.
   for (const testing::TinyQuant& how :
        std::vector<testing::TinyQuant>{{"rows", "I8", 16}, {"packed-rows", "I8", 16, true}}) {

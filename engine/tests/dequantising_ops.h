@@ -42,14 +42,16 @@ class DequantisingOps : public ForwardingOps {
     std::vector<std::uint8_t> codes(size(rows * cols));
     std::vector<float> scales(size(rows * groups));
     std::vector<std::int8_t> zeros(scales.size(), format.code == ops::Code::u4 ? 8 : 0);
+    std::vector<float> minimums(scales.size());
     source.read(0, rows, codes.data(), scales.data(), zeros.data());
+    source.read_minimums(0, rows, minimums.data());
     auto& out = values.emplace_back(codes.size());
     for (std::int64_t i = 0; i < rows * cols; ++i) {
       const auto row = i / cols, col = i % cols;
       const auto group = size(row * groups + col / format.group);
       const auto feature = source.order().empty() ? col : source.order()[size(col)];
       const double number = ops::number_of(format.code, codes[size(i)]);
-      out[size(row * cols + feature)] = static_cast<float>(double{scales[group]} * (number - zeros[group]));
+      out[size(row * cols + feature)] = static_cast<float>(double{scales[group]} * (number - zeros[group]) + minimums[group]);
     }
     return {out.data(), DType::f32, rows, cols, 0};
   }

@@ -321,6 +321,13 @@ TEST_P(EngineLimitsTest, AShareOfBlocksGetsItsMemoryAsItIsNeeded) {
   EXPECT_EQ(recorder_->of(Metric::kv_blocks_total), 60);
 }
 
+TEST(AdmissionTest, SmallPrefillsHardlyChangeTheMeasuredSpeed) {
+  runtime::LoadTracker load{EngineConfig{}};
+  load.step(1000, 0, 1.0);
+  for (int i = 0; i < 20; ++i) load.step(1, 0, 0.01);  // the last token of loaded prompts
+  EXPECT_GT(load.prefill_per_s(), 800);
+}
+
 TEST(AdmissionTest, RetryAfterFollowsFromTheSpeedAndTheWorkThatIsLeft) {
   EngineConfig config;
   config.max_queue_size = 10;

@@ -5,103 +5,23 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
-#include <random>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "charonia/engine.h"
 #include "engine_fixture.h"
+#include "mixed_requests.h"
 
 namespace charonia {
 namespace {
 
 using testing::Collector;
 using testing::Faults;
+using testing::Outcome;
+using testing::outcomes;
 using testing::request;
 using testing::write_tiny_workspace;
-
-// Requests of every kind; many have common prefixes.
-std::vector<Request> requests(int count) {
-  std::mt19937 random(23);
-  const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
-  std::vector<Request> out;
-  for (int i = 0; i < count; ++i) {
-    std::vector<TokenId> prompt;
-    for (int t = 0; t < 8 * below(3); ++t) prompt.push_back(1 + t);
-    for (int t = below(30); t >= 0; --t) prompt.push_back(below(40));
-    auto one = request(prompt, 1 + below(40));
-    auto& sampling = one.sampling;
-    sampling.ignore_eos = below(3) == 0;
-    sampling.seed = static_cast<std::uint64_t>(i);
-    sampling.temperature = below(3) == 0 ? 0.0F : 0.9F;
-    if (below(3) == 0) sampling.top_k = 1 + below(10);
-    if (below(3) == 0) sampling.top_p = 0.8F;
-    if (below(4) == 0) sampling.min_p = 0.05F;
-    if (below(3) == 0) sampling.repetition_penalty = 1.2F;
-    if (below(3) == 0) sampling.presence_penalty = 0.6F;
-    if (below(3) == 0) sampling.frequency_penalty = 0.4F;
-    if (below(4) == 0) sampling.min_tokens = std::min(below(20), *sampling.max_tokens);
-    if (below(4) == 0) sampling.logit_bias = {{below(40), 3.0F}, {below(40), -4.0F}};
-    if (below(5) == 0) sampling.bad_words = {{below(40)}};
-    if (below(5) == 0) sampling.bad_words.push_back({below(40), below(40)});
-    if (below(5) == 0) sampling.stop_words = {std::string(1, static_cast<char>('a' + below(26)))};
-    if (below(4) == 0) sampling.end_ids = {below(40), below(40)};
-    if (below(3) == 0) sampling.logprobs = below(4);
-    one.priority = below(3) - 1;
-    one.stream = below(2) == 0;
-    if (below(6) == 0) sampling.n = 2 + below(3);
-    if (below(6) == 0 && !one.stream) sampling.best_of = sampling.n + below(3);
-    if (below(5) == 0) sampling.prompt_logprobs = below(3);
-    one.prompt_logits = sampling.prompt_logprobs >= 0 && one.stream;
-    if (below(8) == 0) {
-      const auto modulus = 2 + below(3);
-      one.mask = std::make_shared<testing::MaskOf>(40, [modulus](TokenId token, std::span<const TokenId> output) {
-        return (token + static_cast<TokenId>(output.size())) % modulus != 1;
-      });
-    }
-    out.push_back(std::move(one));
-  }
-  return out;
-}
-
-struct Outcome {
-  std::vector<std::vector<TokenId>> tokens;  // by sequence
-  std::vector<std::vector<float>> logprobs;
-  std::vector<float> prompt_logprobs;
-  std::vector<std::vector<float>> prompt_logits;
-  std::vector<std::string> texts;
-  std::vector<FinishReason> reasons;
-  std::string errors;
-  bool operator==(const Outcome&) const = default;
-};
-
-Outcome outcome(Collector& collector, const Request& request) {
-  Outcome out;
-  for (int i = 0; i < request.sampling.n; ++i) {
-    out.tokens.push_back(collector.tokens(i));
-    out.logprobs.push_back(collector.logprobs(i));
-    out.texts.push_back(collector.text(i));
-    out.reasons.push_back(collector.last(i).finish_reason);
-    if (!collector.last(i).error.empty()) out.errors += collector.last(i).error + "\n";
-  }
-  out.prompt_logprobs = collector.prompt_logprobs();
-  for (const auto& result : collector.wait()) {
-    out.prompt_logits.insert(out.prompt_logits.end(), result.prompt_logits.begin(), result.prompt_logits.end());
-  }
-  EXPECT_EQ(out.prompt_logits.size(), request.prompt_logits ? request.input_ids.size() - 1 : 0U);
-  return out;
-}
-
-std::vector<Outcome> outcomes(Engine& engine, const std::vector<Request>& requests) {
-  std::deque<Collector> collectors;
-  for (const auto& one : requests) collectors.emplace_back(engine, one);
-  std::vector<Outcome> out;
-  for (std::size_t i = 0; i < requests.size(); ++i) out.push_back(outcome(collectors[i], requests[i]));
-  engine.check_integrity();
-  EXPECT_EQ(engine.stats().blocks_active, 0);
-  return out;
-}
 
 // With one rank, and with two ranks, which wait for each other within a step.
 class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<int> {
@@ -110,6 +30,7 @@ class OverlapTest : public testing::EngineFixtureBase, public ::testing::WithPar
     EngineFixtureBase::SetUp();
     testing::TinyModel model;
     model.ranks = GetParam();
+    model.special = testing::kHeaderMarks;
     write_tiny_workspace(weights(), model);
   }
 
@@ -144,10 +65,16 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
                          [](const auto& info) { return std::to_string(info.param); });
 
 TEST_P(OverlapTest, EveryRequestGetsTheSameTokensWithPreemptionAndPrefixHits) {
-  const auto all = requests(150);
+  const auto all = testing::mixed_requests(150);
   const auto synchronous = engine(false);
   const auto expected = outcomes(*synchronous, all);
   const auto expected_tokens = synchronous->stats().generation_tokens;
+  int headers = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto& header = all[i].sampling.thinking_begin_ids;
+    headers += header.size() > 1 && !std::ranges::search(expected[i].tokens[0], header).empty() ? 1 : 0;
+  }
+  EXPECT_GT(headers, 0) << "no response has a message of thinking";
   for (const auto* batch : {"3", "16"}) {
     expect_outcomes(all, expected, {{"max_batch_size", batch}}, [&](const EngineStats& stats) {
       EXPECT_EQ(stats.generation_tokens, expected_tokens)
@@ -159,7 +86,7 @@ TEST_P(OverlapTest, EveryRequestGetsTheSameTokensWithPreemptionAndPrefixHits) {
 
 // A prefill attends to its own rows through the cache's integers, so that chunking has no effect.
 TEST_P(OverlapTest, TokensWithAQuantisedCacheDoNotDependOnOtherRequests) {
-  const auto all = requests(60);
+  const auto all = testing::mixed_requests(60);
   const auto plain = outcomes(*engine(false), all);
   for (const auto* policy : {"8", "4"}) {
     const auto expected = outcomes(*engine(false, {{"quant_policy", policy}}), all);
@@ -193,7 +120,7 @@ TEST_P(OverlapTest, BansReachTheDeviceAscending) {
 }
 
 TEST_P(OverlapTest, CancelsLeaveTheOthersAsTheyAre) {
-  auto all = requests(60);
+  auto all = testing::mixed_requests(60);
   for (auto& one : all) {
     one.stream = true;
     one.sampling.best_of = 0;

@@ -227,9 +227,10 @@ TEST(EngineRanksLoadTest, ALoadThatFailsReportsTheErrorOfTheFirstRank) {
   TinyModel model;
   model.ranks = 2;
   write_tiny_workspace(dir, model);
-  runtime::wrap_devices_for_tests([aborted = std::make_shared<std::atomic<bool>>(false)](std::unique_ptr<ops::Ops> ops) {
-    return std::make_unique<UnpreparedOps>(std::move(ops), aborted);
-  });
+  runtime::wrap_devices_for_tests(
+      [aborted = std::make_shared<std::atomic<bool>>(false)](std::unique_ptr<ops::Ops> ops) {
+        return std::make_unique<UnpreparedOps>(std::move(ops), aborted);
+      });
   EXPECT_EQ(testing::error_of([&] { Engine engine(dir); }, ErrorCode::resource_exhausted), "rank 0: no memory is left");
   runtime::wrap_devices_for_tests(nullptr);
   std::filesystem::remove_all(dir);

@@ -109,7 +109,8 @@ TEST_P(EngineResumeTest, ContinuesWithStopWordsThatBeginBeforeTheCut) {
   const auto text = Collector(*engine(), sampled()).text();
   for (const std::size_t length : {1U, 3U, 8U}) {
     auto asked = sampled();
-    asked.sampling.stop_words = {text.substr(text.size() / 2, length), text.substr(4, 3) + "?", text.substr(9, 1) + "!"};
+    asked.sampling.stop_words = {text.substr(text.size() / 2, length), text.substr(4, 3) + "?",
+                                 text.substr(9, 1) + "!"};
     expect_same_after_every_cut(asked);
     asked.stop_until = {text.substr(text.size() / 3, 4)};
     expect_same_after_every_cut(asked);

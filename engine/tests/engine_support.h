@@ -174,6 +174,11 @@ class MaskOf : public TokenMaskProvider {
     }
   }
   std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<MaskOf>(vocab_, allowed_); }
+  // Some are not allowed.
+  std::vector<TokenId> propose(std::span<const TokenId> /*output*/, std::span<const TokenId> guess,
+                               int most) override {
+    return {guess.begin(), guess.begin() + std::min(std::ssize(guess), std::ptrdiff_t{most})};
+  }
 
  private:
   int vocab_;

@@ -1,6 +1,6 @@
-// Models whose layers have a window free the KV that no window reads, and models with recurrent layers keep snapshots of
-// their states. This changes no token: the reference is an engine with one block per sequence, which frees nothing and
-// finds no prefix.
+// Models whose layers have a window free the KV that no window reads, and models with recurrent layers keep snapshots
+// of their states. This changes no token: the reference is an engine with one block per sequence, which frees nothing
+// and finds no prefix.
 #include "engine_fixture.h"
 
 namespace charonia {
@@ -10,8 +10,8 @@ using testing::Collector;
 using testing::request;
 using testing::tokens_of;
 
-// Parameters: the windows of the layers (-1: a short convolution, -2: a gated delta net), quant_policy, and whether the device computes
-// asynchronously.
+// Parameters: the windows of the layers (-1: a short convolution, -2: a gated delta net), quant_policy, and whether the
+// device computes asynchronously.
 class EngineWindowTest : public testing::EngineFixtureBase,
                          public ::testing::WithParamInterface<std::tuple<std::vector<int>, std::string, bool>> {
  protected:

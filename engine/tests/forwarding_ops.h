@@ -81,6 +81,10 @@ class ForwardingOps : public ops::Ops {
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override {
     to_->linear(out, in, weight);
   }
+  void add_low_rank(const ops::Tensor& out, const ops::Tensor& in,
+                    std::span<const ops::LowRankRows> changes) override {
+    to_->add_low_rank(out, in, changes);
+  }
   void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override {
     to_->qk_squares(sums, qkv, q_size, k_size);
   }

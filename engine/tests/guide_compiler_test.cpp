@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -55,7 +56,8 @@ std::string repeated(int count, const auto& part) {
 
 class GuideCompilerTest : public ::testing::Test {
  protected:
-  std::unique_ptr<const CompiledGuide> compile(GuideType type, const std::string& text, bool after_space = false) const {
+  std::unique_ptr<const CompiledGuide> compile(GuideType type, const std::string& text,
+                                               bool after_space = false) const {
     return compiler_.compile({type, text}, after_space);
   }
   std::string rejected(GuideType type, const std::string& text) const {
@@ -111,10 +113,68 @@ TEST_F(GuideCompilerTest, EachTypeAllowsItsTextsAndNoOthers) {
   EXPECT_TRUE(accepts(GuideType::ebnf_grammar, "start: \"x\" y*\ny: /[a-c]/ | \"(\" y \")\"", "xa((b))"));
   EXPECT_TRUE(accepts(GuideType::ebnf_grammar, "start: \"\"", ""));
   EXPECT_FALSE(accepts(GuideType::ebnf_grammar, "start: \"\"", "a"));
-  const std::string list = R"({"grammars": [{"lark_grammar": "start: (h @g \"</f>\")* /(?s:.*)/\nh[lazy]: /(?s:.*)/ \"<f>\""},
+  const std::string list =
+      R"({"grammars": [{"lark_grammar": "start: (h @g \"</f>\")* /(?s:.*)/\nh[lazy]: /(?s:.*)/ \"<f>\""},
       {"name": "g", "json_schema": {"type": "integer"}}]})";
   EXPECT_TRUE(accepts(GuideType::structural_tag, list, "text <f>12</f> and more"));
   EXPECT_FALSE(accepts(GuideType::structural_tag, list, "text <f>x</f>"));
+}
+
+// Each mask is compared with the mask of a new provider.
+TEST_F(GuideCompilerTest, ProposalsChangeNoMask) {
+  std::mt19937 random(5);
+  const std::vector<std::pair<GuideType, std::string>> guides = {
+      {GuideType::json_schema, R"({"type": "array", "items": {"enum": ["ab", "abc", 12, null]}, "maxItems": 6})"},
+      {GuideType::regex, "(ab|a[bc]d?){2,20}"},
+      {GuideType::ebnf_grammar, "start: \"x\" y*\ny: /[a-c]+/ | \"(\" y* \")\""}};
+  for (const auto& [type, text] : guides) {
+    const auto guide = compile(type, text);
+    const auto reference = [&](const std::vector<TokenId>& output) {
+      auto may = allowed(*guide->provider({kEnd}), output, vocab_size_);
+      std::erase(may, kEnd);
+      return may;
+    };
+    const auto provider = guide->provider({kEnd}, std::nullopt, true);
+    std::vector<TokenId> output;
+    int rejected = 0;
+    for (auto may = reference(output); !may.empty() && output.size() < 60; may = reference(output)) {
+      auto guess = output;  // tokens that may follow, and at the end perhaps one that may not
+      for (auto next = may; !next.empty() && random() % 5 > 0; next = reference(guess)) {
+        guess.push_back(next[random() % next.size()]);
+      }
+      if (random() % 2 == 0) guess.push_back(random() % 2 == 0 ? kEnd : 1 + '#');
+      guess.erase(guess.begin(), guess.begin() + static_cast<std::ptrdiff_t>(output.size()));
+      const auto got = provider->propose(output, guess, 4);
+      ASSERT_LE(got.size(), std::min<std::size_t>(guess.size(), 4));
+      rejected += got.size() < std::min<std::size_t>(guess.size(), 4);
+      auto so_far = output;
+      for (std::size_t i = 0; i <= got.size(); ++i) {
+        auto mask = allowed(*provider, so_far, vocab_size_);
+        std::erase(mask, kEnd);
+        const auto expected = reference(so_far);
+        ASSERT_EQ(mask, expected);
+        const bool more = i < got.size();
+        if (i < std::min<std::size_t>(guess.size(), 4)) {
+          ASSERT_EQ(more, std::ranges::find(expected, guess[i]) != expected.end());
+        }
+        if (more) so_far.push_back(got[i]);
+      }
+      output.push_back(may[random() % may.size()]);
+    }
+    EXPECT_GT(output.size(), 5U);
+    EXPECT_GT(rejected, 0);
+  }
+}
+
+TEST_F(GuideCompilerTest, AProposalWithAnErrorChangesNoLaterMask) {
+  const auto provider = compile(GuideType::regex, "ab+c")->provider({kEnd}, std::nullopt, true);
+  const TokenId a = 1 + 'a', b = 1 + 'b', c = 1 + 'c';
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(allowed(*provider, {a, c}, vocab_size_), Error);
+    EXPECT_THROW(allowed(*provider, {a, c}, vocab_size_), Error);
+    EXPECT_EQ(allowed(*provider, {a}, vocab_size_), std::vector<TokenId>{b});
+  }
+  EXPECT_EQ(allowed(*provider, {a, b}, vocab_size_), (std::vector<TokenId>{b, c}));
 }
 
 TEST_F(GuideCompilerTest, SpecialTokensFollowWhereAGrammarNamesThem) {
@@ -182,15 +242,18 @@ TEST_F(GuideCompilerTest, ObjectsHaveOnlyThePropertiesThatAreNamed) {
   EXPECT_FALSE(valid(open, R"({"a": null, "b": 1})"));
   EXPECT_TRUE(valid(R"({"type": "object"})", R"({"any": {"thing": [1]}})"));
   // Objects of several schemas have the properties of all.
-  const std::string both = R"({"allOf": [{"$ref": "#/$defs/a"}, {"properties": {"y": {"minimum": 3}}, "required": ["y"]}],
-      "$defs": {"a": {"type": "object", "properties": {"x": {"type": "boolean"}, "y": {"type": "integer", "maximum": 5}}}}})";
+  const std::string both =
+      R"({"allOf": [{"$ref": "#/$defs/a"}, {"properties": {"y": {"minimum": 3}}, "required": ["y"]}],
+      "$defs": {"a": {"type": "object",
+                      "properties": {"x": {"type": "boolean"}, "y": {"type": "integer", "maximum": 5}}}}})";
   EXPECT_TRUE(valid(both, R"({"x": true, "y": 4})"));
   EXPECT_FALSE(valid(both, R"({"y": 6})"));
   const std::string either = R"({"anyOf": [{"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]},
       {"type": "null"}]})";
   EXPECT_TRUE(valid(either, R"({"a": null})"));
   EXPECT_FALSE(valid(either, R"({"a": null, "b": 1})"));
-  const std::string named = R"({"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "null"}})";
+  const std::string named =
+      R"({"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "null"}})";
   EXPECT_TRUE(valid(named, R"({"ab": null})"));
   EXPECT_FALSE(valid(named, R"({"b": null})"));
 }
@@ -222,7 +285,8 @@ TEST_F(GuideCompilerTest, SchemasThatWouldNotBeEnforcedAreRejectedWithTheirPlace
   for (const char* const keyword : {"not", "if", "dependentSchemas", "contains", "$dynamicRef", "dependencies"}) {
     at(cat("{\"", keyword, "\": {}}"), cat(": Unimplemented keys: [\"", keyword, "\"]"));
   }
-  for (const auto& [near, meant] : {std::pair{"item", "items"}, {"maxlength", "maxLength"}, {"pattern_properties", "patternProperties"}}) {
+  for (const auto& [near, meant] :
+       {std::pair{"item", "items"}, {"maxlength", "maxLength"}, {"pattern_properties", "patternProperties"}}) {
     at(cat("{\"", near, "\": 3}"), cat("/", near, ": there is no keyword ", near, ": is it ", meant, "?"));
   }
   at(R"({"disallow": "null"})", "/disallow: the keyword disallow is not supported");
@@ -245,7 +309,8 @@ TEST_F(GuideCompilerTest, SchemasThatWouldNotBeEnforcedAreRejectedWithTheirPlace
   // llguidance's own errors have their place, too.
   at(R"({"oneOf": [{"type": "integer"}, {"type": "number"}]})", ": oneOf");
   at(R"({"$ref": "#/$defs/none"})", "/$ref: the reference leads nowhere");
-  expect_rejected(GuideType::json_schema, R"({"$defs": {"a": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "$ref": "#/$defs/a"})",
+  expect_rejected(GuideType::json_schema,
+                  R"({"$defs": {"a": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "$ref": "#/$defs/a"})",
                   "at /$defs/a: Unsatisfiable schema");
   // References lead to schemas in other places, too.
   expect_rejected(GuideType::json_schema,
@@ -309,7 +374,8 @@ TEST_F(GuideCompilerTest, SchemasThatCostTooMuchAreRejectedWithTheirPlace) {
   EXPECT_TRUE(valid(R"({"anyOf": [{"type": "integer", "multipleOf": 7}, {"type": "null"}]})", "21"));
   // Rules for a password, and many patterns that apply to different texts.
   EXPECT_TRUE(valid(
-      R"({"type": "string", "minLength": 3, "allOf": [{"pattern": "[a-z]"}, {"pattern": "[0-9]"}, {"pattern": "[A-Z]"}]})",
+      R"({"type": "string", "minLength": 3,
+           "allOf": [{"pattern": "[a-z]"}, {"pattern": "[0-9]"}, {"pattern": "[A-Z]"}]})",
       R"("aB3")"));
   const auto apart =
       repeated(40, [](int i) { return cat("\"p", i, R"(": {"type": "string", "pattern": "^[a-z]+)", i, "$\"}, "); });
@@ -342,9 +408,11 @@ TEST_F(GuideCompilerTest, PatternsThatOtherEnginesReadInAnotherWayAreRejected) {
            {"\\Aa", "the escape"},         {"(a)\\1", "the escape"},          {"[a&&b]", "twice in a class"},
            {"[a", "a class without an end"}}) {
     expect_rejected(GuideType::regex, pattern, error);
-    expect_rejected(GuideType::json_schema, R"({"type": "string", "pattern": ")" + pattern_as_json(pattern) + "\"}", "at /pattern: ");
+    expect_rejected(GuideType::json_schema, R"({"type": "string", "pattern": ")" + pattern_as_json(pattern) + "\"}",
+                    "at /pattern: ");
   }
-  for (const char* const pattern : {"a(b", "a)b", "a^b", "\\bfoo", "\\x4g", "[b-a]", "\\ud83d"}) rejected(GuideType::regex, pattern);
+  for (const char* const pattern : {"a(b", "a)b", "a^b", "\\bfoo", "\\x4g", "[b-a]", "\\ud83d"})
+    rejected(GuideType::regex, pattern);
   expect_rejected(GuideType::regex, std::string(65, '(') + std::string(65, ')'), "nested more than 64 deep");
 }
 
@@ -368,7 +436,8 @@ TEST_F(GuideCompilerTest, ErrorsNameThePartOfAGuide) {
     return cat(R"({"called": "tools", "grammars": [{"lark_grammar": "start: @g"}, {"name": "g", )", called,
                R"("json_schema": {"not": {}}}]})");
   };
-  EXPECT_TRUE(rejected(GuideType::structural_tag, list(R"("called": "f", )")).starts_with("f: the JSON schema, at its root: "));
+  EXPECT_TRUE(
+      rejected(GuideType::structural_tag, list(R"("called": "f", )")).starts_with("f: the JSON schema, at its root: "));
   EXPECT_TRUE(rejected(GuideType::structural_tag, list("")).starts_with("tools: the JSON schema, at its root: "));
   const std::string unsatisfiable = R"({"grammars": [{"lark_grammar": "start: @g"}, {"name": "g", "called": "f",
       "json_schema": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 0}}}]})";

@@ -267,7 +267,7 @@ TEST_F(QuantisedManifestTest, AnInvalidQuantisationIsRejected) {
       {"/dtype", "BF16", "dtype = \"BF16\", expected U4, I8, F8_E4M3 or F4_E2M1"},
       {"/dtype", "F8_E4M3", "dtype = \"F8_E4M3\" in layout gptq, expected U4 or I8"},
       {"/quantization", "gptq", "quantization = \"gptq\", expected an object"},
-      {"/quantization/layout", "marlin", "layout = \"marlin\", expected rows, packed-rows, awq, gptq or mxfp4"},
+      {"/quantization/layout", "marlin", "layout = \"marlin\", expected rows, packed-rows, awq, gptq, mxfp4 or gguf"},
       {"/quantization/layout", "awq", "order, expected only with layout gptq"},
       {"/quantization/layout", "mxfp4", "dtype = \"U4\" in layout mxfp4, expected F4_E2M1"},
       {"/quantization/group_size", 0, "group_size = 0, expected 1 to"},

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/thread_time.h"
 #include "charonia/error.h"
 
 namespace charonia::runtime {
@@ -93,6 +94,43 @@ TEST(MaskThreadsTest, AMaskThatNoThreadHasBegunIsComputedByTheDevice) {
   EXPECT_EQ(mask->wait()[0], 2U);
   EXPECT_EQ(seconds.size(), 2U);
   go.set_value();
+}
+
+TEST(MaskThreadsTest, ProposalsOfAProviderAreCutToValidTokens) {
+  struct Proposes final : Masks {
+    std::vector<std::int32_t> propose(std::span<const std::int32_t>, std::span<const std::int32_t>, int) override {
+      return tokens;
+    }
+    std::vector<TokenId> tokens;
+  };
+  const auto provider = std::make_shared<Proposes>();
+  const SequenceMask mask(provider, 32);
+  for (const TokenId wrong : {-1, 32}) {
+    provider->tokens = {0, 31, wrong, 1};
+    EXPECT_EQ(mask.propose({}, 4), (std::vector<TokenId>{0, 31}));
+  }
+  EXPECT_EQ(mask.propose({}, 1), std::vector<TokenId>{0});
+}
+
+TEST(MaskThreadsTest, MasksAfterProposalsThatTakeTooLongEndTheProposals) {
+  struct Slow final : Masks {
+    void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) override {
+      if (output.size() == 1) {
+        for (const auto begun = thread_seconds(); thread_seconds() - begun < 0.06;) {
+        }
+      }
+      mask[0] = ~0U;
+    }
+    std::vector<std::int32_t> propose(std::span<const std::int32_t>, std::span<const std::int32_t>, int) override {
+      return {1};
+    }
+  };
+  MaskThreads threads;
+  const auto mask = std::make_shared<SequenceMask>(std::make_shared<Slow>(), 32);
+  EXPECT_EQ(mask->propose({}, 4).size(), 1U);
+  threads.begin(mask, std::vector<TokenId>{1, 2, 3});
+  EXPECT_EQ(mask->row(3)->wait()[0], ~0U);
+  EXPECT_TRUE(mask->propose({}, 4).empty());
 }
 
 }  // namespace

@@ -200,6 +200,22 @@ TEST(StepSizes, SizesSetByTheUserAreKept) {
   EXPECT_EQ(sizes(h200, 0, 3).token_budget, 2048);
 }
 
+TEST(StepSizes, OnTheCpuAStepMayHaveTheRowsOfAllTokensForMeans) {
+  EngineConfig config;
+  config.token_budget = 512, config.max_batch_size = 64;
+  ModelConfig model;
+  const auto rows = [&](const char* device) {
+    config.device = device;
+    return step_limits(config, model, true).max_logits_rows;
+  };
+  EXPECT_EQ(rows("cpu"), 64);
+  model.pooling = "mean";
+  EXPECT_EQ(rows("cpu"), 512);
+  EXPECT_EQ(rows("cuda"), 64);
+  config.token_budget = 32;
+  EXPECT_EQ(rows("cpu"), 64) << "a step has a row of each sequence";
+}
+
 TEST(StepSizes, UnresolvedSizesAreAnError) {
   const auto refused = [](const auto& use, const EngineConfig& config, const std::string& name) {
     expect_error(ErrorCode::internal, {name + " = 0 was not resolved"}, [&] { use(config); });
@@ -208,7 +224,7 @@ TEST(StepSizes, UnresolvedSizesAreAnError) {
   no_budget.max_batch_size = no_batch.token_budget = 1;
   no_budget.session_len = no_batch.session_len = 10;
   for (const auto& [config, name] : {std::pair{no_budget, "token_budget"}, std::pair{no_batch, "max_batch_size"}}) {
-    refused([](const EngineConfig& c) { step_limits(c); }, config, name);
+    refused([](const EngineConfig& c) { step_limits(c, {}); }, config, name);
     refused([](const EngineConfig& c) { blocks_that_fit(c, {{1000}, 0, 100'000, 1}); }, config, name);
     refused([](const EngineConfig& c) { check_model_fits(c, "cpu", {}, 100); }, config, name);
   }

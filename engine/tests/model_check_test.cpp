@@ -122,7 +122,8 @@ TEST(ModelCheck, LayersWithOtherHeadsAreAcceptedOrRejectedByName) {
       {{LayerAttributes{.head_size = 12}}, "layer 0 rotates 16 elements"},
       {{window, LayerAttributes{.rotation = "none", .kv_heads = 1, .mixer = "short_conv"}},
        "layer 1 has head_size = 0, kv_heads = 1"},
-      {{LayerAttributes{.head_size = 16, .inter_size = 8, .ffn = "experts"}}, "layer 0 has inter_size = 8 with ffn = experts"}};
+      {{LayerAttributes{.head_size = 16, .inter_size = 8, .ffn = "experts"}},
+       "layer 0 has inter_size = 8 with ffn = experts"}};
   for (const auto& [layers, named] : wrong) {
     expect_error({named}, [&, &bad = layers] { check_layers_of(bad); });
   }

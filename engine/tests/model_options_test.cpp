@@ -1,4 +1,5 @@
-// The options that the Triton backend reads from config.pbtxt, such as the device. Tests of real servers cover the others.
+// The options that the Triton backend reads from config.pbtxt, such as the device. Tests of real servers cover the
+// others.
 #include "model_options.h"
 
 #include <gtest/gtest.h>

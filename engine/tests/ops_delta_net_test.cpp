@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "errors.h"
-#include "ops_support.h"
+#include "state_steps.h"
 
 namespace charonia::ops {
 namespace {
@@ -11,55 +11,24 @@ class DeltaNetTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Device, DeltaNetTest, testing::ValuesIn(device_names()),
                          [](const auto& i) { return i.param; });
 
-constexpr int kNumSlots = 7;
-
 struct Sequence {
   Matrix qkv, gates;
 };
 
-// A part of a sequence in a step: rows [begin, end).
-struct Chunk {
-  const Sequence* in = nullptr;
-  int begin = 0, end = 0;
-  std::int32_t state_in = -1, state_out = 0;
-};
+using Chunk = StatePart<Sequence>;
 
 struct World {
   DeltaNetParams how;
   Matrix decay, dt_bias;  // [1, v_heads]
 
   Matrix run(Ops& ops, KvCache& cache, const std::vector<Chunk>& parts, int gap) const {
-    std::vector<std::int32_t> starts = {0}, positions, state_in, state_out;
-    for (const auto& part : parts) {
-      for (int p = part.begin; p < part.end; ++p) positions.push_back(p);
-      starts.push_back(static_cast<std::int32_t>(positions.size()));
-      state_in.push_back(part.state_in);
-      state_out.push_back(part.state_out);
-    }
-    Matrix qkv(parts.front().in->qkv.dtype, std::ssize(positions), how.columns(), gap);
-    Matrix gates(DType::f32, qkv.rows, std::int64_t{2} * how.v_heads, gap);
-    std::int64_t to = 0;
-    for (const auto& part : parts) {
-      for (int p = part.begin; p < part.end; ++p, ++to) {
-        for (std::int64_t c = 0; c < qkv.cols; ++c) qkv.set(to, c, part.in->qkv.at(p, c));
-        for (std::int64_t c = 0; c < gates.cols; ++c) gates.set(to, c, part.in->gates.at(p, c));
-      }
-    }
+    const auto qkv = joined(parts, gap, [](const Sequence& in) -> const Matrix& { return in.qkv; });
+    const auto gates = joined(parts, gap, [](const Sequence& in) -> const Matrix& { return in.gates; });
     const DeviceMatrix heads(ops, qkv), of_heads(ops, gates), decays(ops, decay), biases(ops, dt_bias);
     auto params = how;
     params.decay = decays.floats();
     params.dt_bias = biases.floats();
-    const std::vector<std::int32_t> ids(positions.size(), 0);
-    run_step(ops,
-             {.ids = ids,
-              .attention = {.query_start = starts,
-                            .positions = positions,
-                            .block_tables = {},
-                            .state_in = state_in,
-                            .state_out = state_out},
-              .logits_rows = {},
-              .sample = {}},
-             [&] { ops.delta_net(heads.tensor(), of_heads.tensor(), params, cache, 1); });
+    run_state_step(ops, parts, [&] { ops.delta_net(heads.tensor(), of_heads.tensor(), params, cache, 1); });
     const auto all = heads.host();
     const std::int64_t v_size = std::int64_t{how.v_heads} * how.v_dim;
     Matrix out(all.dtype, all.rows, v_size);
@@ -75,7 +44,7 @@ struct World {
     std::vector<std::vector<double>> out(static_cast<std::size_t>(in.qkv.rows));
     for (int head = 0; head < how.v_heads; ++head) {
       std::vector<double> s(k_dim * v_dim);
-      const std::int64_t k_head = head / (how.v_heads / how.k_heads);
+      const std::int64_t k_head = how.tiled ? head % how.k_heads : head / (how.v_heads / how.k_heads);
       for (std::int64_t row = 0; row < in.qkv.rows; ++row) {
         std::vector<double> q(k_dim), k(k_dim);
         const auto load = [&](std::vector<double>& x, std::int64_t first, double scale) {
@@ -114,6 +83,7 @@ World random_world(Random& random, int trial) {
   auto& how = world.how;
   how.k_heads = uniform(random, 1, 3);
   how.v_heads = how.k_heads * uniform(random, 1, 3);
+  how.tiled = trial % 2 == 1;
   // The released sizes, and others on each side of a strip, a vector and a thread's rows.
   how.k_dim = trial % 4 == 0 ? 128 : trial % 4 == 1 ? uniform(random, 1, 70) : 4 * uniform(random, 1, 40);
   how.v_dim = trial % 4 == 0 ? 128 : uniform(random, 1, 70);
@@ -141,12 +111,9 @@ TEST_P(DeltaNetTest, equals_the_recurrence_in_double_and_cuts_change_no_bit) {
   for (int trial = 0; trial < trials(GetParam(), 24); ++trial) {
     const auto world = random_world(random, trial);
     const auto type = ops->precision(kWeightTypes[static_cast<std::size_t>(trial % 3)]).gemm_out;
-    const KvLayout layout{.layers = {{.kind = CacheKind::state, .state_floats = 3},
-                                     {.kind = CacheKind::state,
-                                      .state_floats = world.how.state + world.how.state_floats()}},
-                          .block_len = 4};
-    const auto cache = ops->make_kv_cache(layout, {0, 0, kNumSlots});
-    const auto other = one->make_kv_cache(layout, {0, 0, kNumSlots});
+    const auto layout = state_layout(world.how.state + world.how.state_floats());
+    const auto cache = ops->make_kv_cache(layout, {0, 0, kStateSlots});
+    const auto other = one->make_kv_cache(layout, {0, 0, kStateSlots});
     const int gap = uniform(random, 0, 1) * 8;
     std::vector<Sequence> sequences;
     std::vector<Matrix> whole;
@@ -155,7 +122,7 @@ TEST_P(DeltaNetTest, equals_the_recurrence_in_double_and_cuts_change_no_bit) {
     }
     for (const auto& in : sequences) {
       const int rows = static_cast<int>(in.qkv.rows);
-      whole.push_back(world.run(*one, *other, {{&in, 0, rows, -1, uniform(random, 0, kNumSlots - 1)}}, gap));
+      whole.push_back(world.run(*one, *other, {{&in, 0, rows, -1, uniform(random, 0, kStateSlots - 1)}}, gap));
       const auto right = world.expected(in);
       double most = 0;
       for (const auto& row : right) {
@@ -170,39 +137,9 @@ TEST_P(DeltaNetTest, equals_the_recurrence_in_double_and_cuts_change_no_bit) {
         }
       }
     }
-    // Each sequence moves to another slot at times. Its steps have any number of rows.
-    std::vector<std::int32_t> slot = {-1, -1, -1}, free = {0, 1, 2, 3, 4, 5, 6};
-    std::vector<int> computed(3);
-    while (true) {
-      std::vector<Chunk> parts;
-      std::vector<std::size_t> of_part;
-      int left_in_all = 0;
-      for (std::size_t s = 0; s < sequences.size(); ++s) {
-        const int left = static_cast<int>(sequences[s].qkv.rows) - computed[s];
-        left_in_all += left;
-        if (left == 0 || uniform(random, 0, 3) == 0) continue;
-        const int rows = uniform(random, 0, 2) == 0 ? 1 : uniform(random, 1, left);
-        auto out = slot[s];
-        if (out < 0 || uniform(random, 0, 2) == 0) {
-          out = free.back();
-          free.pop_back();
-          if (slot[s] >= 0) free.insert(free.begin(), slot[s]);
-        }
-        parts.push_back({&sequences[s], computed[s], computed[s] + rows, slot[s], out});
-        of_part.push_back(s);
-        slot[s] = out;
-      }
-      if (left_in_all == 0) break;
-      if (parts.empty()) continue;
-      const auto result = world.run(*ops, *cache, parts, 8 - gap);
-      std::int64_t row = 0;
-      for (std::size_t i = 0; i < parts.size(); ++i) {
-        for (int p = parts[i].begin; p < parts[i].end; ++p, ++row) {
-          ASSERT_TRUE(result.same_bits(row, whole[of_part[i]], p)) << "row " << p << " of sequence " << of_part[i];
-        }
-        computed[of_part[i]] = parts[i].end;
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(expect_cuts_change_no_bit(random, sequences, whole, [&](const std::vector<Chunk>& parts) {
+      return world.run(*ops, *cache, parts, 8 - gap);
+    }));
   }
 }
 
@@ -212,10 +149,7 @@ TEST_P(DeltaNetTest, refuses_heads_that_do_not_fit) {
   auto world = random_world(random, 0);
   world.how.state = 0;
   const auto sequence = random_sequence(random, world, ops->precision(DType::f32).gemm_out, 2, 1);
-  const KvLayout layout{.layers = {{.kind = CacheKind::state, .state_floats = 3},
-                                   {.kind = CacheKind::state, .state_floats = world.how.state_floats()}},
-                        .block_len = 4};
-  const auto cache = ops->make_kv_cache(layout, {0, 0, kNumSlots});
+  const auto cache = ops->make_kv_cache(state_layout(world.how.state_floats()), {0, 0, kStateSlots});
   world.run(*ops, *cache, {{&sequence, 0, 2, -1, 0}}, 0);
   world.how.state = 16;  // beyond the slot
   EXPECT_THROW(world.run(*ops, *cache, {{&sequence, 0, 2, -1, 0}}, 0), Error);

@@ -18,7 +18,8 @@ std::unique_ptr<Ops> make_ops(std::string_view device, int threads) {
 // Instruction sets that multiply pairs of bf16 always take bf16 activations.
 DeviceTraits traits(std::string_view device) {
   const auto& kernels = *cpu::instruction_set(device).kernels;
-  return {.attention_in_bf16 = kernels.quant_linear_bf16 != nullptr, .fixed_point_rows = cpu::has_fixed_kernel(kernels)};
+  return {.attention_in_bf16 = kernels.quant_linear_bf16 != nullptr,
+          .fixed_point_rows = cpu::has_fixed_kernel(kernels)};
 }
 
 }  // namespace charonia::ops

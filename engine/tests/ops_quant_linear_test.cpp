@@ -23,6 +23,7 @@ struct Kind {
   bool zeros;
   DType scale_type;
   Activations activations = Activations::as_is;
+  bool minimums = false;
 };
 constexpr std::array kKinds = {Kind{Code::u4, false, DType::bf16},
                                Kind{Code::u4, true, DType::f16},
@@ -33,6 +34,18 @@ constexpr std::array kKinds = {Kind{Code::u4, false, DType::bf16},
                                Kind{Code::f4_e2m1, false, DType::f8_e8m0},
                                Kind{Code::i8, false, DType::f32, Activations::i8_token},
                                Kind{Code::i8, true, DType::f16, Activations::i8_tensor}};
+
+// The kinds that a device supports.
+std::vector<Kind> kinds_of(const std::string& device) {
+  std::vector<Kind> out(kKinds.begin(), kKinds.end());
+  if (device.starts_with("cuda")) return out;
+  for (const auto code : {Code::u4, Code::i8}) {
+    for (const bool zeros : {false, true}) {
+      out.push_back({code, zeros, zeros ? DType::f16 : DType::f32, Activations::as_is, true});
+    }
+  }
+  return out;
+}
 
 bool has_integer_activations(const Kind& kind) {
   return kind.activations == Activations::i8_token || kind.activations == Activations::i8_tensor;
@@ -50,7 +63,7 @@ struct Weight {
   Weight(Random& random, const Kind& of, std::vector<std::int64_t> rows, std::int64_t groups, std::int64_t group,
          bool with_bias, bool with_order)
       : kind(of), k(groups * group) {
-    const QuantFormat format{kind.code, group, kind.zeros, kind.scale_type, kind.activations};
+    const QuantFormat format{kind.code, group, kind.zeros, kind.scale_type, kind.activations, kind.minimums};
     std::vector<std::int32_t> order(with_order ? static_cast<std::size_t>(k) : 0);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
@@ -81,6 +94,7 @@ struct Weight {
     for (std::size_t c = 0; c < order.size(); ++c) columns[c] = activations[static_cast<std::size_t>(order[c])];
     const bool is_fixed = device.fixed_point_rows && in.dtype == DType::bf16 && !has_integer_activations(kind) &&
                           kind.code != Code::f8_e4m3 && parts[0].format().group >= 16;
+    const auto exact = columns;  // of these, minimums multiply the sums
     if (is_fixed) columns = fixed_point(columns, parts[0].format().group);
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const auto& part = parts[p];
@@ -96,6 +110,10 @@ struct Weight {
           const double x = columns[static_cast<std::size_t>(c)] * double{part.scales[g]};
           sum += x * (number - zero);
           magnitude += std::abs(x) * (std::abs(number - middle) + std::abs(zero - middle));
+          if (!format.minimums) continue;
+          const double added = exact[static_cast<std::size_t>(c)] * part.minimums[g];
+          sum += added;
+          magnitude += std::abs(added);
         }
         value.push_back(sum);
         // Every addition is rounded once, and so are the operations on a group's sum: the errors are those of partial
@@ -124,7 +142,7 @@ TEST_P(QuantLinearTest, equals_a_product_in_double_and_a_row_alone_equals_the_ro
   const std::vector<Shape> shapes = {{{5, 70}, 3, 128}, {{130}, 5, 32},  {{64}, 3, 64}, {{33, 1, 40}, 1, 300},
                                      {{20}, 5, 36},     {{129}, 1, 704}, {{7}, 2, 256}, {{9}, 6, 8}};
   int trial = 0;
-  for (const auto& kind : kKinds) {
+  for (const auto& kind : kinds_of(GetParam())) {
     for (const auto type : kWeightTypes) {
       // Every shape with every kind of the CPU's two kernels; f16 uses the same kernel as f32.
       for (const auto& shape : shapes) {

@@ -459,7 +459,8 @@ TEST_P(RowsTest, steps_are_prepared_and_stay_within_their_limits) {
   refused({.ids = two, .attention = {}, .logits_rows = {}, .sample = {}}, "2 rows");
   refused({.ids = one, .attention = {starts, fourth, {table}, 1}, .logits_rows = {}, .sample = {}},
           "position 3 is not below the maximum of 3");
-  run_prepared_step(*ops, {.ids = one, .attention = {starts, third, {table}, 1}, .logits_rows = {}, .sample = {}}, [] {});
+  run_prepared_step(*ops, {.ids = one, .attention = {starts, third, {table}, 1}, .logits_rows = {}, .sample = {}},
+                    [] {});
   ops->prepare({.max_rows = 2, .max_sequences = 1, .max_positions = 3}, nothing);
   refused({.ids = two, .attention = {}, .logits_rows = rows, .sample = samples}, "2 rows of logits");
 }

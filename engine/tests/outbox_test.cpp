@@ -206,6 +206,7 @@ TEST(Outbox, EncodingEqualsTheGoldenFile) {
   first.num_session_tokens = 20;
   first.timings = {.queue_ms = 0.5, .first_token_ms = 20.25, .total_ms = 1e6};
   first.cumulative_logprob = -70301;
+  first.pooled = {0.5F, -2};
   first.prompt_logprobs = {-1.5F, -2};
   first.prompt_top_logprobs = {{{4, -0.25F}}, {{5, -0.5F}}};
   const std::vector<TokenId> prompt = {7, 8, 9};

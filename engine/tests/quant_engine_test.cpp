@@ -151,6 +151,18 @@ TEST_F(QuantEngine, InBf16AnAnswerDependsOnlyOnItsRequest) {
   }
 }
 
+TEST_F(QuantEngine, AQuantisedOutputLayerHasRowsOfLength1) {
+  for (const auto& how : kQuants) {
+    auto some = tiny(how);
+    const auto plain = answer(some);
+    some.more = "normalize_output = 1\n";
+    some.ranks = 2;
+    dequantise();
+    expect_same(some);
+    EXPECT_NE(answer(some).logprobs, plain.logprobs);
+  }
+}
+
 TEST_F(QuantEngine, ScatteredGroupsOfColumnsGiveTheSameModelOnOneRank) {
   dequantise();
   auto shuffled = tiny({"gptq", "U4", 16, true, true});
@@ -175,11 +187,6 @@ TEST_F(QuantEngine, InconsistentWeightsAreRejectedByName) {
   four.vocab = four.inter;
   expect(four, ErrorCode::unsupported, {gate, up, "tensor " + up + " is quantised", "computed together"},
          [&](json& tensors) { tensors[gate] = tensors["tok_embeddings.weight"]; });
-  expect(four, ErrorCode::unsupported, {"tensor tok_embeddings.weight is quantised (int4)", "does not quantise it"},
-         [&](json& tensors) { tensors["tok_embeddings.weight"] = tensors["output.0.weight"]; });
-  auto normalised = four;
-  normalised.more = "normalize_output = 1\n";
-  expect(normalised, ErrorCode::unsupported, {"tensor output.0.weight is quantised (int4)"}, [](json&) {});
   auto both = tiny({"rows", "I8", 0});
   expect(both, ErrorCode::unsupported, {gate, up, "int8, groups of 64", "must have the same format"},
          [&](json& tensors) { tensors[up]["quantization"]["activations"] = "int8-token"; });
@@ -187,6 +194,11 @@ TEST_F(QuantEngine, InconsistentWeightsAreRejectedByName) {
   const std::string expert = "layers.0.feed_forward.experts.2.w3.0.weight";
   expect(both, ErrorCode::unsupported, {"layers.0.experts.gate_up", "of a layer's experts must have the same format"},
          [&](json& tensors) { tensors[expert]["quantization"]["activations"] = "int8-token"; });
+  auto many = both;
+  many.experts = 64;
+  const std::string router = "layers.0.feed_forward.gate.weight";
+  expect(many, ErrorCode::unsupported, {"tensor " + router + " is quantised (int8)", "does not quantise it"},
+         [&](json& tensors) { tensors[router] = tensors[expert]; });
   expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "of shape [512, 1], expected [512, 4]"},
          [&](json& tensors) { tensors[expert]["quantization"]["group_size"] = 16; });
   expect(both, ErrorCode::invalid_argument, {"tensor " + expert, "has shape [64, 64], but its 1 parts have 32 rows"},

@@ -27,6 +27,7 @@ class MemoryQuantSource : public QuantSource {
     codes.resize(static_cast<std::size_t>(rows * cols));
     scales.resize(static_cast<std::size_t>(rows * groups()));
     zeros.resize(format.zeros ? scales.size() : 0);
+    minimums.resize(format.minimums ? scales.size() : 0);
   }
 
   // Codes of all values of the format (except NaN), and scales around `scale` that the scale type represents exactly.
@@ -44,6 +45,7 @@ class MemoryQuantSource : public QuantSource {
     for (auto& s : out.scales) s = rounded(scale * factor(random), format.scale_type);
     std::uniform_int_distribution<int> zero(bits == 4 ? 0 : -128, bits == 4 ? 16 : 127);
     for (auto& z : out.zeros) z = static_cast<std::int8_t>(zero(random));
+    for (auto& m : out.minimums) m = scale * 8 * (factor(random) - 1);
     if (format.activations == Activations::i8_tensor || format.activations == Activations::f8_tensor) out.input = 0.02F;
     return out;
   }
@@ -59,6 +61,9 @@ class MemoryQuantSource : public QuantSource {
     copy(codes, cols_, codes_out);
     copy(scales, groups(), scales_out);
     if (format_.zeros) copy(zeros, groups(), zeros_out);
+  }
+  void read_minimums(std::int64_t first, std::int64_t n, float* out) const override {
+    std::copy_n(minimums.begin() + static_cast<std::ptrdiff_t>(first * groups()), n * groups(), out);
   }
   std::span<const std::int32_t> order() const override { return order_; }
   float input_scale() const override { return input; }
@@ -77,6 +82,7 @@ class MemoryQuantSource : public QuantSource {
   std::vector<std::uint8_t> codes;  // [rows, cols]
   std::vector<float> scales;        // [rows, groups]
   std::vector<std::int8_t> zeros;   // [rows, groups] or empty
+  std::vector<float> minimums;      // [rows, groups] or empty
   float input = 0;
 
  private:

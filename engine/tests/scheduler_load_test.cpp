@@ -1,5 +1,6 @@
-// Random loads: requests of all kinds arrive, end and are cancelled, on pools of all sizes. After every call the
-// state must be consistent, and every sequence must find its own KV and no other, and get the same tokens as alone.
+// Random loads: requests of all kinds arrive, end and are cancelled, on pools of all sizes, with true and wrong
+// proposals. After every call the state must be consistent, and every sequence must find its own KV and no other, and
+// get the same tokens as alone.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -22,6 +23,7 @@ struct Load {
   int chunk = 0;          // the pool grows by this number of blocks; 0: it does not grow
   int memory_blocks = 0;  // number of blocks with memory, for a pool that grows
   std::vector<cache::UnitKind> kinds = {};
+  bool stores = false;  // KV is stored outside the pool, and loaded again
 };
 
 void PrintTo(const Load& load, std::ostream* out) { *out << load.name; }
@@ -54,7 +56,9 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
  protected:
   static constexpr int kSteps = 1500;
 
-  RandomLoad() : pool_(make_pool()), scheduler_(load_.limits, *pool_, &step_time_), device_(*pool_, windows()) {}
+  RandomLoad() : pool_(make_pool()), scheduler_(load_.limits, *pool_, &step_time_), device_(*pool_, windows()) {
+    if (load_.stores) scheduler_.set_offload(&offload_);
+  }
 
   std::vector<std::int32_t> windows() const {
     std::vector<std::int32_t> out;
@@ -114,7 +118,12 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
                                      all_rows ? &client.expected_rows : nullptr);
     voices_[id] = client.voice;
     scheduler_.add(id, prompt, total,
-                   {.priority = below(3) - 1, .owner = id % 3, .salt = salt, .all_rows = all_rows, .parent = parent});
+                   {.priority = below(3) - 1,
+                    .owner = id % 3,
+                    .salt = salt,
+                    .all_rows = all_rows,
+                    .parent = parent,
+                    .scope = std::to_string(salt)});
     ++submitted_;
     return id;
   }
@@ -137,6 +146,12 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   }
 
   void leave(SeqId id) {
+    const auto known = static_cast<std::size_t>(scheduler_.num_computed(id));
+    // A step in flight may fail.
+    if (load_.stores && !in_flight_) {
+      offload_.store(std::to_string(clients_.at(id).voice.salt), scheduler_.tokens(id).first(known),
+                     scheduler_.inserted(id), scheduler_.hit_ends(id));
+    }
     ASSERT_TRUE(scheduler_.remove(id));
     clients_.erase(id);
     steps_since_end_ = 0;
@@ -168,6 +183,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
         remember(id);
       } else if (one_in(3)) {  // its logits were not finite
         scheduler_.forget_prefix(id);
+        offload_.forget(std::to_string(clients_.at(id).voice.salt), scheduler_.tokens(id));
         ASSERT_NO_THROW(scheduler_.check_integrity());
       }
       ++cancelled_;
@@ -189,6 +205,34 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     for (auto i = begin; i < end; ++i) scheduler_.append(id, expected[i]);
     appended_ += static_cast<int>(end - begin);
     ASSERT_NO_THROW(scheduler_.check_integrity());
+  }
+
+  // Proposes the next tokens of some sequences. Some of them are wrong.
+  void propose_tokens() {
+    for (const auto& [id, client] : clients_) {
+      if (drafts_() % 3 != 0) continue;
+      const auto begin = scheduler_.tokens(id).size();
+      const auto count = 1 + drafts_() % 9;
+      std::vector<TokenId> tokens;
+      for (auto i = begin; i < begin + count; ++i) {
+        const bool wrong = i >= client.expected.size() || drafts_() % 6 == 0;
+        tokens.push_back(wrong ? static_cast<TokenId>(drafts_() % kVocab) : client.expected[i]);
+      }
+      scheduler_.propose(id, std::move(tokens));
+    }
+    ASSERT_NO_THROW(scheduler_.check_integrity());
+  }
+
+  // rows: the tokens that were sampled after the proposals of a part.
+  void accept_proposals(const ScheduledSeq& part, std::span<const TokenId> rows) {
+    for (const auto token : rows) {
+      const auto proposed = scheduler_.proposed(part.id);
+      const bool is_true = !proposed.empty() && proposed.front() == scheduler_.tokens(part.id).back();
+      ASSERT_EQ(scheduler_.accept(part.id, token), is_true);
+      ASSERT_NO_THROW(scheduler_.check_integrity());
+      if (!is_true) return;
+      ++accepted_;
+    }
   }
 
   // Steps.
@@ -213,6 +257,9 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
       }
       ASSERT_TRUE(!part.samples || client.rows.size() == client.expected_rows.size())
           << "a token was sampled before all rows came";
+      const auto proposed_rows = std::span(first_row, row).last(static_cast<std::size_t>(part.num_proposed));
+      if (part.num_proposed > 0) accept_proposals(part, proposed_rows);
+      if (HasFailure()) return;
       if (!planned && part.samples) append_known(part.id);
       const auto tokens = scheduler_.tokens(part.id);
       ASSERT_LE(tokens.size(), client.expected.size());
@@ -278,14 +325,16 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
       ++impossible_;
       leave(id);
     }
-    EXPECT_TRUE(!plan->empty() || clients_.empty() || in_flight_);
+    EXPECT_TRUE(!plan->empty() || clients_.empty() || in_flight_ || plan->waits_for_load);
     return plan;
   }
 
   void run_step(int depth) {
     // Sometimes waits for the result before it plans the next step.
-    if (in_flight_ && one_in(10)) settle(false);
+    const auto proposes = [](const ScheduledSeq& part) { return part.num_proposed > 0; };
+    if (in_flight_ && (one_in(10) || std::ranges::any_of(in_flight_->plan.seqs, proposes))) settle(false);
     if (HasFailure()) return;
+    if (!in_flight_) propose_tokens();
     auto plan = next_plan();
     if (HasFailure() || !plan) return;
     const bool fails = one_in(50);
@@ -310,12 +359,13 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
 
   Load load_ = std::get<0>(GetParam());
   std::mt19937_64 random_{std::get<1>(GetParam())};
-  std::mt19937_64 times_{random_}, appends_{random_};
+  std::mt19937_64 times_{random_}, appends_{random_}, drafts_{random_};
   std::unique_ptr<BlockManager> pool_;
   // Every second seed has no limit.
   StepTime step_time_{std::get<1>(GetParam()) % 2 == 0 ? 0 : -1, 0, load_.limits.token_budget};
   Scheduler scheduler_;
   FakeDevice device_;
+  FakeOffload offload_{device_, *pool_};
   const int most_ = std::min(load_.max_total, load_.num_blocks* load_.block_len);
   std::map<SeqId, Client> clients_;
   std::map<SeqId, Voice> voices_;
@@ -323,7 +373,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   std::optional<InFlight> in_flight_;
   SeqId next_id_ = 1;
   int steps_since_end_ = 0;
-  int appended_ = 0, submitted_ = 0, finished_ = 0, cancelled_ = 0, impossible_ = 0;
+  int accepted_ = 0, appended_ = 0, submitted_ = 0, finished_ = 0, cancelled_ = 0, impossible_ = 0;
 };
 
 TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
@@ -353,46 +403,62 @@ TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
   EXPECT_NO_THROW(scheduler_.check_integrity());
   EXPECT_GT(finished_, 25);
   EXPECT_GT(appended_, 25);
+  const bool has_states = std::ranges::any_of(load_.kinds, [](auto& kind) { return kind.kind == CacheKind::state; });
+  if (has_states || load_.limits.token_budget == 1) {
+    EXPECT_EQ(accepted_, 0);
+  } else if (load_.limits.max_logits_rows == 0) {
+    EXPECT_GT(accepted_, 0);
+  }
   RecordProperty("finished", finished_);
   RecordProperty("impossible", impossible_);
   RecordProperty("preemptions", static_cast<int>(scheduler_.num_preemptions()));
   RecordProperty("prefix_hit_tokens", static_cast<int>(scheduler_.prefix_hit_tokens()));
   EXPECT_EQ(scheduler_.num_preemptions() > 0, load_.preempts);
   EXPECT_EQ(scheduler_.prefix_hit_tokens() > 0, load_.prefix_caching);
+  EXPECT_EQ(offload_.num_done() > 0, load_.stores);
+  EXPECT_EQ(scheduler_.loaded_tokens() > 0, load_.stores);
 }
 
-// 26 loads, 4 seeds, 2 depths, at least 1500 steps: more than 310,000 in all.
+// 37 loads, 4 seeds, 2 depths, at least 1500 steps: more than 440,000 in all.
 INSTANTIATE_TEST_SUITE_P(
     Loads, RandomLoad,
-    testing::Combine(testing::Values(Load{"roomy", 700, 4, {16, 64}, 40, true, false},
-                                     Load{"tight", 16, 2, {8, 16}, 24, true, true},
-                                     Load{"tiny", 6, 2, {8, 8}, 12, true, true},
-                                     Load{"long", 40, 2, {20, 30, 24}, 70, true, true},
-                                     Load{"blocks_of_one", 18, 1, {6, 10}, 18, true, true},
-                                     Load{"budget_of_one", 10, 2, {5, 1}, 16, true, true},
-                                     Load{"budget_below_batch", 12, 3, {12, 4}, 24, true, true},
-                                     Load{"one_at_a_time", 30, 4, {1, 16, 1}, 30, true, false},
-                                     Load{"no_prefixes", 16, 2, {8, 16}, 24, false, true},
-                                     Load{"few_rows", 26, 4, {6, 40, 6}, 40, true, true},
-                                     Load{"grows", 64, 2, {16, 30, 20}, 60, true, true, 5, 30},
-                                     Load{"hardly_grows", 20, 2, {8, 16}, 40, true, true, 3, 6},
-                                     Load{"grows_without_prefixes", 40, 3, {8, 20, 9}, 60, false, true, 4, 16},
-                                     Load{"window", 700, 4, {16, 64}, 60, true, false, 0, 0, {{9, 500}}},
-                                     Load{"window_tight", 16, 2, {8, 16}, 24, true, true, 0, 0, {{5, 12}}},
-                                     Load{"few_units", 60, 2, {8, 16}, 60, true, true, 0, 0, {{7, 9}}},
-                                     Load{"units_of_one", 18, 1, {6, 10}, 18, true, true, 0, 0, {{1, 4}}},
-                                     Load{"window_without_prefixes", 30, 2, {8, 16}, 40, false, true, 0, 0, {{6, 14}}},
-                                     Load{"window_budget_of_one", 14, 2, {5, 1}, 24, true, true, 0, 0, {{3, 7}}},
-                                     Load{"window_grows", 40, 2, {8, 16}, 50, true, true, 5, 20, {{6, 30, 3}}},
-                                     Load{"states", 700, 4, {16, 64, 0, 16}, 60, true, false, 0, 0, {states(60)}},
-                                     Load{"states_tight", 16, 2, {8, 16, 0, 8}, 24, true, true, 0, 0, {states(12)}},
-                                     Load{"few_states", 60, 2, {8, 16, 0, 6}, 60, true, true, 0, 0, {states(3)}},
-                                     Load{"states_and_window",
-                                          40, 3, {8, 12, 9, 9}, 50, true, true, 0, 0, {{4, 12}, states(10)}},
-                                     Load{"states_without_prefixes", 30, 2, {8, 16}, 40, false, true, 0, 0, {states(8)}},
-                                     Load{"states_grow",
-                                          40, 2, {8, 16, 0, 4}, 50, true, true, 5, 20, {states(30, 3)}}),
-                     testing::Range<std::uint64_t>(1, 5), testing::Values(0, 1)),
+    testing::Combine(
+        testing::Values(Load{"roomy", 700, 4, {16, 64}, 40, true, false}, Load{"tight", 16, 2, {8, 16}, 24, true, true},
+                        Load{"tiny", 6, 2, {8, 8}, 12, true, true}, Load{"long", 40, 2, {20, 30, 24}, 70, true, true},
+                        Load{"blocks_of_one", 18, 1, {6, 10}, 18, true, true},
+                        Load{"budget_of_one", 10, 2, {5, 1}, 16, true, true},
+                        Load{"budget_below_batch", 12, 3, {12, 4}, 24, true, true},
+                        Load{"one_at_a_time", 30, 4, {1, 16, 1}, 30, true, false},
+                        Load{"no_prefixes", 16, 2, {8, 16}, 24, false, true},
+                        Load{"few_rows", 26, 4, {6, 40, 6}, 40, true, true},
+                        Load{"stores", 16, 2, {8, 16}, 24, true, true, 0, 0, {}, true},
+                        Load{"stores_few_rows", 40, 2, {6, 30, 6}, 70, true, true, 0, 0, {}, true},
+                        Load{"stores_budget_of_one", 12, 2, {5, 1}, 16, true, true, 0, 0, {}, true},
+                        Load{"stores_grows", 64, 2, {16, 30, 20}, 60, true, true, 5, 30, {}, true},
+                        Load{"grows", 64, 2, {16, 30, 20}, 60, true, true, 5, 30},
+                        Load{"hardly_grows", 20, 2, {8, 16}, 40, true, true, 3, 6},
+                        Load{"grows_without_prefixes", 40, 3, {8, 20, 9}, 60, false, true, 4, 16},
+                        Load{"window", 700, 4, {16, 64}, 60, true, false, 0, 0, {{9, 500}}},
+                        Load{"window_tight", 16, 2, {8, 16}, 24, true, true, 0, 0, {{5, 12}}},
+                        Load{"few_units", 60, 2, {8, 16}, 60, true, true, 0, 0, {{7, 9}}},
+                        Load{"units_of_one", 18, 1, {6, 10}, 18, true, true, 0, 0, {{1, 4}}},
+                        Load{"window_without_prefixes", 30, 2, {8, 16}, 40, false, true, 0, 0, {{6, 14}}},
+                        Load{"window_budget_of_one", 14, 2, {5, 1}, 24, true, true, 0, 0, {{3, 7}}},
+                        Load{"window_grows", 40, 2, {8, 16}, 50, true, true, 5, 20, {{6, 30, 3}}},
+                        Load{"stores_window", 40, 2, {8, 16}, 40, true, true, 0, 0, {{5, 20}}, true},
+                        Load{"stores_few_units", 60, 2, {8, 16}, 60, true, true, 0, 0, {{7, 9}}, true},
+                        Load{"stores_window_of_one", 18, 1, {6, 10}, 18, true, true, 0, 0, {{1, 4}}, true},
+                        Load{"stores_window_grows", 40, 2, {8, 16}, 50, true, true, 5, 20, {{6, 30, 3}}, true},
+                        Load{"stores_states", 40, 2, {8, 16, 0, 6}, 50, true, true, 0, 0, {states(12)}, true},
+                        Load{"stores_few_states", 60, 2, {8, 16, 0, 6}, 60, true, true, 0, 0, {states(4)}, true},
+                        Load{"stores_both", 40, 3, {8, 12, 9, 9}, 50, true, true, 0, 0, {{4, 12}, states(10)}, true},
+                        Load{"states", 700, 4, {16, 64, 0, 16}, 60, true, false, 0, 0, {states(60)}},
+                        Load{"states_tight", 16, 2, {8, 16, 0, 8}, 24, true, true, 0, 0, {states(12)}},
+                        Load{"few_states", 60, 2, {8, 16, 0, 6}, 60, true, true, 0, 0, {states(3)}},
+                        Load{"states_and_window", 40, 3, {8, 12, 9, 9}, 50, true, true, 0, 0, {{4, 12}, states(10)}},
+                        Load{"states_without_prefixes", 30, 2, {8, 16}, 40, false, true, 0, 0, {states(8)}},
+                        Load{"states_grow", 40, 2, {8, 16, 0, 4}, 50, true, true, 5, 20, {states(30, 3)}}),
+        testing::Range<std::uint64_t>(1, 5), testing::Values(0, 1)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + std::to_string(std::get<1>(info.param)) + "_depth_" +
              std::to_string(std::get<2>(info.param));

@@ -7,7 +7,9 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -52,7 +54,15 @@ inline std::vector<TokenId> generate_alone(const std::vector<TokenId>& prompt, s
   return tokens;
 }
 
-// The result of a step: a token for each of its rows of logits, and the tokens of the sampled rows.
+// The tokens of a sequence, and the proposals of its part.
+inline std::vector<TokenId> tokens_of(const Scheduler& scheduler, const ScheduledSeq& part) {
+  const auto known = scheduler.tokens(part.id), proposed = scheduler.proposed(part.id);
+  std::vector<TokenId> tokens(known.begin(), known.end());
+  tokens.insert(tokens.end(), proposed.begin(), proposed.begin() + part.num_proposed);
+  return tokens;
+}
+
+// The result of a step: a token for each of its rows of logits, and the tokens after the known tokens of each part.
 struct StepResult {
   std::vector<TokenId> rows, sampled;
 };
@@ -84,8 +94,9 @@ class FakeDevice {
     std::size_t own_reads = 0;
     for (const auto& part : plan.seqs) {
       const auto& voice = voices.at(part.id);
-      const auto tokens = scheduler.tokens(part.id);
+      const auto tokens = tokens_of(scheduler, part);
       const auto end = part.first_position + part.num_tokens;
+      const auto last_known = end - 1 - part.num_proposed;
       auto state = state_before_first_token(voice);
       for (std::int32_t position = 0; position < end; ++position) {
         if (position == part.first_position && position > 0) {
@@ -104,9 +115,9 @@ class FakeDevice {
           *slot = state;
         }
         if (position < part.first_position) continue;
-        if (part.all_rows || (part.samples && position == end - 1)) result.rows.push_back(next_token(state, voice));
+        if (part.all_rows || (part.samples && position >= last_known)) result.rows.push_back(next_token(state, voice));
+        if (part.samples && position == last_known) result.sampled.push_back(result.rows.back());
       }
-      if (part.samples) result.sampled.push_back(result.rows.back());
       for (auto* const slot : states_of(scheduler, part, false)) {
         EXPECT_TRUE(computed.insert(slot).second) << "two sequences write to one state";
         written.emplace_back(slot, state);
@@ -121,6 +132,12 @@ class FakeDevice {
     EXPECT_EQ(all_reads, own_reads) << "a sequence reads a state that another one writes";
     last_rows_ = result.rows;
     return result;
+  }
+
+  // The states of a block of a kind: 0, or k + 1 for kind k after kind 0.
+  std::span<std::uint64_t> block(std::size_t kind, BlockId id) {
+    if (kind > 0 && windows_[kind - 1] == 0) return {&slots_[kind].at(static_cast<std::size_t>(id)), 1};
+    return {&slot(kind, id, 0), static_cast<std::size_t>(block_len_)};
   }
 
   // A step that was not launched, or that failed: the contents of its slots are undefined, except for states. (A step
@@ -182,13 +199,115 @@ inline std::vector<SeqId> ids_of(const StepPlan& plan) {
   return ids;
 }
 
+// Stores the states of blocks by their tokens, and of units at the ends that the scheduler names. It loses some of
+// them, also while they are loaded, and lets some wait.
+class FakeOffload final : public Offload {
+ public:
+  FakeOffload(FakeDevice& device, const BlockManager& pool) : device_(device), pool_(pool) {}
+
+  void store(const std::string& scope, std::span<const TokenId> tokens, const std::vector<cache::PrefixNode>& nodes,
+             std::span<const std::int32_t> hit_ends) {
+    for (std::int32_t i = 0; i < std::ssize(nodes); ++i) {
+      const auto& node = nodes[static_cast<std::size_t>(i)];
+      put(key(scope, tokens, {CacheKind::full, i}), 0, node.block);
+      for (std::size_t k = 0; k < pool_.kinds().size(); ++k) {
+        const auto unit = pool_.unit_of(k, node);
+        const auto is_read = [&](auto end) { return i < end && first_needed(k, end) <= i; };
+        if (unit < 0 || std::ranges::none_of(hit_ends, is_read)) continue;
+        put(key(scope, tokens, {pool_.kinds()[k].kind(), i}), k + 1, unit);
+      }
+    }
+    for (; stored_.size() > kMost; ++lost_) {
+      stored_.erase(std::next(stored_.begin(), static_cast<std::ptrdiff_t>(lost_ % kMost)));
+    }
+  }
+  void forget(const std::string& scope, std::span<const TokenId> tokens) {
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(tokens.size()) / pool_.block_len(); ++i) {
+      for (const auto kind : kCacheKinds) stored_.erase(key(scope, tokens, {kind, i}));
+    }
+  }
+  Found find(const std::string& scope, std::span<const TokenId> tokens, std::int32_t first, bool /*shares*/) override {
+    const auto all = static_cast<std::int32_t>(tokens.size()) / pool_.block_len();
+    EXPECT_EQ(std::ssize(tokens), all * pool_.block_len());
+    EXPECT_GT(all, first);
+    const auto has = [&](const PrefixPart& part) { return stored_.contains(key(scope, tokens, part)); };
+    auto stored = first;
+    while (stored < all && has({CacheKind::full, stored})) ++stored;
+    for (auto end = stored; end > first; --end) {
+      std::vector<PrefixPart> parts;
+      for (auto i = first; i < end; ++i) parts.push_back({CacheKind::full, i});
+      for (std::size_t k = 0; k < pool_.kinds().size(); ++k) {
+        for (auto i = std::max(first, first_needed(k, end)); i < end; ++i) {
+          parts.push_back({pool_.kinds()[k].kind(), i});
+        }
+      }
+      if (!std::ranges::all_of(parts, has)) continue;
+      std::vector<Key> keys;
+      for (const auto& part : parts) keys.push_back(key(scope, tokens, part));
+      auto load = std::make_unique<FakeLoad>(*this, std::move(keys), end, std::move(parts));
+      return {std::move(load), end < stored ? stored : 0};
+    }
+    return {nullptr, stored > first ? stored : 0};
+  }
+  int num_loaded() const { return num_loaded_; }  // blocks and units
+  int num_done() const { return num_done_; }      // loads
+
+ private:
+  static constexpr std::size_t kMost = 500;
+  using Key = std::tuple<std::string, std::vector<TokenId>, CacheKind>;
+
+  class FakeLoad final : public Load {
+   public:
+    FakeLoad(FakeOffload& from, std::vector<Key> keys, std::int32_t end, std::vector<PrefixPart> parts)
+        : Load(end, std::move(parts)), from_(from), keys_(std::move(keys)) {}
+    std::int64_t bytes() const override { return 1; }
+
+   private:
+    Next copy(BlockId to) override {
+      if (++from_.calls_ % 3 == 0) return Next::waits;
+      const auto found = from_.stored_.find(keys_.at(next_));
+      if (found == from_.stored_.end() || from_.calls_ % 50 == 0) return Next::failed;
+      std::size_t kind = 0;
+      while (part().kind != CacheKind::full && from_.pool_.kinds()[kind++].kind() != part().kind) {
+      }
+      std::ranges::copy(found->second, from_.device_.block(kind, to).begin());
+      ++from_.num_loaded_;
+      from_.num_done_ += ++next_ == keys_.size() ? 1 : 0;
+      return Next::copied;
+    }
+
+    FakeOffload& from_;
+    std::vector<Key> keys_;
+    std::size_t next_ = 0;
+  };
+
+  Key key(const std::string& scope, std::span<const TokenId> tokens, const PrefixPart& part) const {
+    const auto prefix = tokens.first(static_cast<std::size_t>((part.index + 1) * pool_.block_len()));
+    return {scope, {prefix.begin(), prefix.end()}, part.kind};
+  }
+  std::int32_t first_needed(std::size_t kind, std::int32_t blocks) const {
+    return pool_.kinds()[kind].first_needed(blocks * pool_.block_len());
+  }
+  void put(const Key& key, std::size_t kind, BlockId block) {
+    const auto states = device_.block(kind, block);
+    stored_.try_emplace(key, states.begin(), states.end());
+  }
+
+  FakeDevice& device_;
+  const BlockManager& pool_;
+  std::map<Key, std::vector<std::uint64_t>> stored_;
+  std::size_t lost_ = 0;
+  int calls_ = 0, num_loaded_ = 0, num_done_ = 0;
+};
+
 // A plan in short: id:first position+number of tokens of each sequence, with s if it samples, f if its tokens were
-// appended, and r if it has all rows of logits.
+// appended, r if it has all rows of logits, and p with the number of proposals.
 inline std::string text_of(const StepPlan& plan) {
   std::string out;
   for (const auto& part : plan.seqs) {
     out += cat(out.empty() ? "" : " ", part.id, ":", part.first_position, "+", part.num_tokens, part.samples ? "s" : "",
                part.forced ? "f" : "", part.all_rows ? "r" : "");
+    if (part.num_proposed > 0) out += cat("p", part.num_proposed);
   }
   return out;
 }
@@ -201,7 +320,9 @@ inline void check_plan(const Scheduler& scheduler, const StepPlan& plan, const L
     ASSERT_TRUE(ids.insert(part.id).second) << "a sequence is planned twice";
     ASSERT_GE(part.num_tokens, 1);
     ASSERT_EQ(part.first_position, scheduler.num_computed(part.id));
-    const auto end = part.first_position + part.num_tokens;
+    ASSERT_TRUE(part.num_proposed == 0 || (part.samples && !part.forced && part.num_tokens == 1 + part.num_proposed));
+    ASSERT_LE(part.num_proposed, std::ssize(scheduler.proposed(part.id)));
+    const auto end = part.first_position + part.num_tokens - part.num_proposed;
     ASSERT_LE(end, static_cast<std::int32_t>(scheduler.tokens(part.id).size()));
     ASSERT_EQ(part.samples, end == static_cast<std::int32_t>(scheduler.tokens(part.id).size()));
     tokens += part.num_tokens;

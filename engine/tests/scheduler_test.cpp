@@ -76,6 +76,22 @@ TEST(Scheduler, GeneratedTokensAreInsertedToo) {
   EXPECT_EQ(bed.step(), "2:8+2s");
 }
 
+// Three rows are left for proposals.
+TEST(Scheduler, ProposalsAreSharedEvenly) {
+  Bed bed(64, 4, {4, 100, 10});
+  for (SeqId id = 1; id <= 3; ++id) bed.scheduler.add(id, numbers(3, 10 * static_cast<int>(id)), 40);
+  bed.step();
+  const auto plan_with = [&](const std::vector<SeqId>& proposers) {
+    for (const auto id : proposers) bed.scheduler.propose(id, {1, 2, 3, 4, 5});
+    return text_of(bed.scheduler.plan());
+  };
+  EXPECT_EQ(plan_with({1, 2, 3}), "1:3+2sp1 2:3+2sp1 3:3+2sp1");
+  EXPECT_EQ(plan_with({1, 2, 3}), "1:3+2sp1 2:3+2sp1 3:3+2sp1");
+  bed.scheduler.propose(3, {});
+  EXPECT_EQ(plan_with({1, 2}), "1:3+3sp2 2:3+2sp1 3:3+1s");
+  EXPECT_EQ(plan_with({1, 2}), "1:3+2sp1 2:3+3sp2 3:3+1s");
+}
+
 TEST(Scheduler, TheYoungestIsPreemptedAndRecomputedLater) {
   for (const bool prefixes : {false, true}) {
     Bed bed(6, 2, {8, 100}, prefixes);

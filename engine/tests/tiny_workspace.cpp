@@ -35,8 +35,9 @@ class TinyWeights {
  public:
   explicit TinyWeights(const TinyModel& model) : model_(model) {
     once("tok_embeddings.weight", model.vocab, model.hidden, 0, 1);
-    if (!model.tied) weight("output.weight", model.vocab, model.hidden, 0.5F);
-    for (int rank = 0; rank < model.ranks; ++rank) {
+    if (!model.tied) weight("output.weight", model.labels > 0 ? model.labels : model.vocab, model.hidden, 0.5F);
+    if (model.labels > 0) stack("output.0.weight", 0, {range("output.weight", "rows", 0, model.labels)});
+    for (int rank = 0; rank < (model.labels > 0 ? 0 : model.ranks); ++rank) {
       constexpr int kAlignment = 4;
       const int unit = model.ranks == 1 ? 1 : kAlignment * model.ranks;
       const int share = (model.vocab + unit - 1) / unit * unit / model.ranks;
@@ -56,6 +57,31 @@ class TinyWeights {
 
   const nlohmann::json& tensors() const { return tensors_; }
   std::uintmax_t write(const std::filesystem::path& file) const { return weights_.write(file); }
+
+  // The places of the matrices of layers that adapters can change. A module is a tensor of the file.
+  nlohmann::json modules() const {
+    auto out = nlohmann::json::object();
+    for (const auto& [name, tensor] : tensors_.items()) {
+      const auto is = [&](const char* text) { return name.find(text) != std::string::npos; };
+      if (!name.starts_with("layers.") || tensor.at("shape").size() < 2 || is(".experts.") || is("w_conv") ||
+          is("conv_qkv") || is("feed_forward.gate") || is("shared_gate")) {
+        continue;
+      }
+      std::int64_t row = 0;
+      for (const auto& part : tensor.at("parts")) {
+        const auto in_file = part.at("name").get<std::string>();
+        const auto& size = sizes_.at(in_file);
+        const auto rows = part.value("rows", size.at("rows")), cols = part.value("cols", size.at("cols"));
+        out[in_file.substr(0, in_file.rfind('.'))].push_back({{"tensor", name},
+                                                              {"shape", {size.at("rows")[1], size.at("cols")[1]}},
+                                                              {"first_row", row},
+                                                              {"rows", rows},
+                                                              {"cols", cols}});
+        row += rows[1].get<std::int64_t>() - rows[0].get<std::int64_t>();
+      }
+    }
+    return out;
+  }
 
  private:
   static constexpr int kEvery = -1, kConvKernel = 3;
@@ -394,6 +420,7 @@ void write_token_table(const std::filesystem::path& file, const TinyModel& model
     offsets.push_back(i + 1);
   }
   special[static_cast<std::size_t>(model.end_id)] = 1;
+  for (const int id : model.special) special[static_cast<std::size_t>(id)] = 1;
   table.metadata("strip_leading_space", "0");
   table.add("offsets", {model.vocab + 1}, "I64", bytes_of(offsets));
   table.add("bytes", {model.vocab}, "U8", bytes_of(letters));
@@ -471,7 +498,8 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
                                    {"ranks", model.ranks},
                                    {"files", {{"rank-0.safetensors", {{"bytes", bytes}, {"sha256", ""}}}}},
                                    {"layers", layers},
-                                   {"tensors", weights.tensors()}};
+                                   {"tensors", weights.tensors()},
+                                   {"modules", weights.modules()}};
   std::ofstream(dir / "manifest.json") << manifest.dump();
   write_config(dir / "config.ini", model);
 }

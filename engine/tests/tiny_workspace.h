@@ -26,6 +26,8 @@ constexpr int kVocab = 40;
 struct TinyModel {
   int hidden = 32, inter = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, vocab = kVocab, positions = 256;
   int end_id = 0;
+  std::vector<int> special = {};  // special tokens besides end_id
+  int labels = 0;  // rows of the output layer, with score_labels in `more`; 0: vocab
   int ranks = 1;  // the weights of each rank are ranges of the whole model, so that any number of ranks gives the same
                   // model
   bool biases = false, tied = false, qk_norm = false, qk_norm_rows = false, pre_norms = true, post_norms = false,
@@ -56,7 +58,7 @@ struct TinyModel {
   };
 };
 
-// Token i has the letter 'a' + i % 26; token end_id is special.
+// Token i has the letter 'a' + i % 26; end_id and the tokens of `special` are special.
 void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& model = {});
 
 }  // namespace charonia::testing

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -29,6 +30,8 @@ struct Faults {
   std::atomic<int> most_in_flight{0};  // maximum observed
   std::atomic<bool> hold{false};       // launched steps wait until it is false (notify_all())
   std::atomic<int> step_ms{0};         // minimum time of a step
+  std::atomic<std::int64_t> free_bytes{-1};  // free memory of a rank; < 0: of the device
+  std::function<void()> on_download = [] {};
 };
 
 // A deep copy of the arrays of a step.
@@ -73,7 +76,8 @@ class StepCopy {
   }
 
   PerKind<std::span<const std::int32_t>> block_tables_;
-  std::vector<std::int32_t> ids_, query_start_, positions_, logits_rows_, prompt_tokens_, rotary_rows_, state_in_, state_out_;
+  std::vector<std::int32_t> ids_, query_start_, positions_, logits_rows_, prompt_tokens_, rotary_rows_, state_in_,
+      state_out_;
   std::vector<BlockCopy> block_copies_;
   std::int64_t table_stride_;
   std::vector<ops::SampleRow> rows_;
@@ -98,11 +102,25 @@ class WrappedOps : public ForwardingOps {
   }
 
   bool asynchronous() const override { return asynchronous_; }
+  std::size_t free_memory() const override {
+    const auto bytes = faults_->free_bytes.load();
+    return bytes < 0 ? ForwardingOps::free_memory() : static_cast<std::size_t>(bytes);
+  }
 
   void begin_step(const ops::StepInput& input) override {
     if (faults_->launch_in-- == 0) throw Error(ErrorCode::internal, "the test fails this launch");
     const bool fails = faults_->collect_in-- == 0;
     begun_ = std::make_unique<Step>(input, fails);
+  }
+  // After the steps in flight, like on a GPU.
+  void upload(void* device, const void* host, std::size_t bytes) override {
+    wait_for_steps();
+    ForwardingOps::upload(device, host, bytes);
+  }
+  void download(void* host, const void* device, std::size_t bytes) override {
+    wait_for_steps();
+    faults_->on_download();
+    ForwardingOps::download(host, device, bytes);
   }
   // As part of the step, because a step in flight still reads the blocks that are overwritten.
   void copy_blocks(ops::KvCache& cache, std::span<const BlockCopy> copies) override {
@@ -135,6 +153,11 @@ class WrappedOps : public ForwardingOps {
   }
 
  private:
+  void wait_for_steps() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return std::ranges::all_of(steps_, [](const auto& step) { return step->done; }); });
+  }
+
   struct Step {
     Step(const ops::StepInput& input, bool fails_in) : copy(input), fails(fails_in) {}
     StepCopy copy;

@@ -29,6 +29,8 @@ Appearance appearance_of(const std::exception& error) {
   switch (ours == nullptr ? ErrorCode::internal : ours->code()) {
     case ErrorCode::invalid_argument:
       return {TRITONSERVER_ERROR_INVALID_ARG, "[400] ", "invalid_argument"};
+    case ErrorCode::not_found:
+      return {TRITONSERVER_ERROR_NOT_FOUND, "[404] ", "not_found"};
     case ErrorCode::resource_exhausted:
       return {TRITONSERVER_ERROR_UNAVAILABLE, "[429] ", "resource_exhausted"};
     case ErrorCode::unavailable:

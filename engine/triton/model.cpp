@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "error.h"
+#include "text/utf8.h"
 
 namespace charonia::triton {
 namespace {
@@ -75,12 +77,6 @@ Settings gather_settings(const ModelIdentity& identity, const ModelOptions& opti
   return settings;
 }
 
-std::string megabytes(std::int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  return text;
-}
-
 }  // namespace
 
 TRITONSERVER_Server* server_of(TRITONBACKEND_Model* model) {
@@ -115,8 +111,8 @@ void Model::log_loaded(const std::string& name) const {
                      : info.device == "null" ? "null, which computes nothing"
                                              : info.device + ", " + std::to_string(info.config.threads) + " threads";
   log_info(cat(name, ": ", model.model_name, " (", model.model_family, ", ", type, ") on ", where, ", ",
-               info.instruction_set, "; weights ", megabytes(info.weight_bytes), "; KV cache ",
-               megabytes(info.kv_cache_bytes), " in ", info.num_blocks, " blocks of ", info.config.cache_block_seq_len,
+               info.instruction_set, "; weights ", bytes_text(info.weight_bytes), "; KV cache ",
+               bytes_text(info.kv_cache_bytes), " in ", info.num_blocks, " blocks of ", info.config.cache_block_seq_len,
                " = ", std::int64_t{info.num_blocks} * info.config.cache_block_seq_len, " tokens",
                info.num_window_blocks > 0 ? cat(" and ", info.num_window_blocks, " window blocks") : "",
                info.num_states > 0 ? cat(" and ", info.num_states, " states") : "", "; context ",
@@ -156,7 +152,7 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
     auto asked = read_call(request, engine_.info().default_sampling);
     call->outputs = asked.outputs;
     if (asked.action != Action::generate) {
-      act(asked, *call);
+      act(asked, call);
       return true;
     }
     call->session_id = asked.request.session_id;
@@ -185,19 +181,30 @@ bool Model::take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> 
   }
 }
 
-void Model::act(const EngineCall& asked, Call& call) {
+void Model::act(const EngineCall& asked, const std::shared_ptr<Call>& call) {
   switch (asked.action) {
     case Action::generate:
       return;
+    case Action::load_adapter:
+      return load_adapter(asked, call);
+    case Action::unload_adapter:
+      if (const auto& name = asked.request.lora_name; !engine_.unload_adapter(name)) {
+        throw Error(ErrorCode::not_found,
+                    cat("lora_name = ", text::to_valid_utf8(name), ": there is no adapter of this name"));
+      }
+      log_info(cat("unloaded the adapter ", asked.request.lora_name));
+      return list_adapters(*call);
+    case Action::list_adapters:
+      return list_adapters(*call);
     case Action::subscribe:
-      return open(asked.subscription, call);
+      return open(asked.subscription, *call);
     case Action::acknowledge:
       subscriptions_.acknowledge(asked.subscription, asked.read);
-      call.stream->close();
+      call->stream->close();
       return;
     case Action::unsubscribe:
       subscriptions_.close(asked.subscription);
-      call.stream->close();
+      call->stream->close();
       return;
     case Action::end_session:
       engine_.end_session(asked.request.session_id);
@@ -209,7 +216,53 @@ void Model::act(const EngineCall& asked, Call& call) {
   }
   Result empty;
   empty.finish_reason = asked.action == Action::end_session ? FinishReason::stop : FinishReason::cancelled;
-  call.stream->send(empty, {}, call.outputs, true);
+  call->stream->send(empty, {}, call->outputs, true);
+}
+
+void Model::load_adapter(const EngineCall& asked, const std::shared_ptr<Call>& call) {
+  if (loads_adapter_.exchange(true)) {
+    throw Error(ErrorCode::resource_exhausted, "another adapter is being loaded; retry after 1 s");
+  }
+  const auto load = [this, call, name = asked.request.lora_name, path = asked.lora_path] {
+    try {
+      try {
+        engine_.load_adapter(name, path);
+      } catch (const Error& error) {
+        // The client can use another adapter.
+        const bool unsupported = error.code() == ErrorCode::unsupported;
+        throw Error(unsupported ? ErrorCode::invalid_argument : error.code(), error.what());
+      }
+      log_info(cat("loaded the adapter ", name, " from ", path));
+      loads_adapter_ = false;
+      list_adapters(*call);
+    } catch (const std::exception& error) {
+      loads_adapter_ = false;
+      fail(*call, error);
+    }
+  };
+  try {
+    adapter_loader_ = std::jthread(load);
+  } catch (...) {
+    loads_adapter_ = false;
+    throw;
+  }
+}
+
+void Model::list_adapters(Call& call) {
+  auto list = nlohmann::json::array();
+  for (const auto& one : engine_.adapters()) {
+    list.push_back({{"name", one.name},
+                    {"path", one.folder},
+                    {"fingerprint", one.fingerprint},
+                    {"rank", one.max_rank},
+                    {"bytes", one.bytes}});
+  }
+  const auto text = list.dump();
+  Extras extras;
+  extras.lora_adapters = text;
+  Result empty;
+  empty.finish_reason = FinishReason::stop;
+  call.stream->send(empty, extras, call.outputs, true);
 }
 
 // An unknown id is not an error, because the request may have ended, or may still arrive.

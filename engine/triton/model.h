@@ -1,12 +1,14 @@
 // One loaded model: its engine and the requests in it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "calls.h"
 #include "charonia/engine.h"
@@ -47,8 +49,11 @@ class Model {
 
   // Returns true if the request is in the engine or its action was done.
   bool take(TRITONBACKEND_Request* request, std::shared_ptr<TracedRequest> traced);
-  void act(const EngineCall& asked, Call& call);
+  void act(const EngineCall& asked, const std::shared_ptr<Call>& call);
   void end_requests(const EngineCall& asked);
+  // On a thread of its own, because reading the files may take long. Throws Error if a load is running.
+  void load_adapter(const EngineCall& asked, const std::shared_ptr<Call>& call);
+  void list_adapters(Call& call);
   void open(const std::string& subscription, Call& call);
   // Adds `change` to the gauge. The gauge is not set, because a model shares it with the model that replaces it.
   void count_subscriptions(int change);
@@ -73,6 +78,8 @@ class Model {
   // The watcher is destroyed first, because it uses the engine. The engine is next: its last results use the members
   // above.
   Engine engine_;
+  std::atomic<bool> loads_adapter_ = false;
+  std::jthread adapter_loader_;  // the model is destroyed only after its response
   Watcher watcher_;
 };
 

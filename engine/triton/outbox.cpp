@@ -18,15 +18,16 @@ enum Chunk {
   in_reasoning, num_input_tokens, num_output_tokens, num_cached_tokens, num_session_tokens, queue_ms, first_token_ms,
   total_ms, cum_log_probs, output_log_probs, top_log_prob_ids, top_log_probs, prompt_ids, prompt_log_probs,
   prompt_top_log_prob_ids, prompt_top_log_probs, top_token_bytes, prompt_token_bytes, prompt_token_special,
-  prompt_top_token_bytes, num_computed_tokens
+  prompt_top_token_bytes, num_computed_tokens, num_proposed_tokens, num_accepted_tokens,
+  pooled
 };
 }  // namespace field
 
 static_assert(static_cast<int>(FinishReason::error) == 4, "FinishReason has the numbers of delivery.proto");
 
 // An encoder of protobuf's wire format (https://protobuf.dev/programming-guides/encoding). A message is a list of
-// fields, and a parser joins fields of the same number: the last scalar counts, repeated fields are concatenated. So the
-// repeated fields of two chunks are joined by appending their encodings.
+// fields, and a parser joins fields of the same number: the last scalar counts, repeated fields are concatenated. So
+// the repeated fields of two chunks are joined by appending their encodings.
 constexpr std::uint64_t kVarint = 0, kBytes = 2, kFixed32 = 5;
 
 void put_varint(std::string& out, std::uint64_t value) {
@@ -119,6 +120,8 @@ std::string encode_scalars(std::uint64_t key, const Result& result, int text_beg
   put(out, field::num_cached_tokens, result.num_cached_tokens);
   put(out, field::num_session_tokens, result.num_session_tokens);
   put(out, field::num_computed_tokens, result.num_computed_tokens);
+  put(out, field::num_proposed_tokens, result.num_proposed_tokens);
+  put(out, field::num_accepted_tokens, result.num_accepted_tokens);
   put(out, field::queue_ms, result.timings.queue_ms);
   put(out, field::first_token_ms, result.timings.first_token_ms);
   put(out, field::total_ms, result.timings.total_ms);
@@ -134,6 +137,7 @@ void append_repeated(std::string& out, const Result& result, const Extras& extra
   for (const auto bytes : extras.token_bytes) put(out, field::token_bytes, bytes);
   put(out, field::output_log_probs, result.logprobs);
   put(out, {field::top_log_prob_ids, field::top_log_probs, field::top_token_bytes}, result.top_logprobs, extras);
+  put(out, field::pooled, result.pooled);
   put_prompt(out, extras);
   put(out, field::prompt_log_probs, result.prompt_logprobs);
   put(out, {field::prompt_top_log_prob_ids, field::prompt_top_log_probs, field::prompt_top_token_bytes},

@@ -32,6 +32,7 @@ struct Extras {
   // Names the most likely tokens and the tokens of the prompt; only for subscriptions.
   std::function<TokenName(TokenId)> name_of{};
   bool in_reasoning = false;  // the prompt ends within the reasoning; only for subscriptions
+  std::string_view lora_adapters{};  // JSON; only in the response to a request about adapters
 };
 
 // Returns the ids and the log probabilities of the most likely tokens, row after row.

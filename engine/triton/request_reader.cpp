@@ -299,7 +299,8 @@ std::vector<std::optional<std::vector<TokenId>>> read_resumed(const Inputs& inpu
   std::vector<std::optional<std::vector<TokenId>>> resumed;
   auto rest = std::span(ids);
   for (const auto length : lengths) {
-    if (length > std::ssize(rest)) reject("resumed_lengths is for more tokens than the ", ids.size(), " of resumed_ids");
+    if (length > std::ssize(rest))
+      reject("resumed_lengths is for more tokens than the ", ids.size(), " of resumed_ids");
     auto& tokens = resumed.emplace_back();
     if (length < 0) continue;
     const auto own = rest.first(static_cast<std::size_t>(length));
@@ -307,7 +308,8 @@ std::vector<std::optional<std::vector<TokenId>>> read_resumed(const Inputs& inpu
     rest = rest.subspan(own.size());
   }
   if (!rest.empty()) {
-    reject("resumed_ids has ", ids.size(), " tokens, and resumed_lengths leaves ", rest.size(), " of them to no sequence");
+    reject("resumed_ids has ", ids.size(), " tokens, and resumed_lengths leaves ", rest.size(),
+           " of them to no sequence");
   }
   return resumed;
 }
@@ -336,6 +338,9 @@ SamplingParams read_sampling(const Inputs& inputs, SamplingParams sampling) {
   });
   sampling.end_ids = inputs.ids("end_id").value_or(std::vector<TokenId>{});
   sampling.stop_words = inputs.strings("stop_words", kMaxStopWords).value_or(std::vector<std::string>{});
+  sampling.thinking_begin_ids = inputs.ids("thinking_begin_ids").value_or(std::vector<TokenId>{});
+  sampling.thinking_end_ids = inputs.ids("thinking_end_ids").value_or(std::vector<TokenId>{});
+  sampling.thinking_begun = inputs.scalar<bool>("in_reasoning").value_or(false);
   sampling.bad_words = read_bad_words(inputs);
   sampling.logit_bias = read_logit_bias(inputs);
   sampling.logprobs = read_logprobs(inputs);
@@ -383,6 +388,20 @@ Action read_subscription(const Inputs& inputs, EngineCall& call, bool has_input)
   return end ? Action::unsubscribe : read ? Action::acknowledge : Action::subscribe;
 }
 
+// Returns the action of a request about LoRA adapters, or generate.
+Action read_adapter_action(const Inputs& inputs, EngineCall& call, bool has_input) {
+  call.request.lora_name = inputs.text("lora_name");  // the engine checks it
+  call.lora_path = inputs.text("lora_path");
+  const bool unload = inputs.scalar<bool>("lora_unload").value_or(false);
+  const bool list = inputs.scalar<bool>("lora_list").value_or(false);
+  const int actions = (call.lora_path.empty() ? 0 : 1) + (unload ? 1 : 0) + (list ? 1 : 0);
+  if (actions == 0) return Action::generate;
+  if (actions > 1 || has_input) {
+    reject("lora_path, lora_unload and lora_list are sent in requests of their own, without input_ids: send one");
+  }
+  return list ? Action::list_adapters : unload ? Action::unload_adapter : Action::load_adapter;
+}
+
 Action read_action(const Inputs& inputs, const Request& request, bool has_input) {
   const bool stop = inputs.scalar<bool>("stop").value_or(false);
   const bool cancel = inputs.scalar<bool>("cancel").value_or(false);
@@ -416,6 +435,7 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.end_session = inputs.scalar<bool>("end_session").value_or(false);
   auto ids = inputs.tensor<std::int32_t>("input_ids");
   call.action = read_action(inputs, call.request, ids.has_value());
+  if (call.action == Action::generate) call.action = read_adapter_action(inputs, call, ids.has_value());
   if (call.action == Action::cancel) {
     call.subscription = read_name(inputs, "subscription");
     call.key = inputs.scalar<std::uint64_t>("subscription_key").value_or(0);
@@ -450,6 +470,8 @@ EngineCall read_call(TRITONBACKEND_Request* request, const SamplingParams& defau
   call.request.stop_until = inputs.strings("stop_until", kMaxStopWords).value_or(std::vector<std::string>{});
   call.request.prompt_progress = inputs.scalar<bool>("prompt_progress").value_or(false);
   call.request.fit_max_tokens = inputs.scalar<bool>("fit_max_tokens").value_or(false);
+  call.request.pooling = inputs.text("pooling");
+  call.request.dimensions = inputs.scalar<std::int32_t>("dimensions").value_or(0);
   call.echo = inputs.text("echo");
   check_echo(call.echo, call.request.sampling.n);
   call.in_reasoning = inputs.scalar<bool>("in_reasoning").value_or(false);

@@ -16,6 +16,9 @@ enum class Action {
   stop,         // ends requests; a session keeps the turn
   cancel,       // ends requests; a session drops the turn
   end_session,  // forgets a session
+  load_adapter,    // loads a LoRA adapter from lora_path
+  unload_adapter,
+  list_adapters,
   subscribe,    // opens a subscription
   acknowledge,  // the client has read deliveries of a subscription
   unsubscribe,  // ends a subscription
@@ -23,13 +26,14 @@ enum class Action {
 
 struct EngineCall {
   Action action = Action::generate;
-  // For the last three actions. With generate: receives the results; empty for a stream. With cancel: the subscription of
-  // the request, which may not have arrived yet; may be empty.
+  // For the last three actions. With generate: receives the results; empty for a stream. With cancel: the subscription
+  // of the request, which may not have arrived yet; may be empty.
   std::string subscription;
   std::uint64_t key = 0;     // subscription_key
   std::uint64_t read = 0;    // subscription_read
   // With stop and cancel, only session_id or id is set: they name the requests.
   Request request;
+  std::string lora_path;      // with load_adapter; the name is request.lora_name
   std::string echo;           // sent with the first response of each sequence
   bool in_reasoning = false;  // the prompt ends within the reasoning
   OutputSet outputs;          // requested by the client

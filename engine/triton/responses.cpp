@@ -111,6 +111,8 @@ void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& 
   filler.add(Output::output_ids, result.token_ids);
   filler.add(Output::text_span, text_span);
   filler.add(Output::echo, extras.echo);
+  filler.add(Output::lora_adapters, extras.lora_adapters);
+  filler.add(Output::pooled, result.pooled);
   filler.add(Output::sequence_index, static_cast<std::int32_t>(result.index));
   filler.add(Output::output_log_probs, result.logprobs);
   filler.add(Output::top_log_prob_ids, Output::top_log_probs, result.top_logprobs);
@@ -123,6 +125,8 @@ void fill(TRITONBACKEND_Response* response, const Result& result, const Extras& 
   filler.add(Output::num_output_tokens, result.num_output_tokens);
   filler.add(Output::num_cached_tokens, result.num_cached_tokens);
   filler.add(Output::num_computed_tokens, result.num_computed_tokens);
+  filler.add(Output::num_proposed_tokens, result.num_proposed_tokens);
+  filler.add(Output::num_accepted_tokens, result.num_accepted_tokens);
   filler.add(Output::num_session_tokens, result.num_session_tokens);
   filler.add(Output::timings, timings);
 }

@@ -13,12 +13,19 @@ from charonia_gateway.errors import ApiError
 from charonia_gateway.keys import Access, Key, KeyRing
 from charonia_gateway.limiter import Limiter, LimitExceeded
 from charonia_gateway.metrics import Metrics
-from charonia_gateway.record import Record, record_of
+from charonia_gateway.record import Inner, Record, record_of
 
 # Paths that need no key for GET and HEAD: probes, and the pages in which a browser asks for a key. An entry that ends
 # with "/" includes all paths below it.
 OPEN_PATHS = ("/health/live", "/health/ready", "/health", "/ping", "/", "/docs", "/page/")
-_ACCESS: dict[str, Access] = {"/metrics": "metrics", "/models/load": "admin", "/models/unload": "admin"}
+_CANCEL = "/cancel"
+_ACCESS: dict[str, Access] = {
+    "/metrics": "metrics",
+    "/models/load": "admin",
+    "/models/unload": "admin",
+    "/v1/load_lora_adapter": "admin",
+    "/v1/unload_lora_adapter": "admin",
+}
 
 
 def _access_to(path: str) -> Access:
@@ -48,7 +55,7 @@ def _denied(message: str) -> ApiError:
 
 class KeyMiddleware:
     """Rejects a request with 401 if it has no valid key, with 403 if its key has no access, and with 429 if a limit of
-    the key is exceeded. Limits apply to POST requests."""
+    the key is exceeded. Limits apply to POST requests, except those that cancel something."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing, limiter: Limiter, metrics: Metrics) -> None:
         self._app = app
@@ -62,12 +69,15 @@ class KeyMiddleware:
             return
         record = record_of(scope)
         try:
-            key = record.key = self._checked(presented(Headers(scope=scope)))
+            key = record.key = self._key_of(scope, record)
             self._check_access(key, _access_to(scope["path"]))
-            holder = uuid.uuid4().hex
-            headers = await self._limiter.begin(key, holder) if scope["method"] == "POST" else None
+            holder = (record.inner and record.inner.holder) or uuid.uuid4().hex
+            counts = scope["method"] == "POST" and not scope["path"].endswith(_CANCEL)
+            headers = await self._begin(key, holder, record.inner) if counts else None
         except ApiError as error:
             record.error = error.code
+            if record.inner and record.inner.key_id and record.inner.holder:
+                await self._limiter.drop(record.inner.key_id, record.inner.holder)
             if isinstance(error, LimitExceeded) and record.key:
                 self._metrics.key_limited.labels(record.key.name, error.limit).inc()
             await error.response(scope)(scope, receive, send)
@@ -77,7 +87,7 @@ class KeyMiddleware:
             await self._app(scope, receive, send)
             return
 
-        held = 1
+        held = 1 if record.inner is None or record.inner.holder else 0
         ending: asyncio.Future[None] | None = None
 
         async def with_limits(message: Message) -> None:
@@ -98,20 +108,38 @@ class KeyMiddleware:
                 raise
             held = sequences
 
-        record.hold = hold
+        def hand_over() -> str:
+            nonlocal held
+            held = 0
+            return holder
+
+        record.hold = None if record.inner else hold
+        record.hand_over = hand_over
         try:
             await self._app(scope, receive, with_limits)
         finally:
-            record.hold = None  # avoids a reference cycle
+            record.hold = record.hand_over = None  # avoids a reference cycle
             # Also if this task is cancelled: the tokens were used, and the servers may still work on the request.
             await asyncio.shield(ending or asyncio.ensure_future(self._end(key, holder, scope, record, held)))
 
-    def _checked(self, text: str | None) -> Key:
-        if text is None:
-            raise _denied("there is no API key: send it as Authorization: Bearer KEY, or as x-api-key: KEY")
-        key = self._keys.find(text)
-        if key is None:
-            raise _denied("invalid API key: check it, or ask the server's operator for one")
+    async def _begin(self, key: Key, holder: str, inner: Inner | None) -> dict[str, str]:
+        """Count a request. A request that the gateway sends to itself is part of one that was counted."""
+        if inner is None:
+            return await self._limiter.begin(key, holder)
+        return {} if inner.holder else await self._limiter.check_tokens(key)
+
+    def _key_of(self, scope: Scope, record: Record) -> Key:
+        if record.inner:
+            key = self._keys.by_id(record.inner.key_id)
+            if key is None:
+                raise _denied("the API key that asked for this no longer exists: ask with another key")
+        else:
+            text = presented(Headers(scope=scope))
+            if text is None:
+                raise _denied("there is no API key: send it as Authorization: Bearer KEY, or as x-api-key: KEY")
+            key = self._keys.find(text)
+            if key is None:
+                raise _denied("invalid API key: check it, or ask the server's operator for one")
         if problem := key.why_not_valid(datetime.now(timezone.utc)):
             raise _denied(f"the API key {problem}: ask the server's operator for another")
         return key
@@ -134,7 +162,8 @@ class KeyMiddleware:
         await self._limiter.charge(key, prompt + generated)
         for until_over in record.calls:  # not gather(), which waits even if nothing runs
             await until_over()
-        await self._limiter.end(key, holder, sequences)
+        if sequences:
+            await self._limiter.end(key, holder, sequences)
 
 
 def _tokens(scope: Scope, record: Record) -> tuple[int, int]:

@@ -12,11 +12,16 @@ from functools import partial
 
 from charonia_client import CharoniaError, Tls
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from charonia_gateway import __version__
+from charonia_gateway.autoload import Autoload
+from charonia_gateway.background import Backgrounds
+from charonia_gateway.batches.store import BatchStore
+from charonia_gateway.batches.worker import BatchWorker
 from charonia_gateway.body import IGNORED_HEADER
 from charonia_gateway.context import Gateway
 from charonia_gateway.documentation import complete_schema
@@ -25,7 +30,14 @@ from charonia_gateway.endpoints.discovery import Discovery
 from charonia_gateway.endpoints.pool import Pool
 from charonia_gateway.endpoints.server import Server
 from charonia_gateway.engine import Engine
-from charonia_gateway.errors import LIMIT_HEADERS, ApiError, handle_api_error, handle_engine_error, handle_http_error
+from charonia_gateway.errors import (
+    LIMIT_HEADERS,
+    ApiError,
+    handle_api_error,
+    handle_engine_error,
+    handle_http_error,
+    handle_parameter_error,
+)
 from charonia_gateway.keys import KeyRing
 from charonia_gateway.limiter import Limiter
 from charonia_gateway.metrics import Metrics, MetricsMiddleware
@@ -36,6 +48,7 @@ from charonia_gateway.port import is_loopback
 from charonia_gateway.record import NOT_ENFORCED_HEADER, REQUEST_ID_HEADER, RecordMiddleware
 from charonia_gateway.request_log import RequestLog
 from charonia_gateway.routes import (
+    batches,
     chat,
     completions,
     embeddings,
@@ -67,8 +80,13 @@ def _of(server: Server) -> Callable[[str], Server]:
 
 
 def _state_of(settings: Settings) -> State:
-    bounds = Bounds(settings.max_responses, settings.max_response_bytes, settings.response_ttl_s)
+    bounds = _bounds_of(settings)
     return RedisState(settings.redis_url, bounds) if settings.redis_url else MemoryState(bounds)
+
+
+def _bounds_of(settings: Settings) -> Bounds:
+    """The bounds of stored responses."""
+    return Bounds(settings.max_responses, settings.max_response_bytes, settings.response_ttl_s)
 
 
 @dataclass(frozen=True)
@@ -112,14 +130,15 @@ class _Parts:
                     for model, pool in pools.items():
                         pool.model = model if len(pools) > 1 and not self.servers else None
                     await asyncio.gather(*(pools[model].first_checks() for model in added))
-                    gateway.add({model: self._engine(model, pools[model]) for model in added})
+                    gateway.add({model: self._engine(model, pools[model], autoload) for model in added})
 
             async def refresh() -> None:
                 if self.models_file:
                     await asyncio.to_thread(self.models_file.refresh)
                     await add_models()
 
-            gateway = app.state.gateway = self._gateway(refresh)
+            autoload = self._autoload()
+            gateway = app.state.gateway = self._gateway(refresh, await asyncio.to_thread(self._batches))
             await add_models()
             followers = [self.state.follow()]
             if self.models_file:
@@ -128,12 +147,18 @@ class _Parts:
                 followers.append(self.keys.follow())
             if not self.servers:
                 followers.append(discovery.follow(use, settings.endpoint_check_interval_s))
+            if gateway.batches:
+                most = settings.batch_concurrency
+                gateway.batch_worker = BatchWorker(app, gateway.batches, self.drain, most)
+                followers.append(gateway.batch_worker.follow())
             following = [asyncio.create_task(follower) for follower in followers]
             try:
                 yield
             finally:
+                await gateway.backgrounds.close()
                 for task in following:
                     task.cancel()
+                await asyncio.gather(*following, return_exceptions=True)
         await self.state.close()
         if self.tracing:
             await asyncio.to_thread(self.tracing.close)
@@ -159,7 +184,13 @@ class _Parts:
             state=self.state,
         )
 
-    def _engine(self, model: str, pool: Pool) -> Engine:
+    def _autoload(self) -> Autoload | None:
+        settings = self.settings
+        if settings.models_autoload and settings.control_dir and not self.servers:
+            return Autoload(settings.control_dir, settings.load_timeout_s)
+        return None
+
+    def _engine(self, model: str, pool: Pool, autoload: Autoload | None) -> Engine:
         settings = self.settings
         return Engine(
             pool,
@@ -167,9 +198,22 @@ class _Parts:
             cache_by_key=settings.cache_by_key,
             fit_max_tokens=settings.fit_max_tokens,
             model=model,
+            autoload=autoload,
         )
 
-    def _gateway(self, refresh: Callable[[], Awaitable[None]]) -> Gateway:
+    def _batches(self) -> BatchStore | None:
+        settings = self.settings
+        if settings.batch_dir is None:
+            return None
+        return BatchStore(
+            settings.batch_dir,
+            max_bytes=settings.max_batch_bytes,
+            max_requests=settings.max_batch_requests,
+            ttl_s=settings.batch_ttl_s,
+            max_line_bytes=settings.max_body_bytes,
+        )
+
+    def _gateway(self, refresh: Callable[[], Awaitable[None]], batches: BatchStore | None) -> Gateway:
         """The state of the application, without models."""
         settings = self.settings
         return Gateway(
@@ -178,6 +222,8 @@ class _Parts:
             self.drain,
             int(time.time()),
             ResponseStore(self.state, settings.max_responses, settings.max_response_bytes),
+            Backgrounds(0 if settings.redis_url else settings.max_background, _bounds_of(settings)),
+            batches,
             refresh,
         )
 
@@ -254,6 +300,7 @@ def create_app(
         chat,
         completions,
         responses,
+        batches,
         interactive,
         messages,
         embeddings,
@@ -266,6 +313,7 @@ def create_app(
     add_pages(app, chat=settings.page)
     parts.add_middleware(app)
     app.add_exception_handler(ApiError, handle_api_error)
+    app.add_exception_handler(RequestValidationError, handle_parameter_error)
     app.add_exception_handler(CharoniaError, handle_engine_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)

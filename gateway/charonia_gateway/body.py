@@ -138,7 +138,7 @@ def _path(detail: ErrorDetails) -> str | None:
 
 def _named_in(detail: ErrorDetails) -> str | None:
     """The field that a check of the whole body names: its text begins with the field's name."""
-    found = re.match(r"[a-z_]+", detail["msg"])
+    found = re.match(r"[a-z_][a-z_0-9]*", detail["msg"])
     return found.group() if found else None
 
 

@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from charonia_client import GenerateRequest, GenerateResponse
 from charonia_client.turns import Turns
 from fastapi import Depends, Request
 
+from charonia_gateway.background import Backgrounds
+from charonia_gateway.batches.store import BatchStore
+from charonia_gateway.batches.worker import BatchWorker
 from charonia_gateway.body import IGNORED_HEADER, ignored_fields, parse, read_body
 from charonia_gateway.drain import Drain
 from charonia_gateway.engine import Engine
-from charonia_gateway.errors import ApiError
+from charonia_gateway.errors import ApiError, unavailable
+from charonia_gateway.keys import Key
 from charonia_gateway.logprobs import MAX_ENTRIES
 from charonia_gateway.metrics import Metrics
 from charonia_gateway.record import REQUEST_ID_HEADER, current_key, current_owner, current_record, record_of
 from charonia_gateway.schemas.interactive import InteractiveRequest
 from charonia_gateway.schemas.messages import CountTokensRequest
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
+from charonia_gateway.schemas.pooling import PoolingBody
 from charonia_gateway.schemas.requests import Sampling
 from charonia_gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from charonia_gateway.settings import Settings
 from charonia_gateway.stored import ResponseStore
 from charonia_gateway.usage import Usage
 
-ForText = Sampling | InteractiveRequest | CountTokensRequest | ResponsesRequest
+log = logging.getLogger("charonia_gateway")
+
+ForText = Sampling | InteractiveRequest | CountTokensRequest | ResponsesRequest | PoolingBody
 Body = TypeVar("Body", bound=ForText | TokenizeBody | DetokenizeBody)
-_PROMPT_FIELDS = {"messages", "prompt", "system", "instructions", "input"}
+_PROMPT_FIELDS = {"messages", "prompt", "system", "instructions", "input", "query", "documents", "text_1", "text_2"}
 _SMALL_BODY = 1 << 16  # bytes
 _MAX_MODEL_CHARACTERS = 100  # of a requested model's name, in logs, spans and errors
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter. model: its model's own name."""
+
+    name: str
+    model: str
+    path: str
+    fingerprint: str
 
 
 @dataclass
@@ -44,12 +63,21 @@ class Gateway:
     drain: Drain
     started: int  # seconds since the epoch
     responses: ResponseStore
+    backgrounds: Backgrounds
+    batches: BatchStore | None  # None: the server has no folder for them
     # Adds the models that another process of this gateway has just loaded; this process adds them every second.
     refresh: Callable[[], Awaitable[None]]
     # Changed by add(). Engines by the name of the model, the default first. All names for clients, each with the
     # model's own name.
     engines: dict[str, Engine] = field(default_factory=dict, init=False)
     names: dict[str, str] = field(default_factory=dict, init=False)
+    # By name. Changed by find_adapters().
+    adapters: dict[str, Adapter] = field(default_factory=dict, init=False)
+    _hidden: set[tuple[str, str]] = field(default_factory=set, init=False)  # (model, adapter) whose name is in use
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _asked: float = field(default=-1.0, init=False)  # when the last complete find_adapters() began
+    _all_known: bool = field(default=False, init=False)  # its result
+    batch_worker: BatchWorker | None = field(default=None, init=False)
     # Python runs one thread at a time. With several large bodies the event loop would wait for each of them.
     parsing: Turns = field(default_factory=lambda: Turns(1))
 
@@ -59,37 +87,114 @@ class Gateway:
         own = list(self.engines)
         self.names = {**dict.fromkeys(self.settings.model_names, own[0]), **dict(zip(own, own, strict=True))}
 
-    def allows(self, name: str) -> bool:
-        """Whether the request's key may use a model, by this name or by the model's own name."""
+    @property
+    def is_reachable(self) -> bool:
+        """Whether a server responds, even if no model is loaded."""
+        return any(endpoint.reachable for engine in self.engines.values() for endpoint in engine.pool.endpoints)
+
+    def wake_batches(self) -> None:
+        """A batch is new, or was cancelled. A worker in another process finds it by itself."""
+        if self.batch_worker:
+            self.batch_worker.wake()
+
+    def refused_key(self, name: str) -> Key | None:
+        """The request's key if it may not use a model, neither by this name nor by the model's own name."""
         key = current_key()
-        return key is None or key.allows_model(name) or key.allows_model(self.names.get(name, name))
+        allowed = key is None or key.allows_model(name) or key.allows_model(self.model_of(name) or name)
+        return None if allowed else key
+
+    def model_of(self, name: str) -> str | None:
+        """The own name of the model that a name, also of a LoRA adapter, stands for."""
+        adapter = self.adapters.get(name)
+        return self.names.get(name) or (adapter.model if adapter else None)
+
+    def allows(self, name: str) -> bool:
+        return self.refused_key(name) is None
 
     def allowed_models(self) -> list[str]:
         """The names that the request's key may use."""
         return [name for name in self.names if self.allows(name)]
 
     async def find(self, model: str | None) -> Engine:
-        """Like engine_of(), but calls refresh() for an unknown model."""
-        if model is not None and model not in self.names:
-            await self.refresh()
+        """Like engine_of(), but calls refresh() for an unknown model, and looks for an adapter of this name. Raises
+        ApiError 503 if a server that may have the adapter does not respond."""
+        if model is None or self.model_of(model):
+            return self.engine_of(model)
+        await self.refresh()
+        if model in self.names:
+            return self.engine_of(model)
+        all_known = await self.find_adapters()
+        own, first = next(iter(self.engines.items()))
+        # Only the first model has adapters as soon as it is loaded.
+        if model not in self.adapters and first.waits_for_load and not first.pool.has_listed and self.allows(own):
+            await first.load()
+            all_known = await self.find_adapters()
+        if model not in self.adapters and not all_known:
+            text = (
+                f"no model is called {model[:_MAX_MODEL_CHARACTERS]!r}, and a server that may have an adapter of this "
+            )
+            raise unavailable(f"{text}name does not respond: try again", code="not_ready")
         return self.engine_of(model)
+
+    async def find_adapters(self) -> bool:
+        """Ask the servers for their LoRA adapters. Returns False if a server does not respond; then its last known
+        adapters stay. Concurrent calls share a query that begins after them."""
+        called = time.monotonic()
+        async with self._asking:
+            if self._asked < called:
+                began, names = time.monotonic(), list(self.engines)
+                found = await asyncio.gather(*(self.engines[name].pool.adapters() for name in names))
+                self._take_adapters(dict(zip(names, (listed for listed, _ in found), strict=True)))
+                self._asked, self._all_known = began, all(known for _, known in found)
+            return self._all_known
+
+    def _take_adapters(self, listed: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
+        """listed: by model and name. If two models have adapters of one name, the name keeps its model."""
+        owners = {name: one.model for name, one in self.adapters.items() if name in listed.get(one.model, ())}
+        for model, names in listed.items():
+            for name in names:
+                owners.setdefault(name, model)
+        self.adapters = {
+            name: Adapter(name, owners[name], one["path"], one["fingerprint"])
+            for model, names in listed.items()
+            for name, one in names.items()
+            if owners[name] == model and name not in self.names
+        }
+        hidden = {
+            (model, name)
+            for model, names in listed.items()
+            for name in names
+            if name in self.names or owners[name] != model
+        }
+        for model, name in hidden - self._hidden:
+            log.warning(
+                "the adapter %r of the model %r cannot be used, because another model or adapter has its name: unload "
+                "it, and load it by another name",
+                name, model,
+            )  # fmt: skip
+        self._hidden = hidden
+
+    async def _find_again(self, adapter: str) -> Engine:
+        """Raises the errors of engine_of()."""
+        await self.find_adapters()
+        return self.engine_of(adapter)
 
     def engine_of(self, model: str | None) -> Engine:
         """The engine of a model, by name; None: the default model. Raises ApiError 404 for an unknown model, 403 for a
         model that the request's key may not use."""
         names = self.names
         name = next(iter(names)) if model is None else model
-        if name not in names:
+        if name not in names and name not in self.adapters:
             shown = name[:_MAX_MODEL_CHARACTERS]
-            there = ", ".join(map(repr, self.allowed_models())) or "no model that this key may use"
+            allowed = (*self.allowed_models(), *filter(self.allows, self.adapters))
+            there = ", ".join(map(repr, allowed)) or "no model that this key may use"
             raise ApiError(
                 404,
                 f"the model {shown!r} does not exist; this server has {there}",
                 param="model",
                 code="model_not_found",
             )
-        key = current_key()
-        if key and not self.allows(name):
+        if key := self.refused_key(name):
             raise ApiError(
                 403,
                 f"the key {key.name!r} may not use the model {name!r}: it may use {', '.join(key.models or ())}",
@@ -97,6 +202,10 @@ class Gateway:
                 param="model",
                 code="model_not_allowed",
             )
+        if name not in names:
+            one = self.adapters[name]
+            found_again = partial(self._find_again, name)
+            return self.engines[one.model].with_adapter(f"{name}={one.fingerprint}", found_again)
         return self.engines[names[name]]
 
     async def read(self, request: Request, model: type[Body]) -> Body:
@@ -114,10 +223,14 @@ class Gateway:
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include=_PROMPT_FIELDS, exclude_none=True)
             record.answers = {}
+        if isinstance(body, ResponsesRequest) and body.background and not record.inner and not record.replays:
+            record.background = raw
         engine = await self.find(body.model)
+        await engine.load()
         if isinstance(body, Sampling) and body.logit_bias:
             _check_biases(body.logit_bias, (await engine.pool.model_info()).get("vocab_size"))
-        if self.settings.log_requests and body.operation != "tokenize" and record.tokens is None:  # not a replay
+        has_tokens = body.operation not in ("tokenize", "embeddings")
+        if self.settings.log_requests and has_tokens and record.tokens is None:  # not a replay
             record.body, record.tokens = raw, {}
         return body
 
@@ -135,9 +248,12 @@ class Gateway:
         if record and record.hold:
             await record.hold(choices)
 
-    def check_logprobs(self, requests: Sequence[GenerateRequest]) -> None:
+    def check_logprobs(
+        self, requests: Sequence[GenerateRequest], *, streams: bool = True, param: str = "logprobs"
+    ) -> None:
         """Raises ApiError 400 if responses without streaming could have too many log probabilities. Without max_tokens
-        the limit is checked in the response (Pool.begin)."""
+        the limit is checked in the response (Pool.begin). streams: a stream may have more of them. param: the field
+        that asks for them."""
         entries = sum(
             (request.n or 1) * request.max_tokens * (request.logprobs + 1)
             for request in requests
@@ -146,11 +262,13 @@ class Gateway:
         if entries > MAX_ENTRIES:
             # Only the end of a request with best_of says which responses are the best, so it cannot be a stream.
             stream = "" if any(request.best_of for request in requests) else ", or send stream = true"
+            if not streams:
+                stream = " (with a smaller top_logprobs or max_output_tokens)"
             raise ApiError(
                 400,
                 f"answers times max_tokens times (top_logprobs + 1) are {entries} log probabilities: ask for at most "
-                f"{MAX_ENTRIES} without streaming{stream}",
-                param="logprobs",
+                f"{MAX_ENTRIES}{' without streaming' if streams else ''}{stream}",
+                param=param,
                 code="invalid_value",
             )
 

@@ -8,8 +8,9 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from copy import copy
 from dataclasses import replace
 
 from charonia_client import (
@@ -17,19 +18,22 @@ from charonia_client import (
     CharoniaError,
     GenerateRequest,
     GenerateResponse,
+    NotFound,
     Overloaded,
     ServerError,
     Unavailable,
 )
 
 from charonia_gateway import __version__
+from charonia_gateway.autoload import Autoload
 from charonia_gateway.endpoints.answer import Answer
-from charonia_gateway.endpoints.pool import Pool
+from charonia_gateway.endpoints.pool import NotLoaded, Pool
 from charonia_gateway.record import Record, current_key, current_owner, current_record
 from charonia_gateway.usage import estimated_tokens
 
 _SEED_BITS = 53  # every JSON reader keeps such a number
 _MAX_HEADER_CHARACTERS = 500
+_MAX_LOADS = 3  # of its model, for one request
 
 
 log = logging.getLogger("charonia_gateway")
@@ -42,7 +46,7 @@ class Stopped(Unavailable):
 class Engine:
     """`timeout_s` is the limit for each response; 0 means no limit. cache_by_key: each key has its own prefix cache.
     fit_max_tokens: the engine lowers a max_tokens that is larger than the room in the context, and does not reject it.
-    model: its name for clients."""
+    model: its name for clients. autoload: loads the model when a request needs it; None: its operator does."""
 
     def __init__(
         self,
@@ -52,12 +56,42 @@ class Engine:
         cache_by_key: bool = True,
         fit_max_tokens: bool = True,
         model: str = "",
+        autoload: Autoload | None = None,
     ) -> None:
         self.pool = pool
+        self._autoload = autoload
         self._model = model
         self._cache_by_key = cache_by_key
         self._fit_max_tokens = fit_max_tokens
         self._timeout_s = timeout_s or None
+        self._lora_name: str | None = None
+        self._find_again: Callable[[], Awaitable[Engine]] | None = None
+
+    def with_adapter(self, lora_name: str, find_again: Callable[[], Awaitable[Engine]]) -> Engine:
+        """The same model with a LoRA adapter. lora_name: NAME=FINGERPRINT, so that no other adapter of this name
+        computes a part of a response. find_again: returns the engine for the same name as it is then."""
+        adapted = copy(self)
+        adapted._lora_name = lora_name
+        adapted._find_again = find_again
+        return adapted
+
+    @property
+    def waits_for_load(self) -> bool:
+        """Whether the next request loads the model."""
+        return self._autoload is not None and not self.pool.usable
+
+    @property
+    def status(self) -> str:
+        """As /v1/models shows it."""
+        if self.pool.usable:
+            return "ready"
+        reachable = any(endpoint.reachable for endpoint in self.pool.endpoints)
+        return "on demand" if self._autoload and reachable else "not ready"
+
+    async def load(self) -> None:
+        """Return when the model takes requests, if it is loaded on demand. Raises ApiError 503."""
+        if self._autoload and self.waits_for_load:
+            await self._autoload.ensure(self._model, self.pool)
 
     async def complete(self, requests: Sequence[GenerateRequest], id: str) -> list[GenerateResponse]:
         """Returns the whole responses in the order of `requests` and, within a request, of their index. `id` begins the
@@ -126,6 +160,7 @@ class Engine:
             # With a seed and a time, another server can continue the response, and it can be repeated later.
             seed=_seed(record, first) if request.seed is None else request.seed,
             prompt_time=record.prompt_time if record and request.messages is not None else None,
+            lora_name=self._lora_name,
             fit_max_tokens=True if self._fit_max_tokens and request.max_tokens else request.fit_max_tokens,
         )
         if record:
@@ -144,26 +179,46 @@ class Engine:
                         return
                     except Stopped:
                         raise
-                    except (Overloaded, Unavailable) as error:
+                    except (Overloaded, Unavailable, NotFound) as error:
                         await answer.resume(error)
 
     async def _begin(self, request: GenerateRequest, id: str) -> Answer:
         """Send the request. If the schemas of forced calls cannot be enforced, the calls have any object as arguments,
         and a header says so."""
+        pool = self.pool
         try:
-            return await self.pool.begin(request, id, self._timeout_s)
+            return await self._begin_loaded(request, id)
+        except NotFound:  # the adapter was replaced, or loaded for another model
+            if self._find_again is None:
+                raise
+            found = await self._find_again()
+            if found.pool is pool and found._lora_name == request.lora_name:
+                raise
+            self.__dict__.update(found.__dict__)
+            return await self._begin(replace(request, lora_name=self._lora_name), id)
         except BadRequest as error:
             if not request.forces_calls:
                 raise
-            answer = await self.pool.begin(replace(request, any_arguments=True), id, self._timeout_s)
+            answer = await self._begin_loaded(replace(request, any_arguments=True), id)
             log.warning("arguments of calls are any object, not as their schemas say: %s", error)
             if record := current_record.get():
                 record.not_enforced = re.sub(r"[^ -~]", "?", str(error))[:_MAX_HEADER_CHARACTERS]
             return answer
 
+    async def _begin_loaded(self, request: GenerateRequest, id: str) -> Answer:
+        """Send the request. If the model was unloaded since load(), another model took its memory: load it again."""
+        for _ in range(_MAX_LOADS if self._autoload else 0):
+            try:
+                return await self.pool.begin(request, id, self._timeout_s)
+            except NotLoaded:
+                assert self._autoload
+                await self._autoload.ensure(self._model, self.pool)
+        return await self.pool.begin(request, id, self._timeout_s)
+
     def _fingerprint(self, server: str | None) -> str:
         """`system_fingerprint`, which changes when the tokens of a request may change. server: its fingerprint."""
-        return f"fp_{hashlib.sha256(f'{self._model} {__version__} {server}'.encode()).hexdigest()[:10]}"
+        text = " ".join([self._model, __version__, str(server), *([self._lora_name] if self._lora_name else [])])
+        return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     async def end_session(self, session_id: str) -> None:
         """Ends a session of the request's key."""
@@ -181,7 +236,9 @@ class Engine:
     def _of_key(self, request: GenerateRequest) -> GenerateRequest:
         """Name the request's owner, and restrict the request to its key: with a session and a prefix cache of the key,
         and at most the key's priority."""
-        key, owner = current_key(), current_owner()
+        key, owner, record = current_key(), current_owner(), current_record.get()
+        if record and record.inner and (most := record.inner.max_priority) is not None:
+            request = replace(request, priority=most if request.priority is None else min(request.priority, most))
         if key is None:
             return replace(request, owner=owner)
         session_id = None if request.session_id is None else _session(request.session_id)

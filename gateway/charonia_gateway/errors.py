@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, Overloaded, Unavailable
+from charonia_client import BadRequest, CharoniaError, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
@@ -91,6 +92,11 @@ def unavailable(message: str, retry_after_s: int = 5, code: str = "service_unava
     )
 
 
+def too_many(message: str, retry_after_s: int | None = None, code: str = "rate_limit_exceeded") -> ApiError:
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return ApiError(429, message, type="rate_limit_error", code=code, headers=headers)
+
+
 # The engine's errors begin with the field's name. These fields have another name in requests.
 _PARAMS = {
     "text_input": "prompt",
@@ -100,8 +106,9 @@ _PARAMS = {
     "return_log_probs": "logprobs",
     "prompt_logprobs": "logprobs",
     "timeout_ms": "timeout",
+    "lora_name": "model",
 }
-_FIELD = re.compile(r"^([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*)(?=:| =| is\b| holds\b)")
+_FIELD = re.compile(r"^([a-z_][a-z_0-9]*)((?:\[\d+\]|\.[a-z_0-9]+)*)(?=:| =| is\b| holds\b)")
 _NO_FIT = re.compile(r"\bdo(?:es)? not fit\b")
 
 
@@ -128,6 +135,8 @@ def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) ->
     names = {**_PARAMS, **(names or {})}
     text = str(error) if isinstance(error, BadRequest) else _without_addresses(str(error))
     match error:
+        case NotFound():
+            return ApiError(404, text, param=names["lora_name"], code="model_not_found")
         case BadRequest():
             # An error may contain a long value of the request. One expression for both parts would take quadratic time.
             if (found := _NO_FIT.search(text)) and "session_len" in text[found.end() :]:
@@ -139,10 +148,7 @@ def from_engine(error: CharoniaError, names: Mapping[str, str] | None = None) ->
                 return ApiError(400, text, param=name + found.group(2), code="invalid_value")
             return ApiError(400, text, code="invalid_value")
         case Overloaded():
-            seconds = max(1, math.ceil(error.retry_after))
-            return ApiError(
-                429, text, type="rate_limit_error", code="overloaded", headers={"Retry-After": str(seconds)}
-            )
+            return too_many(text, max(1, math.ceil(error.retry_after)), "overloaded")
         case DeadlineExceeded():
             return ApiError(504, text, type="timeout_error", code="deadline_exceeded")
         case NotLoaded():
@@ -162,6 +168,14 @@ def _answer(request: Request, error: ApiError) -> JSONResponse:
 async def handle_api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
     return _answer(request, error)
+
+
+async def handle_parameter_error(request: Request, error: Exception) -> JSONResponse:
+    """Handle a wrong parameter of an address."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return _answer(request, ApiError(400, f"{name}: {first['msg']}", param=name, code="invalid_value"))
 
 
 async def handle_engine_error(request: Request, error: Exception) -> JSONResponse:

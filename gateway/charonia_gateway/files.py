@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class FollowedFiles:
     def __init__(self, *paths: Path) -> None:
         """Raises the errors of _read()."""
         self._paths = paths
+        self._refreshing = threading.Lock()
         self._read_at = self._stamps()
         self._failed: tuple[Stamp, str] | None = None  # of unusable files, with the reason: logged once
         self._read()
@@ -38,7 +40,11 @@ class FollowedFiles:
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Read the files again if one has changed."""
+        """Read the files again if one has changed. Any thread may call."""
+        with self._refreshing:
+            self._refresh()
+
+    def _refresh(self) -> None:
         stamps = self._stamps()
         if stamps == self._read_at:
             return

@@ -51,7 +51,9 @@ class Key(BaseModel):
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
     access: tuple[Access, ...] = Field(
-        ("inference",), min_length=1, description="metrics: GET /metrics; admin: /models/load and /models/unload"
+        ("inference",),
+        min_length=1,
+        description="metrics: GET /metrics; admin: loading and unloading of models and LoRA adapters",
     )
     models: tuple[str, ...] | None = Field(None, min_length=1, description="None: all")
     requests_per_minute: Positive | None = None
@@ -177,18 +179,24 @@ class KeyRing(FollowedFiles):
         """Raises KeysError if the file is missing or not valid."""
         self._path = path
         self._by_hash: dict[str, Key] = {}
+        self._by_id: dict[str, Key] = {}
         super().__init__(path)
 
     def find(self, presented: str) -> Key | None:
         """The key, valid or not."""
         return self._by_hash.get(hash_of(presented))
 
+    def by_id(self, id: str | None) -> Key | None:
+        """The key, valid or not."""
+        return self._by_id.get(id or "")
+
     def expiries(self) -> dict[str, float]:
         """When valid keys and expired keys expire or have expired, in seconds since 1970, by name."""
         return {key.name: key.expires.timestamp() for key in self._by_hash.values() if key.expires and not key.revoked}
 
     def _read(self) -> None:
-        self._by_hash = {key.sha256: key for key in read_keys(self._path).keys}
+        keys = read_keys(self._path).keys
+        self._by_hash, self._by_id = {key.sha256: key for key in keys}, {key.id: key for key in keys}
 
 
 _LENGTH = re.compile(r"(\d+)([hdw])")

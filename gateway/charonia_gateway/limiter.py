@@ -36,17 +36,22 @@ class Limiter:
     async def begin(self, key: Key, holder: str) -> dict[str, str]:
         """Count a request. Returns the headers of its response, or raises LimitExceeded. end() must follow with the
         same holder, a unique id."""
-        headers: dict[str, str] = {}
         await self._acquire(key, [holder])
         try:
             # Tokens first: a request that is rejected for its tokens is not counted.
-            if key.tokens_per_minute is not None:
-                await self._check(key, "tokens", key.tokens_per_minute, headers)
+            headers = await self.check_tokens(key)
             if key.requests_per_minute is not None:
                 await self._check(key, "requests", key.requests_per_minute, headers)
         except BaseException:
             await self.end(key, holder)
             raise
+        return headers
+
+    async def check_tokens(self, key: Key) -> dict[str, str]:
+        """Raises LimitExceeded if the key has used its tokens. Returns the headers of the response."""
+        headers: dict[str, str] = {}
+        if key.tokens_per_minute is not None:
+            await self._check(key, "tokens", key.tokens_per_minute, headers)
         return headers
 
     async def add(self, key: Key, holder: str, sequences: int) -> None:
@@ -80,6 +85,10 @@ class Limiter:
         """A request that begin() has accepted does not run any more. `sequences`: as in add()."""
         if key.max_concurrent is not None:
             await self._state.release(key.id, _holders(holder, sequences))
+
+    async def drop(self, key_id: str, holder: str) -> None:
+        """Like end(), also for a key that no longer exists."""
+        await self._state.release(key_id, [holder])
 
     async def _check(self, key: Key, of: Limit, limit: int, headers: dict[str, str]) -> None:
         amount = 1 if of == "requests" else 0

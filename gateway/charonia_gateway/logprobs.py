@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from charonia_client import GenerateResponse
+from charonia_client import BadRequest, GenerateResponse
 
 # JSON has no infinity; OpenAI sends this value for an impossible token.
 MIN_LOGPROB = -9999.0
@@ -55,9 +55,35 @@ def _text(token: bytes) -> str:
 
 def chat_logprobs(response: GenerateResponse) -> Iterator[dict[str, Any]]:
     """One entry per token of the response that adds to the text."""
+    return (entry for entry in _entries(response) if entry["bytes"])
+
+
+def _entries(response: GenerateResponse) -> Iterator[dict[str, Any]]:
     for token, logprob, tops in zip(response.tokens, response.logprobs, response.top_logprobs, strict=True):
-        if token:
-            yield {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
+        yield {**_entry(token, logprob), "top_logprobs": [_entry(top.token, top.logprob) for top in tops]}
+
+
+class ContentLogprobs:
+    """The entries of the tokens of a response's content, without reasoning and calls. parsed: the response was
+    requested with `parsed`."""
+
+    def __init__(self, *, parsed: bool) -> None:
+        self._parsed = parsed
+        self._held: dict[int, dict[str, Any]] = {}  # by the token's number
+        self._num_tokens = 0
+        self._num_entries = 0
+
+    def of(self, part: GenerateResponse) -> list[dict[str, Any]]:
+        """The entries of the content of the next part. Raises BadRequest if a response has too many."""
+        self._num_entries += count_entries(part)
+        if self._num_entries > MAX_ENTRIES:
+            text = f"top_logprobs: the response has more than {MAX_ENTRIES} log probabilities, top_logprobs included; "
+            raise BadRequest(text + "send a smaller max_output_tokens or top_logprobs")
+        if not self._parsed:
+            return list(chat_logprobs(part))
+        self._held.update(enumerate(_entries(part), self._num_tokens))
+        self._num_tokens += len(part.logprobs)
+        return [self._held.pop(token) for token in part.content_tokens]
 
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import signal
+import sys
 from collections.abc import Callable, Mapping
 
 import uvicorn
@@ -36,6 +37,7 @@ def serve(
     cannot be used, and PortError."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sys.setswitchinterval(0.001)  # seconds that the event loop waits for Python's lock while a thread computes
     drain = Drain(settings.shutdown_timeout_s)
     app = create_app(settings, drain, servers, restarted=restarted)
     certificates = settings.certificates()

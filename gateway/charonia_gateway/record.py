@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +37,38 @@ current_record: ContextVar[Record | None] = ContextVar("current_record", default
 log = logging.getLogger("charonia_gateway.access")
 
 
+INNER = "inner"  # the key in the scope's state of an Inner
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A request that the gateway sends to itself. No client can send one.
+
+    key_id: of the key that asked for it; None without keys. address: of the client that asked for it. id: of the
+    response; None: any. request_id: the client's x-request-id. holder: its sequence that the limiter already counts as
+    running; None: it is not counted. max_priority: the highest priority that it may have; None: any."""
+
+    key_id: str | None
+    address: str
+    id: str | None = None
+    request_id: str | None = None
+    holder: str | None = None
+    max_priority: int | None = None
+
+
 class Record:
     """`given`: the client's x-request-id, which is used if it is short and plain."""
 
     def __init__(self, given: bytes | None = None) -> None:
         self._began = time.perf_counter()
-        self._given = given.decode() if given is not None and _SANE.fullmatch(given) else None
+        self.given_id = given.decode() if given is not None and _SANE.fullmatch(given) else None
         self._name: str | None = None
+        self.inner: Inner | None = None  # of a request that the gateway sends to itself
+        self.replays = False  # a logged request runs again
+        self.background: bytes | None = None  # the body of a request whose response is generated in the background
+        self.in_background = False  # this generation has begun: its own record is the one in the access log
+        # Returns the request's holder for the limiter, which the caller then releases; None: no key is needed.
+        self.hand_over: Callable[[], str] | None = None
         self.operation: str | None = None  # OpenTelemetry's names: chat, text_completion
         self.model: str | None = None
         self.prompt: Any = None  # only if it is to be logged
@@ -74,20 +100,21 @@ class Record:
 
     def name(self, prefix: str) -> str:
         """The id of the response. Some clients check its prefix, so each API has its own."""
-        self._name = f"{prefix}{uuid.uuid4().hex}"
+        given = self.inner.id if self.inner else None
+        self._name = given or f"{prefix}{uuid.uuid4().hex}"
         return self._name
 
     @property
     def request_id(self) -> str:
         """The client's id, else the id of the response, else a generated id."""
-        return self._given or self._name or self.name("request-")
+        return self.given_id or self._name or self.name("request-")
 
     @property
     def engine_id(self) -> str:
         """The prefix of the engine's request ids. It is unique even if two clients send the same id. The part before
         the '#' is the request id."""
         own = self._name or self.name("request-")
-        return f"{self._given}#{own}" if self._given else own
+        return f"{self.given_id}#{own}" if self.given_id else own
 
     def result(self) -> dict[str, Any] | None:
         """The tokens of a complete response with their seeds. None if it is not complete, or if its tokens were
@@ -159,6 +186,7 @@ class RecordMiddleware:
         record = Record(next((value for name, value in scope["headers"] if name == b"x-request-id"), None))
         record.address = scope["client"][0] if scope.get("client") else ""
         state = scope.setdefault("state", {})
+        record.inner = state.get(INNER)
         state |= {"record": record, "send": send}
 
         async def recorded(message: Message) -> None:
@@ -178,7 +206,7 @@ class RecordMiddleware:
             await self._app(scope, receive, recorded)
         finally:
             del state["send"]  # avoids a reference cycle of scope, record and the server's request
-            if self._access_log:
+            if self._access_log and not record.in_background:
                 _log(scope, record)
             if self._request_log and record.body is not None and record.status == 200 and (result := record.result()):
                 self._request_log.write(

@@ -11,6 +11,7 @@ from charonia_client import GenerateResponse
 from charonia_client.types import ToolCallDelta
 
 from charonia_gateway.answer_deltas import in_order
+from charonia_gateway.logprobs import ContentLogprobs
 from charonia_gateway.schemas.turns import Turns, arguments_object
 
 _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
@@ -27,6 +28,7 @@ class _Item:
         self.id = f"{_PREFIXES[kind]}{uuid.uuid4().hex}"
         self.index = index
         self.texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
         self.name = name
         self.shown = shown or {}
         self.call_id = call_id
@@ -39,7 +41,7 @@ class _Item:
         """The part that contains the text; None for calls."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs if text else []}
 
     def to_json(self, status: str) -> dict[str, Any]:
         head = {"id": self.id, "type": self.kind, "status": status}
@@ -53,10 +55,16 @@ class _Item:
 
 class Items:
     """The items of one response. event: creates an event of a stream from its type and fields. functions: the offered
-    functions by the names that the model sees, each with its namespace."""
+    functions by the names that the model sees, each with its namespace. logprobs: whether texts of messages have log
+    probabilities."""
 
     def __init__(
-        self, event: Callable[..., bytes], functions: Mapping[str, tuple[str, Mapping[str, Any]]], *, parsed: bool
+        self,
+        event: Callable[..., bytes],
+        functions: Mapping[str, tuple[str, Mapping[str, Any]]],
+        *,
+        parsed: bool,
+        logprobs: bool = False,
     ) -> None:
         self._event = event
         self._functions = functions
@@ -64,10 +72,14 @@ class Items:
         self._made: list[_Item] = []
         self._open: _Item | None = None
         self._calls = 0
+        self._logprobs = ContentLogprobs(parsed=parsed) if logprobs else None
+        self._held: list[dict[str, Any]] = []  # log probabilities of text that is not yet sent
 
     def read(self, part: GenerateResponse) -> bytes:
         """The events for one part of the response."""
         events = b""
+        if self._logprobs:
+            self._held += self._logprobs.of(part)
         in_call = self._open is not None and self._open.kind == "function_call"
         for piece in in_order(part, parsed=self._parsed, open_call=self._calls - 1 if in_call else None):
             if isinstance(piece, ToolCallDelta):
@@ -79,7 +91,7 @@ class Items:
                 events += self._begin_once("reasoning") + self._add(piece.text, "response.reasoning_text.delta")
             else:
                 events += self._begin_once("message")
-                events += self._add(piece.text, "response.output_text.delta", logprobs=[])
+                events += self._add(piece.text, "response.output_text.delta", logprobs=self._take_logprobs())
         return events
 
     def end(self, status: str) -> bytes:
@@ -101,6 +113,13 @@ class Items:
             else:
                 turns.say("assistant", item.text)
         return turns.messages()
+
+    def _take_logprobs(self) -> list[dict[str, Any]]:
+        """The log probabilities of the open message's next text."""
+        taken, self._held = self._held, []
+        if self._open:
+            self._open.logprobs += taken
+        return taken
 
     def _begin_once(self, kind: str) -> bytes:
         return b"" if self._open is not None and self._open.kind == kind else self._begin(kind)
@@ -133,7 +152,9 @@ class Items:
         elif item.kind == "reasoning":
             events = self._event("response.reasoning_text.done", **place, text=text)
         else:
-            events = self._event("response.output_text.done", **place, text=text, logprobs=[])
+            item.logprobs += self._held
+            self._held = []
+            events = self._event("response.output_text.done", **place, text=text, logprobs=item.logprobs)
         if item.kind != "function_call":
             events += self._event("response.content_part.done", **place, part=item.part(text))
         return events + self._event("response.output_item.done", output_index=item.index, item=item.to_json(status))

@@ -11,6 +11,19 @@ from pydantic_settings import BaseSettings
 
 
 class GatewayFields(BaseSettings):
+    models_autoload: bool = Field(
+        False,
+        validation_alias=AliasChoices("charonia_models_autoload", "models_autoload"),
+        description="with several models, load a model when a request needs it; if the memory is too small, the least"
+        " recently used model without requests is unloaded for it",
+    )
+    load_timeout_s: float = Field(
+        120,
+        gt=0,
+        validation_alias=AliasChoices("charonia_gateway_load_timeout_s", "load_timeout_s"),
+        description="with CHARONIA_MODELS_AUTOLOAD: seconds that a request waits for its model, before it ends with "
+        "503",
+    )
     model_name: str = Field(
         "charonia",
         min_length=1,
@@ -114,6 +127,12 @@ class GatewayFields(BaseSettings):
         validation_alias=AliasChoices("charonia_gateway_max_responses", "max_responses"),
         description="maximum number of stored responses of /v1/responses, for clients that request it; 0: none",
     )
+    max_background: int = Field(
+        64,
+        ge=0,
+        validation_alias=AliasChoices("charonia_gateway_max_background", "max_background"),
+        description="maximum number of responses of /v1/responses that run in the background at the same time; 0: none",
+    )
     max_response_bytes: int = Field(
         67108864,
         ge=1024,
@@ -125,6 +144,37 @@ class GatewayFields(BaseSettings):
         gt=0,
         validation_alias=AliasChoices("charonia_gateway_response_ttl_s", "response_ttl_s"),
         description="seconds after which a stored response is deleted",
+    )
+    batch_dir: Path | None = Field(
+        None,
+        validation_alias=AliasChoices("charonia_gateway_batch_dir", "batch_dir"),
+        description="folder of uploaded files and batches, which survive a restart; prompts and answers are in these "
+        "files; default: none: there are no /v1/files and /v1/batches; with charonia serve: in its run "
+        "folder",
+    )
+    max_batch_bytes: int = Field(
+        1073741824,
+        ge=65536,
+        validation_alias=AliasChoices("charonia_gateway_max_batch_bytes", "max_batch_bytes"),
+        description="maximum bytes of all files and batches of one key; each counts at least 65536",
+    )
+    max_batch_requests: int = Field(
+        50000,
+        ge=1,
+        validation_alias=AliasChoices("charonia_gateway_max_batch_requests", "max_batch_requests"),
+        description="maximum requests in all unfinished batches of one key",
+    )
+    batch_concurrency: int = Field(
+        32,
+        ge=1,
+        validation_alias=AliasChoices("charonia_gateway_batch_concurrency", "batch_concurrency"),
+        description="requests of batches that run at the same time; they have a lower priority than other requests",
+    )
+    batch_ttl_s: float = Field(
+        2592000,
+        gt=0,
+        validation_alias=AliasChoices("charonia_gateway_batch_ttl_s", "batch_ttl_s"),
+        description="seconds after which files and ended batches are deleted",
     )
     request_timeout_s: float = Field(
         0,

@@ -110,7 +110,7 @@ class Settings(GatewayFields):
         parse_origins(text)
         return text
 
-    @field_validator(*FILES, "log_requests", "control_dir", mode="before")
+    @field_validator(*FILES, "log_requests", "control_dir", "batch_dir", mode="before")
     @classmethod
     def _may_be_empty(cls, path: Any) -> Any:
         return Path(path).expanduser() if path else None  # compose passes an unset variable as an empty one

@@ -19,12 +19,14 @@ log = logging.getLogger("charonia_gateway")
 @dataclass
 class Stored:
     """A stored response. conversation: all messages, including the response. session_id: the engine's session, which
-    the whole chain of responses shares. owner: the id of the key that created it. size: the stored size in bytes."""
+    the whole chain of responses shares. owner: the id of the key that created it. model: the model's own name, also if
+    an adapter computed the response. size: the stored size in bytes."""
 
     response: dict[str, Any]
     conversation: list[dict[str, Any]]
     session_id: str
     owner: str | None = None
+    model: str = ""
     size: int = 0
 
     @property
@@ -32,7 +34,7 @@ class Stored:
         return str(self.response["id"])
 
     def to_json(self) -> bytes:
-        return to_json([self.response, self.conversation, self.session_id, self.owner])
+        return to_json([self.response, self.conversation, self.session_id, self.owner, self.model])
 
 
 class ResponseStore:

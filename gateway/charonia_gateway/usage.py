@@ -79,6 +79,10 @@ def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -
     prompt_ms = max((first_token_ms or total_ms) - queue_ms, 0.0)
     predicted_ms = max(total_ms - first_token_ms, 0.0) if first_token_ms else 0.0
     # The time of a choice's first token counts for the prompt.
+    drafts = {
+        "draft_n": sum(last.num_proposed_tokens for last in reported),
+        "draft_n_accepted": sum(last.num_accepted_tokens for last in reported),
+    }
     later_tokens = sum(max(last.num_output_tokens - 1, 0) for last in reported)
     return {
         "queue_ms": round(queue_ms, 3),
@@ -91,6 +95,7 @@ def _timings(choices: list[GenerateResponse], prompt_tokens: int, cached: int) -
         "predicted_n": sum(last.num_output_tokens for last in reported),
         "predicted_ms": round(predicted_ms, 3),
         "predicted_per_second": _per_second(later_tokens, predicted_ms),
+        **(drafts if drafts["draft_n"] else {}),
     }
 
 

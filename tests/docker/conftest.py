@@ -90,11 +90,11 @@ def images(engine: None, build_settings: dict[str, str], tmp_path_factory: pytes
 
 @pytest.fixture(scope="module")
 def demo(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """`docker compose up` with only the ports and two secrets set."""
+    """`docker compose up` with only the model, the ports and two secrets set."""
     folder = tmp_path_factory.mktemp("demo")
     token = folder / "hf_token"
     token.write_text("hub-token")
     token.chmod(0o644)
-    settings = {"GRAFANA_ADMIN_PASSWORD": "grafanas-password", "HF_TOKEN_FILE": str(token)}
+    settings = {"MODEL": "demo", "GRAFANA_ADMIN_PASSWORD": "grafanas-password", "HF_TOKEN_FILE": str(token)}
     with running(Project(folder, settings)) as project:
         yield project

@@ -33,7 +33,9 @@ app = FastAPI(openapi_url=None)
 app.mount("/tools", scripted_tools.app)
 script: list[dict[str, Any]] = []
 seen: list[dict[str, Any]] = []
-ready: dict[str, Any] = {"reason": None, "key": None, "refused": False, "models": MODELS, "accepts_tools": True}
+ready: dict[str, Any] = {
+    "reason": None, "key": None, "refused": False, "models": MODELS, "accepts_tools": True, "tasks": {},
+}  # fmt: skip
 released = asyncio.Event()
 health_asked = 0
 
@@ -109,7 +111,13 @@ async def models(request: Request) -> Response:
     sampling = {"temperature": 0.6}
     tools = {"accepts_tools": ready["accepts_tools"]}
     found = [
-        {"id": name, "max_model_len": CONTEXT, "default_sampling_parameters": sampling, **tools}
+        {
+            "id": name,
+            "task": ready["tasks"].get(name, "generate"),
+            "max_model_len": CONTEXT,
+            "default_sampling_parameters": sampling,
+            **tools,
+        }
         for name in ready["models"]
     ]
     if ready["key"] and request.headers.get("authorization") == "Bearer of-no-model":
@@ -156,6 +164,7 @@ async def set_script(request: Request) -> None:
         refused=body.get("refused", False),
         models=body.get("models", MODELS),
         accepts_tools=body.get("accepts_tools", True),
+        tasks=body.get("tasks", {}),
     )
 
 

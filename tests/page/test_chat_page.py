@@ -934,6 +934,17 @@ def test_functions_are_off_for_a_chat_and_warn_if_the_model_has_none(page: Page,
     expect(switch).to_have_attribute("aria-pressed", "true")
 
 
+def test_models_that_give_no_text_are_not_offered(page: Page, server: Scripted) -> None:
+    server.script(tasks={"first": "embed"})
+    page.reload()
+    expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["second/model"])
+    expect(page.locator(".banner")).to_have_count(0)
+    server.script(tasks={"first": "embed", "second/model": "score"})
+    page.reload()
+    expect(page.locator(".banner")).to_contain_text("No model of this server chats")
+    expect(page.get_by_label("Model", exact=True).locator("option")).to_have_count(0)
+
+
 def test_chinese(server: Scripted, new_context: Callable[..., BrowserContext]) -> None:
     page = new_context(locale="zh-CN").new_page()
     page.goto(server.url)

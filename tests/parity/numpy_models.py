@@ -43,6 +43,10 @@ class NumpyFamily:
         return int(self.config["hidden_size"])
 
     @property
+    def layers(self) -> int:
+        return int(self.config["num_hidden_layers"])
+
+    @property
     def heads(self) -> int:
         return self.hidden // HEAD
 
@@ -52,7 +56,7 @@ class NumpyFamily:
         width = (self.heads + 2 * self.kv_heads) * HEAD
         found: dict[str, tuple[int, ...]] = {embedding: (VOCAB, self.hidden), last_norm: (self.hidden,)}
         found[output] = (VOCAB, self.hidden)
-        for i in range(LAYERS):
+        for i in range(self.layers):
             module = f"{layers}.{i}."
             found[module + norm1] = found[module + norm2] = (self.hidden,)
             found[module + qkv] = (width, self.hidden)
@@ -74,7 +78,7 @@ class NumpyFamily:
             return h @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
         x = w[f"{embedding}.weight"][ids]
-        for i in range(LAYERS):
+        for i in range(self.layers):
             layer = f"{layers}.{i}."
             packed = linear(norm(x, w[f"{layer}{norm1}.weight"], self.eps), layer + qkv)
             if self.interleaved:
@@ -215,7 +219,7 @@ def qwen(trained: int) -> NumpyFamily:
     )
 
 
-def baichuan(billions: int, version: int, heads: int = 6) -> NumpyFamily:
+def baichuan(billions: int, version: int, heads: int = 6, layers: int = LAYERS) -> NumpyFamily:
     """The models with 7 billion parameters have a rotation, those with 13 billion have ALiBi slopes."""
     config = {
         **_ORDINARY,
@@ -223,6 +227,7 @@ def baichuan(billions: int, version: int, heads: int = 6) -> NumpyFamily:
         "hidden_size": HEAD * heads,
         "model_max_length": 512,
         "num_attention_heads": heads,
+        "num_hidden_layers": layers,
         "rms_norm_eps": 1e-6,
     }
     if billions == 13:

@@ -61,6 +61,12 @@ def _variants() -> dict[str, Variant]:
     return {name: _variant(**one) for name, one in listed.items() if name not in missing}
 
 
+def changed_variant(name: str, **changes: Any) -> Variant:
+    """Return an entry of variants.json with other values of its config."""
+    entry = _DATA["variants"][name]
+    return _variant(**{**entry, "config": {**entry["config"], **changes}})
+
+
 _DATA = json.loads(Path(__file__).with_name("variants.json").read_text())
 _BASE: dict[str, Any] = _DATA["base"]
 _BEYOND = {"session_len": 512}  # beyond the trained length

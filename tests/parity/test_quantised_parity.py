@@ -28,7 +28,7 @@ from parity_models import (  # noqa: E402
     ranks,
     write_model,
 )
-from quantised_models import FORMATS, GPT_OSS, quantise  # noqa: E402
+from quantised_models import FORMATS, GPT_OSS, quantise, round_to_nearest  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
@@ -174,3 +174,54 @@ def test_int8_activations_are_rounded_as_in_the_checkpoint(
     monkeypatch.setattr(torch.nn.functional, "linear", rounded)
     alike = errors(outputs, model)
     assert alike.mean() < 0.2 * exact.mean(), (float(alike.mean()), float(exact.mean()))
+
+
+def tokens_of(folder: Path, variant: Variant, **settings: Any) -> list[tuple[list[int], list[float]]]:
+    with Engine.from_pretrained(folder, **{"threads": 2, **variant.settings, **settings}) as engine:
+        return [(one.token_ids, one.logprobs) for one in engine.generate(prompts_of(7, LENGTHS), GREEDY)]
+
+
+# The widths of rows are multiples of two groups of 128, so that two ranks have whole groups.
+WIDE = {"head_dim": 64, "intermediate_size": 256}
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "w8a8", "w8a16", "w4a16"])
+def test_rounding_at_load_gives_the_bits_of_a_rounded_checkpoint_with_1_and_2_ranks(
+    scheme: str, tmp_path: Path
+) -> None:
+    variant = sized("llama3", **WIDE)
+    dense, rounded = tmp_path / "dense", tmp_path / "rounded"
+    write_model(dense, variant, 3, torch.bfloat16)
+    round_to_nearest(dense, rounded, scheme, group=128)
+    expected = tokens_of(rounded, variant)
+    assert tokens_of(dense, variant, quantization=scheme) == expected
+    kept = convert(dense, tmp_path / "w1", settings={"quantization": scheme})
+    assert tokens_of(kept, variant) == expected
+    halves = tokens_of(rounded, variant, **ranks(2), reproducible=True)
+    assert tokens_of(dense, variant, quantization=scheme, **ranks(2), reproducible=True) == halves
+    halves_kept = convert(dense, tmp_path / "w2", tp=2, settings={"quantization": scheme})
+    assert tokens_of(halves_kept, variant, **ranks(2), reproducible=True) == halves
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "group"),
+    [
+        ("phi3", "w8a8", 0),
+        ("gemma4", "w8a16", 0),
+        ("mixtral", "w4a16", 64),
+        ("qwen2-moe", "w8a16", 0),
+        ("gpt-oss", "w8a16", 0),
+        ("gpt-oss", "fp8", 0),
+        ("deepseek-v3", "w4a16", 64),
+        ("qwen3.5", "w8a16", 0),
+        ("lfm2-moe", "w8a16", 0),
+    ],
+)
+def test_rounding_at_load_gives_the_bits_of_a_rounded_checkpoint_of_each_family(
+    name: str, scheme: str, group: int, tmp_path: Path
+) -> None:
+    variant = sized(name)
+    dense, rounded = tmp_path / "dense", tmp_path / "rounded"
+    write_model(dense, variant, 3, torch.bfloat16)
+    round_to_nearest(dense, rounded, scheme, group)
+    assert tokens_of(dense, variant, quantization=scheme) == tokens_of(rounded, variant)

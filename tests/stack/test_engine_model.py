@@ -183,12 +183,14 @@ async def test_response_has_documented_tensors(client: triton.InferenceServerCli
     shapes = {name: array.shape for name, array in response.items()}
     scalars = ("echo", "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
     scalars += ("sequence_index", "cum_log_probs", "num_session_tokens", "num_computed_tokens")
+    scalars += ("num_proposed_tokens", "num_accepted_tokens", "lora_adapters")
     rows = {"output_ids": (4,), "output_log_probs": (4,), "top_log_prob_ids": (8,), "top_log_probs": (8,)}
     rows |= {"prompt_ids": (3,), "prompt_log_probs": (2,)}
     rows |= {"prompt_top_log_prob_ids": (6,), "prompt_top_log_probs": (6,)}
     assert shapes == {
         **rows,
         **dict.fromkeys(scalars, (1,)),
+        "pooled": (0,),
         "text_span": (2,),
         "text_tokens": (6,),
         "timings": (3,),

@@ -101,7 +101,7 @@ def test_printed_curl_command_works(secured: Secured) -> None:
     assert line.startswith("curl https://"), line
     env = {**os.environ, "CHARONIA_API_KEY": secured.keys["alice"], "NO_PROXY": "*"}
     done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=HANG_S)
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0, done.stderr
 
 
 def test_triton_grpc_port_requires_certificate(secured: Secured) -> None:

@@ -62,7 +62,7 @@ CASES: list[tuple[str, Fields, str, list[Fields]]] = [
     (
         "chat",
         {"tools": [TOOL], "tool_choice": "f"},
-        'send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}',
+        'send "auto", "none", "required", {"type": "function", "function": {"name": ...}} or',
         [{"tool_choice": one} for one in ("auto", "none", "required", {"type": "function", "function": {"name": "f"}})],
     ),
     ("chat", {"tools": [TOOL, TOOL]}, "give each function its own name", [{"tools": [TOOL]}]),
@@ -170,7 +170,13 @@ CASES: list[tuple[str, Fields, str, list[Fields]]] = [
     ("messages", {"thinking": {"type": "on"}}, '{"type": "adaptive"}', [{"thinking": {"type": "adaptive"}}]),
     ("responses", {"messages": [USER]}, "send input", [{"messages": None}]),
     ("responses", {"max_tokens": 4}, "send max_output_tokens", [{"max_tokens": None}]),
-    ("responses", {"background": True}, "leave background out", [{"background": None}]),
+    ("responses", {"background": True, "store": False}, "or leave store out", [{"background": None}, {"store": None}]),
+    (
+        "responses",
+        {"top_logprobs": 1},
+        "needs include = ['message.output_text.logprobs']",
+        [{"include": ["message.output_text.logprobs"]}],
+    ),
     ("responses", {"truncation": "auto"}, 'send "disabled"', [{"truncation": "disabled"}]),
     ("responses", {"conversation": "c"}, "send previous_response_id", []),
     (
@@ -201,7 +207,6 @@ CASES: list[tuple[str, Fields, str, list[Fields]]] = [
 ELSEWHERE: list[tuple[str, Fields, str, str, Fields]] = [
     ("text", {"tool_choice": "auto"}, "send it to /v1/chat/completions", "chat", {"tool_choice": "auto"}),
     ("session", {"format": SCHEMA}, "send response_format to /v1/chat", "chat", {"response_format": JSON}),
-    ("responses", {"top_logprobs": 1}, "use /v1/chat/completions", "chat", {"logprobs": True, "top_logprobs": 1}),
     ("responses", {"stop": ["x"]}, "or stop to /v1/chat/completions", "chat", {"stop": ["x"]}),
     (
         "responses",

@@ -136,7 +136,7 @@ def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., S
     wait_until(lambda: "Metrics " in stack.log_file.read_text())
     if not has_gpu():
         text = stack.log_file.read_text()
-        assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MB; KV cache", text)
+        assert re.search(r"Runs on     cpu, 2 threads, \w+; weights [\d.]+ MiB; KV cache", text)
         assert "because " in text
     processes = stack.processes()
     assert len(processes) >= 5  # the launcher, Triton, one process per Python model, the gateway

@@ -269,6 +269,32 @@ async def test_openai_client_stream_equals_unstreamed(api: openai.AsyncOpenAI) -
     assert final.usage is not None and final.usage.completion_tokens_details is not None
 
 
+async def test_thinking_budget_ends_reasoning_and_content_follows(api: openai.AsyncOpenAI, client: Client) -> None:
+    choices: dict[str, Any] = {"structured_outputs": {"choice": ["yes", "no"]}}
+    for budget in (0, 8):
+        body = {"thinking_budget": budget, **choices}
+        answer = await ask(api, 0, extra_body=body)
+        message = answer.choices[0].message
+        thought = (message.model_extra or {}).get("reasoning_content") or ""
+        assert message.content in ("yes", "no") and answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+        counted = answer.usage.completion_tokens_details.reasoning_tokens or 0
+        fields: dict[str, Any] = {"model": "caller", "messages": says(0), **GREEDY, "stream": True, "extra_body": body}
+        deltas = [chunk.choices[0].delta async for chunk in await api.chat.completions.create(**fields)]
+        assert "".join((delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas) == thought
+        assert "".join(delta.content or "" for delta in deltas) == message.content
+        if budget == 0:
+            assert thought == ""
+            marks = counted
+        else:
+            assert REASONING.startswith(thought) and 0 < len(thought) < len(REASONING)
+            assert counted == marks + budget
+    (whole,) = (await ask(api, 0, tools=TOOLS, extra_body={"thinking_budget": 200})).choices
+    assert whole.message.content == CONTENT and len(whole.message.tool_calls or []) == len(CALLS)
+    with pytest.raises(BadRequest, match="thinking_budget = 5: the response has no thinking that the engine can end"):
+        await client.complete(GenerateRequest(text="x", thinking_budget=5, stream=False))
+
+
 async def test_plain_response_has_text_and_reasoning(api: openai.AsyncOpenAI, caller: Stack) -> None:
     (choice,) = (await ask(api, 1, tools=TOOLS)).choices
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (TEXTS[1], None, "stop")

@@ -468,12 +468,15 @@ def refusal(function: Any, *arguments: Any, **more: Any) -> str:
     return str(caught.value)
 
 
-def make(parser: str, functions: list[Any], choice: str = "required", given: tuple[str, ...] = (), **more: Any) -> Any:
-    """Return the guide of a model without special tokens. choice: a kind, or the name of a function."""
+def make(
+    parser: str, functions: list[Any], choice: str | ToolChoice = "required", given: tuple[str, ...] = (), **more: Any
+) -> Any:
+    """Return the guide of a model without special tokens. choice: its kind, or the name of a function."""
     names = {"CHARONIA_TOOL_CALL_PARSER": parser, "CHARONIA_REASONING_PARSER": "none"}
     guides = answer_guide.AnswerGuides(answer_formats.AnswerFormats("", names), {}, GUIDE_MAX_BYTES)
-    chosen = ToolChoice(choice) if choice in ("auto", "required") else ToolChoice("function", choice)  # type: ignore[arg-type]
-    return guides.make("x", functions, chosen, True, answer_guide.Guide(*given), **more)
+    if isinstance(choice, str):
+        choice = ToolChoice(choice) if choice in ("auto", "required") else ToolChoice("function", choice)  # type: ignore[arg-type]
+    return guides.make("x", functions, choice, True, answer_guide.Guide(*given), **more)
 
 
 NAMED = [{"name": "f"}]
@@ -509,6 +512,33 @@ def test_a_tool_choice_is_a_word_or_names_a_function() -> None:
         assert "tool_choice" in refusal(answer_guide.read_tool_choice, text)
     named = '{"type": "function", "function": {"name": "f"}}'
     assert answer_guide.read_tool_choice(named) == ToolChoice("function", "f")
+    for mode in ("auto", "required"):
+        allowed = f'{{"type": "allowed_tools", "allowed_tools": {{"mode": "{mode}", "tools": [{named}]}}}}'
+        assert answer_guide.read_tool_choice(allowed) == ToolChoice(mode, allowed=("f",))  # type: ignore[arg-type]
+        for wrong in (allowed.replace(mode, "none"), allowed.replace(f"[{named}]", "[]"), allowed.replace('f"}', "f")):
+            assert "tool_choice" in refusal(answer_guide.read_tool_choice, wrong)
+
+
+@pytest.mark.parametrize("format", CALL_FORMATS)
+def test_allowed_tools_make_the_guide_of_the_allowed_functions(model: Model, format: str) -> None:
+    formats = model.formats(format)
+    functions = [{"name": name, "strict": name == "f"} for name in ("f", "g", "h")]
+    some = [functions[0], functions[1]]
+    for mode in ("auto", "required"):
+        choice = ToolChoice(mode, allowed=("g", "f"))  # type: ignore[arg-type]
+        assert model.guide(formats, choice, functions) == model.guide(formats, ToolChoice(mode), some)  # type: ignore[arg-type]
+    # Without a strict function, calls in free text are limited, too.
+    guide = model.guide(formats, ToolChoice("auto", allowed=("g",)), functions)
+    plain = {"name": "g", "strict": False}
+    assert guide.type and guide == model.guide(formats, ToolChoice("auto", allowed=("g",)), [plain])
+
+
+def test_allowed_tools_that_cannot_be_kept_are_rejected() -> None:
+    allowed = ToolChoice("auto", allowed=("f",))
+    other = ToolChoice("auto", allowed=("f", "g"))
+    assert 'allowed_tools: "g" is not among tools' in refusal(make, "hermes", NAMED, other)
+    assert "calls cannot be limited to allowed_tools" in refusal(make, "none", NAMED, allowed)
+    assert "allowed_tools, which needs its own tag" in refusal(make, "hermes", NAMED, allowed, STRUCTURAL_TAG)
 
 
 REFUSED = json.loads(Path(__file__).with_name("refused_schemas.json").read_text("utf-8"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from charonia_answers.content_tokens import ContentTokens
 from charonia_answers.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from charonia_answers.formats import (
     CALL_FORMATS,
@@ -123,6 +124,26 @@ def test_recorded_response_is_parsed_equally_in_any_pieces(case: Case) -> None:
 
 
 @recorded
+def test_content_tokens_of_a_recorded_response_are_its_content(case: Case) -> None:
+    calls = CALL_FORMATS[case.format] if case.format else None
+    thoughts = REASONING_FORMATS[case.reasoning_format] if case.reasoning_format else None
+    for pieces in (list(case.text), re.findall(r"\s*\w+|\s*\W", case.text)):
+        options = {name: value for name, value in case.options.items() if name != "cut_off"}
+        parser = parser_of(case.format)(calls, thoughts, names=NAMES, **options)
+        tokens = ContentTokens()
+        for piece in pieces:
+            before, events = parser.in_reasoning, parser.feed(piece)
+            tokens.add(piece.encode(), events, mark=False, reasons=(before, parser.in_reasoning))
+        tokens.resolve(parser.finish(cut_off=case.options.get("cut_off", False)))
+        found = "".join(pieces[index] for index in tokens.found)
+        if pieces == list(case.text):
+            # Without white space: the parser moves it, and Harmony adds empty lines.
+            assert "".join(found.split()) == "".join(case.content.split())
+        left = iter(found)
+        assert all(character in left for character in "".join(case.content.split()))
+
+
+@recorded
 def test_truncated_recorded_response_has_no_markup_after_its_calls(case: Case) -> None:
     format, answer = case.format, case.text
     end = (CALL_FORMATS[format].each[1] or CALL_FORMATS[format].end) if format else ""
@@ -156,6 +177,10 @@ def test_every_format_parses_its_own_calls(format: str) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "a <b> c", "n": [1, {"x": None}]}), ("add", {})]
     assert calls_of(read([CALL_FORMATS[format].write(calls)], format)) == calls
     assert calls_of(read([CALL_FORMATS[format].write(calls[:1])], format)) == calls[:1]
+
+
+def test_response_cut_in_the_end_mark_of_reasoning_has_no_markup() -> None:
+    assert read(list("<think>hm</thi"), None, "think", cut_off=True).reasoning == "hm"
 
 
 @pytest.mark.parametrize("format", [name for name in CALL_FORMATS if name != "harmony"])  # its headers are never text

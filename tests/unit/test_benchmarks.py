@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import io
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from charonia.bench import records
+from charonia.api.engine import Engine
+from charonia.api.results import Output
+from charonia.bench import peers, records
+from charonia.bench.adapters import _figures, _Seconds, run_adapters
 from charonia.bench.cli import app
 from charonia.bench.kernels import FORMATS
 from charonia.bench.peers import ENGINES, Result, peer_records
+from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
 from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
+from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError
 
 SOME = [
@@ -33,6 +41,11 @@ def printed(some: list[Record], width: int) -> list[list[str]]:
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
     return [line.replace("│", " ").replace("┃", " ").split() for line in lines]
+
+
+def test_unknown_shape_is_rejected_with_the_names_and_the_prefixes() -> None:
+    with pytest.raises(InvalidRequestError, match=r"'llama-1,2' is not known; .* m05, .* follow gpt-oss-, qwen3.5-, "):
+        parse_shape("llama-1,2")
 
 
 def test_record_has_the_median_the_range_and_the_verdict() -> None:
@@ -99,6 +112,48 @@ def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None
     assert {r.case["format"] for r in found if r.benchmark == "gemm" and r.repeats == 2} == set(FORMATS)
 
 
+def test_adapters_are_compared_with_the_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"], scale=0.2)
+    settings: dict[str, Setting] = {"device": "cpu", "threads": 1, "enable_prefix_caching": True}
+    settings["cache_block_seq_len"] = 4
+    outputs: list[Output] = []
+    generate = Engine.generate
+
+    def kept(*given: Any, **more: Any) -> list[Output]:
+        made = generate(*given, **more)
+        outputs.extend(made)
+        return made
+
+    monkeypatch.setattr(Engine, "generate", kept)
+    records = run_adapters(
+        str(tmp_path / "m"), batch=2, rank=3, prompt=8, output=9, runs=2, settings=settings, console=Console(quiet=True)
+    )
+    share = "% of the model alone"
+    for at, phase in enumerate(("prefill", "decode")):
+        of_phase = records[4 * at : 4 * at + 4]
+        with_adapters = f"{phase} with adapters"
+        expected = [
+            (phase, "tokens/s"),
+            (with_adapters, "tokens/s"),
+            (with_adapters, share),
+            (f"{with_adapters}, by CPU time", share),
+        ]
+        assert [(one.name, one.unit) for one in of_phase] == expected[: len(of_phase)]
+        assert len(of_phase) == 4 or phase == "decode"
+        assert all(one.value > 0 and one.repeats == 2 for one in of_phase)
+    assert len(outputs) == 2 * 2 * 3 * 2 and not any(one.num_cached_tokens for one in outputs)
+
+
+def test_cpu_time_of_decode_is_left_out_if_it_is_noise() -> None:
+    alone = [_Seconds({"decode": 2.0}, {"prefill": 1.0, "decode": 3.0})]
+    adapted = [_Seconds({"decode": 4.0}, {"prefill": 1.0, "decode": 4.0})]
+    figures = [values for _, _, values in _figures("decode", 8, alone, adapted)]
+    assert figures == [[4.0], [2.0], [50.0], [75.0]]
+    for noise in (-0.5, 0.0, 0.5):
+        short = [_Seconds({"decode": 4.0}, {"prefill": 1.0, "decode": noise})]
+        assert len(list(_figures("decode", 8, alone, short))) == len(list(_figures("decode", 8, short, alone))) == 3
+
+
 def test_kernels_with_unknown_format_is_rejected() -> None:
     error = CliRunner().invoke(app, ["kernels", "--format", "int3"]).exception
     assert isinstance(error, InvalidRequestError) and "bf16, w4a16" in str(error)
@@ -152,7 +207,33 @@ def test_peers_without_installation_measures_charonia_and_names_the_others(
     assert f"{min(others)} was not measured: it is not installed" in done.output
 
 
+def test_a_failed_command_of_a_peer_is_explained_by_its_last_error() -> None:
+    code = "import sys; print('error: first', file=sys.stderr); raise ValueError('the reason')"
+    with pytest.raises(peers.PeerError, match=r"^it failed with status 1: ValueError: the reason$"):
+        peers._call([sys.executable, "-c", code], "it failed")
+
+
 def test_peers_with_unknown_name_is_rejected_before_anything_is_installed(tmp_path: Path) -> None:
     error = CliRunner().invoke(app, ["peers", "--bits", "8", "--peer", "none", "--folder", str(tmp_path)]).exception
     assert isinstance(error, InvalidRequestError) and "llama_cpp_q8_0" in str(error)
     assert not list(tmp_path.iterdir()) and asdict(ENGINES[0])["kind"] == "charonia"
+
+
+def test_peer_environment_with_other_packages_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example an environment of an earlier version, which lacks a package."""
+    installed: list[list[object]] = []
+
+    def call(command: Sequence[object], *_: object, **__: object) -> str:
+        installed.extend([list(command)] if "install" in command else [])
+        return "1.0\n"
+
+    monkeypatch.setattr(peers, "_call", call)
+    monkeypatch.setattr("venv.create", lambda place, **_: place.mkdir(exist_ok=True))
+    peer = next(one for one in ENGINES if one.kind == "ctranslate2")
+    for packages in (("ctranslate2",), ("ctranslate2", "torch"), ("ctranslate2", "torch")):
+        monkeypatch.setitem(peers._PACKAGES, peer.kind, packages)
+        assert peers._environment(peer, tmp_path, True, print)[1] == "ctranslate2_int8 1.0"
+    assert [command[-1] for command in installed] == ["ctranslate2", "torch"]
+    monkeypatch.setitem(peers._PACKAGES, peer.kind, ("ctranslate2", "numpy"))
+    with pytest.raises(peers.PeerError, match="not installed with ctranslate2, numpy, and --no-install"):
+        peers._environment(peer, tmp_path, False, print)

@@ -76,7 +76,7 @@ def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
     assert code == 1
     lines = {line[9:].split("  ")[0].strip(): line for line in out.splitlines()}
     port, triton = lines[f"port {env['CHARONIA_GRPC_PORT']}"], lines["Triton"]
-    assert port.startswith("PROBLEM") and "CHARONIA_GRPC_PORT (--grpc-port)" in port
+    assert port.startswith("PROBLEM") and port.endswith("choose another port with CHARONIA_GRPC_PORT")
     assert triton.startswith("PROBLEM") and "has no bin/tritonserver" in triton
     assert lines["Python"].startswith("ok")
     assert set(lines) >= {
@@ -125,10 +125,16 @@ def test_doctor_shows_the_memory_of_the_container(
         (tmp_path / name).write_text(text)
     found = doctor._memory()
     assert found.state == "problem"
-    assert found.text.startswith("1.5 GB of 3.0 GB are available: raise the memory limit of this container")
+    assert found.text.startswith("1.40 GiB of 2.79 GiB are available: raise the memory limit of this container")
     if "memory.max" in files:
         (tmp_path / "memory.max").write_text("max\n")
-        assert "of 3.0 GB" not in doctor._memory().text
+        assert "of 2.79 GiB" not in doctor._memory().text
+
+
+def test_doctor_tries_to_write_the_run_folder() -> None:
+    """Root has every permission in /proc, but cannot make files there."""
+    found = doctor._checked("run folder", lambda: doctor._writable(Path("/proc/charonia/run")))
+    assert found.state == "problem" and "/proc cannot be written" in found.text and "CHARONIA_RUN_DIR" in found.text
 
 
 def test_doctor_needs_grpc_only_for_the_probe_of_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +152,25 @@ def test_help_of_serve_has_groups() -> None:
     assert found == ["Arguments", "Options", "Service", *_GROUPS.values()]
     service = out.partition("\nService:")[2].partition("\nModel and KV cache:")[0]
     assert "--grpc-port" in service and "--session-len" not in service
+
+
+@pytest.mark.slow
+def test_plan_says_once_why_a_model_does_not_fit(model: Path) -> None:
+    code, out, err = charonia("plan", model, "--memory", "1MiB", env={"COLUMNS": "1000"})
+    (why,) = [line for line in f"{out}{err}".splitlines() if "does not fit" in line]
+    assert code == 1 and why in out
+
+
+@pytest.mark.slow
+def test_an_embedding_model_is_not_offered_for_chats(tmp_path: Path) -> None:
+    folder, made = tmp_path / "model", tmp_path / "w"
+    write_random_model(folder, SHAPES["tiny"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+    code, out, err = charonia("convert", folder, "--dst-path", made)
+    assert code == 0 and "Serve it: charonia serve" in out and "charonia chat" not in out, err
+    code, _, err = charonia("chat", made)
+    assert code == 1 and "is for task = embed, so it cannot chat" in " ".join(err.split())
 
 
 @pytest.mark.slow
@@ -379,7 +404,7 @@ def test_a_full_disk_is_one_sentence(
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     error = capsys.readouterr().err
-    assert re.fullmatch(r"error: No space left on device at \S+/missing/file \([\d.]+ GB are free\): free .*\n", error)
+    assert re.fullmatch(r"error: No space left on device at \S+/missing/file \([\d.]+ \w+ are free\): free .*\n", error)
 
 
 @pytest.mark.parametrize(("option", "hint"), [("--max-model-len", "--session-len"), ("--ctx-size=9", "--session-len")])
@@ -391,6 +416,17 @@ def test_an_option_of_another_server_gets_a_hint(
         cli.main()
     error = capsys.readouterr().err
     assert f"No such option: {option.partition('=')[0]}: here {hint}" in " ".join(error.split())
+
+
+def test_a_hint_for_a_command_without_the_option_names_the_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("doctor", "plan"):
+        monkeypatch.setattr("sys.argv", ["charonia", command, "--port", "8000"])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+        said = "No such option: --port: charonia serve has --gateway-port (CHARONIA_GATEWAY_PORT)"
+        assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_hints_name_options_that_exist_and_are_in_the_docs() -> None:

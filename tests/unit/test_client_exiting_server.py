@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from charonia_client import Client, ConnectionLost, GenerateRequest, Unavailable
 from charonia_client.errors import Unresponsive
@@ -158,3 +159,16 @@ async def test_check_fails_if_grpc_cancels_its_call(
         monkeypatch.setattr(client._stub, "ModelStreamInfer", cancelled)
         with pytest.raises(Unavailable, match="the connection broke"):
             await client.check(HANG_S)
+
+
+async def test_call_about_adapters_is_read_to_its_end() -> None:
+    """Leaving it before would cancel it, and Triton may count a cancelled call as running for ever."""
+
+    class Breaking(Double):
+        async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+            yield await anext(super().ModelStreamInfer(requests, context))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
+
+    async with Breaking() as double, Client(double.target) as client:
+        with pytest.raises(Unavailable, match="broken"):
+            await client.adapters()

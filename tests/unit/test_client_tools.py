@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from charonia_client import Client, GenerateRequest, GenerateResponse, Tools, TooManyRounds, converse
 from charonia_client.chat import Chat
-from charonia_client.cli import _tools_of
+from charonia_client.cli import _ensemble_of, _tools_of, app
+from charonia_client.errors import Unavailable
 from charonia_client.types import ToolCallDelta
+from triton_double import Double
+from typer.testing import CliRunner
+
+from charonia.serve.models import with_labels
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "client" / "examples" / "tools.py"
 
@@ -159,3 +165,40 @@ async def test_terminal_prints_the_maximum_of_rounds(capsys: pytest.CaptureFixtu
         in capsys.readouterr().out
     )
     assert len(client.choices) == 8
+
+
+async def test_terminal_asks_the_adapter() -> None:
+    asked: list[str | None] = []
+
+    class Listener(Caller):
+        async def generate(self, request: GenerateRequest, **_: Any) -> Any:
+            asked.append(request.lora_name)
+            yield GenerateResponse("x", finish_reason="stop")
+
+    for lora in (None, "sql"):
+        assert await Chat(Listener(0), Once(), sampling={}, lora=lora).run() == 0
+    assert asked == [None, "sql"]
+
+
+def test_terminal_refuses_an_adapter_without_a_name() -> None:
+    done = CliRunner().invoke(app, ["--lora", ""])
+    assert done.exit_code == 2 and "the adapter has no name" in done.output
+
+
+async def test_terminal_finds_ensemble_by_the_name_of_the_model() -> None:
+    *_, served = with_labels([("first", Path()), ("Qwen/Qwen3: 0.6B", Path())])
+    ensemble = served.part("ensemble")
+    async with Double() as triton, Client(triton.target) as client:
+        triton.unloaded = {served.name, f"{ensemble}-2", "first", "ensemble.first"}
+        assert await _ensemble_of(client, served.name) == ensemble
+        assert await _ensemble_of(client, ensemble) == ensemble
+        with pytest.raises(Unavailable, match="no model 'first' that is ready: leave --model out"):
+            await _ensemble_of(client, "first")
+        triton.unloaded.remove(f"{ensemble}-2")
+        with pytest.raises(Unavailable, match=r"several models whose names are like 'Qwen/Qwen3: 0\.6B'"):
+            await _ensemble_of(client, served.name)
+
+
+def test_terminal_prints_its_version() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert done.exit_code == 0 and done.output.strip() == version("charonia-client")

@@ -24,7 +24,7 @@ from charonia import Engine, ModelError, SamplingParams, UnsupportedError, _engi
 from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.errors import InternalError, InvalidRequestError, ServeError
 from charonia.families import TensorPart, describe
-from charonia.serve.model import prepare, prepare_all
+from charonia.serve.model import prepare, prepare_all, prepare_draft
 from charonia.settings import ServeSettings
 from charonia.text.tokenizer import load_tokenizer
 from charonia.triton_models import answers_dir
@@ -346,7 +346,7 @@ def test_a_full_disk_is_named_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=12_345))
     monkeypatch.setattr("charonia.weights.convert.write_safetensors", lambda *_: pytest.fail("it writes"))
-    with pytest.raises(ModelError, match=r"needs about \d+\.\d GB in .*, but 0\.0 GB are free"):
+    with pytest.raises(ModelError, match=r"needs about [\d.]+ \wiB in .*, but 12\.1 KiB are free"):
         convert(model, tmp_path / "w")
     assert list(tmp_path.iterdir()) == [model]
 
@@ -363,7 +363,7 @@ def test_a_disk_that_becomes_full_is_named_in_one_sentence(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
     monkeypatch.setattr(workspace.Manifest, "save", raised(OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(ModelError, match=r"w cannot be written: No space left on device at .* GB are free\)"):
+    with pytest.raises(ModelError, match=r"w cannot be written: No space left on device at .* \wiB are free\)"):
         make(model, tmp_path / "w")
     assert list(tmp_path.iterdir()) == [model]
 
@@ -512,10 +512,8 @@ def test_a_failed_replacement_leaves_the_old_workspace(model: Path, tmp_path: Pa
 
 
 def test_impossible_conversions_are_rejected_by_name(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"'gguf' is not supported; supported: auto, hf, compressed-tensors, awq"
-    ):
-        convert(model, tmp_path / "w", model_format="gguf")
+    with pytest.raises(UnsupportedError, match=r"'hqq' is not supported; supported: auto, hf, compressed-tensors, awq"):
+        convert(model, tmp_path / "w", model_format="hqq")
     with pytest.raises(ModelError, match=r"--model-format awq: the weights of .* are hf"):
         convert(model, tmp_path / "w", model_format="awq")
     with pytest.raises(InvalidRequestError, match="'int8'"):
@@ -615,6 +613,32 @@ def test_served_model_is_linked_for_its_ranks(model: Path, tmp_path: Path) -> No
     assert workspace.read_manifest(two / workspace.WEIGHTS).ranks == 2
     assert prepare(str(two), tmp_path, {}) == two
     assert answers(two)[0] == answers(one)[0]
+
+
+def test_draft_model_is_linked_for_one_rank(model: Path, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as held:
+        given = {"tensor_para_size": "2", "speculative_model": str(model)}
+        inference = prepare_draft(given, tmp_path, lambda _: None, held)
+        weights = Path(inference["speculative_model"])
+        assert inference == {**given, "speculative_model": str(weights), "speculative_method": "draft_model"}
+        assert workspace.read_manifest(weights).ranks == 1
+        assert workspace.is_held(weights.parents[1])
+        for unused in ({"speculative_model": "m", "speculative_method": "ngram"}, {"speculative_method": "ngram"}):
+            assert prepare_draft(unused, tmp_path, lambda _: None, held) == unused
+        with pytest.raises(ModelError, match="converted for 2 ranks"):
+            prepare_draft({"speculative_model": str(convert(model, tmp_path / "w", tp=2))}, tmp_path, print, held)
+
+
+def test_an_error_names_the_draft_model_that_was_given(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    content = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [token for token, id_ in vocabulary.items() if id_ in {300, 301}]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidRequestError, match=f"speculative_model = {other}: its vocabulary differs"):
+        Engine.from_pretrained(model, speculative_model=str(other))
 
 
 def test_simultaneous_starts_share_one_new_workspace(

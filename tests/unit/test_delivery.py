@@ -45,6 +45,7 @@ def test_delivery_the_engines_encoding_is_protobufs() -> None:
                 prompt_token_bytes=[b"<s>", b"top", b"top"],
                 prompt_token_special=[True, False, False],
                 prompt_top_token_bytes=[b"top", b"top"],
+                pooled=[0.5, -2],
             ),
             Chunk(subscription_key=5),
             Chunk(subscription_key=6, finish_reason=4, text_output=[b"[504] late"]),
@@ -65,6 +66,6 @@ def test_delivery_the_engines_encoding_is_protobufs() -> None:
 
 def test_delivery_the_proto_file_is_read_completely() -> None:
     numbers = {field.number: field.name for field in Chunk.DESCRIPTOR.fields}
-    assert sorted(numbers) == list(range(1, 30))
+    assert sorted(numbers) == list(range(1, 33))
     reason = Chunk.DESCRIPTOR.fields_by_name["finish_reason"].enum_type
     assert [value.name for value in reason.values] == ["NONE", "STOP", "LENGTH", "CANCELLED", "ERROR"]

@@ -14,6 +14,7 @@ from charonia_client import (
     DeadlineExceeded,
     GenerateRequest,
     GenerateResponse,
+    NotFound,
     NotReady,
     Overloaded,
     Progress,
@@ -37,6 +38,7 @@ UNKNOWN: dict[str, Any] = {
     "quality": [],
     "model_info": {},
     "answer_formats": {},
+    "adapters": [],
 }
 
 
@@ -91,6 +93,12 @@ class Fake:
 
     async def end_session(self, session_id: str) -> None:
         await self._act("end", session_id)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._act("load", f"{name}={path}")
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._act("unload", name)
 
     async def until_over(self, request_id: str) -> None: ...
 
@@ -155,6 +163,70 @@ def ask(**fields: Any) -> GenerateRequest:
 
 def turn(session: str = "s") -> GenerateRequest:
     return ask(session_id=session, interactive=True)
+
+
+# --- LoRA adapters
+
+
+async def test_an_adapter_is_loaded_by_all_servers_or_by_none() -> None:
+    servers = Servers()
+    await servers.pool.load_adapter("x", "/x")
+    assert [fake.actions for fake in servers.fakes] == [[("load", "x=/x")]] * 3
+    servers.fakes[2].action_error = BadRequest("no memory")
+    with pytest.raises(BadRequest, match="no memory"):
+        await servers.pool.load_adapter("y", "/y")
+    assert [fake.actions[1:] for fake in servers.fakes] == [[("load", "y=/y"), ("unload", "y")]] * 2 + [[]]
+
+
+async def test_a_server_that_had_the_adapter_keeps_it_when_another_one_fails() -> None:
+    servers = Servers()
+    servers.fakes[0].answers["adapters"] = [{"name": "x", "fingerprint": "1"}]
+    servers.fakes[2].action_error = BadRequest("no memory")
+    with pytest.raises(BadRequest, match="no memory"):
+        await servers.pool.load_adapter("x", "/x")
+    assert [fake.actions[1:] for fake in servers.fakes] == [[], [("unload", "x")], []]
+
+
+async def test_a_request_is_answered_by_the_server_that_has_the_adapter() -> None:
+    servers = Servers()
+    for fake in servers.fakes[:2]:
+        fake.fail(NotFound("no x"))
+    for _ in range(3):
+        assert await servers.text(ask(lora_name="x=1")) == "c"
+    servers.fakes[2].fail(NotFound("no x"))
+    with pytest.raises(NotFound):
+        await servers.text(ask(lora_name="x=1"))
+    servers.check_integrity()
+
+
+async def test_adapters_of_all_servers_are_listed() -> None:
+    servers = Servers()
+    for fake in servers.fakes[1:]:
+        fake.answers["adapters"] = [{"name": fake.target, "fingerprint": "1"}]
+    listed, known = await servers.pool.adapters()
+    assert list(listed) == ["b", "c"] and known
+    servers.fakes[2].answers["adapters"] = Unavailable("away")
+    listed, known = await servers.pool.adapters()
+    assert list(listed) == ["b", "c"] and not known
+
+
+async def test_an_adapter_is_unloaded_where_it_is() -> None:
+    servers = Servers()
+    servers.fakes[0].action_error = NotFound("no x")
+    await servers.pool.unload_adapter("x")  # a server that was started later does not have it
+    assert [fake.actions for fake in servers.fakes] == [[], [("unload", "x")], [("unload", "x")]]
+    servers.fakes[1].action_error = Unavailable("away")
+    with pytest.raises(Unavailable, match="away"):
+        await servers.pool.unload_adapter("x")
+    servers.fakes[1].action_error = None
+    servers.endpoint(servers.fakes[1]).failed("it is down")
+    with pytest.raises(Unavailable, match="not from b,"):
+        await servers.pool.unload_adapter("x")
+    servers.endpoint(servers.fakes[1]).draining = True
+    for fake in servers.fakes:
+        fake.action_error = NotFound("no x")
+    with pytest.raises(NotFound):
+        await servers.pool.unload_adapter("x")
 
 
 # --- retries

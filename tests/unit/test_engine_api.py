@@ -152,6 +152,12 @@ def test_a_stream_joined_is_the_whole_output(engine: Engine) -> None:
     assert chunks[-1].finish_reason == "length"
 
 
+def test_thinking_ends_with_its_budget(engine: Engine) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, thinking_budget=3, thinking_end_ids=[5, 6])
+    free = engine.generate([1, 2], replace(sampling, thinking_budget=None))[0].token_ids
+    assert engine.generate([1, 2], sampling)[0].token_ids[:5] == [*free[:3], 5, 6]
+
+
 def test_stop_words_may_be_text_bytes_or_several(engine: Engine) -> None:
     long = SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)
     text = engine.generate("stop", long)[0].text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from key_files import KeyFile
 from starlette.types import Message, Receive, Scope, Send
 from triton_double import error, input_text, parsed, part, says, scripted_parse
 from tritonclient.grpc import service_pb2 as pb
+from waiting import until
 
 from charonia.errors import ServeError
 from charonia.serve import control
@@ -332,3 +334,64 @@ async def test_model_with_several_names_is_found_by_each(tmp_path: Path) -> None
         for key, names in (("bob", ["b"]), ("all", ["a", "b", "c"])):
             listed = (await web.get("/v1/models", headers=keys.bearer(key))).json()["data"]
             assert [one["id"] for one in listed] == names
+
+
+@pytest.fixture
+def on_demand(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a gateway with the models a and b, which loads models on demand."""
+    return {"control_dir": tmp_path, "models_autoload": True, "model_name": "a", "more_models": "b"}
+
+
+async def test_request_waits_for_its_model(tmp_path: Path, on_demand: dict[str, Any]) -> None:
+    orders: list[dict[str, Any]] = []
+    may_load = threading.Event()
+
+    def load(order: dict[str, Any]) -> str:
+        orders.append(order)
+        assert may_load.wait(HANG_S)
+        server.unloaded.discard("ensemble.b")
+        return "b is loaded"
+
+    with control.answering(tmp_path, load):
+        async with gateway(**on_demand) as (web, server):
+            server.unloaded.add("ensemble.b")
+            pool = web._transport.app.state.gateway.engines["b"].pool  # type: ignore[attr-defined]
+            await until(lambda: not pool.usable)
+            listed = (await web.get("/v1/models")).json()["data"]
+            assert {one["id"]: one["status"] for one in listed} == {"a": "ready", "b": "on demand"}
+            body = {"model": "b", "messages": "hi"}
+            waiting = [asyncio.create_task(web.post("/v1/chat/completions", json=body)) for _ in range(3)]
+            await until(lambda: orders)
+            other = await web.post("/v1/chat/completions", json={**body, "model": "a"})
+            assert other.status_code == 200 and not any(task.done() for task in waiting)
+            may_load.set()
+            assert [(await task).status_code for task in waiting] == [200] * 3
+            assert orders == [{"do": "ensure", "name": "b", "limit_s": "120.0"}], "one order for all requests"
+            # The gateway has not noticed yet that the model was unloaded again.
+            server.unloaded.add("ensemble.b")
+            assert (await web.post("/v1/completions", json={"model": "b", "prompt": "hi"})).status_code == 200
+            assert len(orders) == 2
+
+
+async def test_request_whose_model_cannot_be_loaded_says_when_to_retry(
+    tmp_path: Path, on_demand: dict[str, Any]
+) -> None:
+    def refuse(order: dict[str, Any]) -> str:
+        raise ServeError("b does not fit next to a, which have requests: try again", 503)
+
+    body = {"model": "b", "messages": "hi"}
+    stays = threading.Event()
+    for handle, given, said in (
+        (refuse, {}, "b does not fit next to a"),
+        (lambda order: str(stays.wait(HANG_S)), {"load_timeout_s": 0.1}, "the model 'b' is still being loaded"),
+        (lambda order: "b is loaded", {"load_timeout_s": 0.1}, "the model 'b' is"),
+    ):
+        with control.answering(tmp_path, handle):
+            async with gateway(**on_demand, **given) as (web, server):
+                server.unloaded |= {"ensemble.b"}
+                answer = await web.post("/v1/chat/completions", json=body)
+                assert answer.status_code == 503 and answer.headers["retry-after"], answer.text
+                assert said in answer.json()["error"]["message"]
+                server.unloaded |= {"ensemble"}
+                assert (await web.get("/health/ready")).status_code == 200, "it loads models on demand"
+                stays.set()

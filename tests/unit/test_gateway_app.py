@@ -14,7 +14,7 @@ from charonia_gateway.body import parse
 from charonia_gateway.endpoints import answer as answer_module
 from charonia_gateway.settings import Settings
 from gateway_in_process import MODEL, ask, gateway
-from triton_double import error, part, says, with_logprobs
+from triton_double import error, input_text, part, says, with_logprobs
 from tritonclient.grpc import service_pb2 as pb
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": "hi"}
@@ -42,9 +42,63 @@ async def test_a_path_with_a_slash_more_is_no_redirect_to_another_host() -> None
     assert answer.status_code == 404 and "location" not in answer.headers
 
 
-async def test_embeddings_are_rejected_with_a_code_of_their_own() -> None:
-    answer = await ask("/v1/embeddings", {"model": MODEL, "input": "a"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "embeddings_not_supported")
+async def test_many_inputs_run_in_groups_of_max_choices_and_keep_their_order() -> None:
+    running = most = 0
+
+    async def echo_length(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        chunk = part("", "stop")
+        chunk.num_output_tokens = 0
+        chunk.pooled.append(len(input_text(request, "text_input")))
+        running -= 1
+        yield chunk
+
+    body = {"model": MODEL, "input": ["a" * (9 - length) for length in range(9)]}
+    answer = await ask("/v1/embeddings", body, echo_length, max_choices=4)
+    assert [one["embedding"] for one in answer.json()["data"]] == [[9 - length] for length in range(9)]
+    assert answer.json()["usage"] == {"prompt_tokens": 45, "total_tokens": 45} and most <= 4
+
+
+async def test_inputs_of_a_request_wait_for_a_queue_that_is_full_of_them() -> None:
+    running, rejected = 0, 0
+    others_rejected = asyncio.Event()
+
+    async def two_at_once(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        nonlocal running, rejected
+        if running == 2:
+            rejected += 1
+            if rejected == 18:
+                others_rejected.set()
+            yield error("[429] the queue is full; retry after 1 s")
+            return
+        running += 1
+        await asyncio.wait_for(others_rejected.wait(), 60)
+        running -= 1
+        chunk = part("", "stop")
+        chunk.pooled.append(len(input_text(request, "text_input")))
+        yield chunk
+
+    body = {"model": MODEL, "input": ["a" * (20 - length) for length in range(20)]}
+    answer = await ask("/v1/embeddings", body, two_at_once)
+    assert [one["embedding"] for one in answer.json()["data"]] == [[20 - length] for length in range(20)]
+    assert 18 <= rejected <= 60  # the first time all that do not fit, and then a few
+    full = await ask("/v1/embeddings", body, says(error("[429] the queue is full; retry after 7 s")))
+    assert (full.status_code, full.headers["retry-after"]) == (429, "7")
+
+
+async def test_an_error_names_the_input() -> None:
+    async def refuse(request: pb.ModelInferRequest) -> AsyncIterator[Any]:
+        text = input_text(request, "text_input")
+        chunk = part("", "stop")
+        chunk.pooled.append(1)
+        yield error("[400] text_input: it is wrong") if text == "b" else chunk
+
+    body = {"model": MODEL, "input": ["a", "b", "a"]}
+    wrong = (await ask("/v1/embeddings", body, refuse)).json()["error"]
+    assert (wrong["message"], wrong["param"]) == ("input[1]: it is wrong", "input[1]")
 
 
 async def test_large_bodies_are_parsed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +270,9 @@ async def test_a_model_says_whether_it_accepts_tools(formats: dict[str, Any], ac
 async def test_unloaded_model_is_reported_and_other_models_respond() -> None:
     settings = {"more_models": "other/one=b, third", "endpoint_check_interval_s": 0.05}
     sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
-    info = {"context_length": 10, "weight_type": "int4", "data_type": "bf16", "group_size": 128}
+    info = {
+        "context_length": 10, "task": "embed", "weight_type": "int4", "data_type": "bf16", "group_size": 128,
+    }  # fmt: skip
     async with gateway(info={**info, "default_sampling_parameters": sampling}, **settings) as (web, server):
         server.unloaded = {"ensemble.b", "preprocessing.b"}
         for chunks in server.subscriptions.values():
@@ -238,8 +294,9 @@ async def test_unloaded_model_is_reported_and_other_models_respond() -> None:
         listed = {one["id"]: one for one in (await web.get("/v1/models")).json()["data"]}
         assert [one["status"] for one in listed.values()] == ["ready", "not ready", "ready"]
         assert {
-            name: listed["third"][name] for name in ("max_model_len", "weight_type", "data_type", "group_size")
+            name: listed["third"][name] for name in ("task", "max_model_len", "weight_type", "data_type", "group_size")
         } == {
+            "task": "embed",
             "max_model_len": 10,
             "weight_type": "int4",
             "data_type": "bf16",

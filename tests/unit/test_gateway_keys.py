@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,14 +36,28 @@ ROUTES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/responses"): RESPONSE,
     ("GET", "/v1/responses/{id}"): None,
     ("DELETE", "/v1/responses/{id}"): None,
+    ("POST", "/v1/responses/{id}/cancel"): None,
+    ("POST", "/v1/files"): {},
+    ("GET", "/v1/files"): None,
+    ("GET", "/v1/files/{id}"): None,
+    ("GET", "/v1/files/{id}/content"): None,
+    ("DELETE", "/v1/files/{id}"): None,
+    ("POST", "/v1/batches"): {},
+    ("GET", "/v1/batches"): None,
+    ("GET", "/v1/batches/{id}"): None,
+    ("POST", "/v1/batches/{id}/cancel"): None,
     ("POST", INTERACTIVE): {"prompt": "hi", "session_id": 7, "interactive_mode": True},
     ("POST", "/v1/messages"): MESSAGES,
     ("POST", "/v1/messages/count_tokens"): {"model": MODEL, "messages": MESSAGES["messages"]},
-    ("POST", "/v1/embeddings"): {},
+    ("POST", "/v1/embeddings"): {"model": MODEL, "input": "hi"},
+    ("POST", "/v1/rerank"): {"model": MODEL, "query": "hi", "documents": ["ho"]},
+    ("POST", "/v1/score"): {"model": MODEL, "text_1": "hi", "text_2": "ho"},
     ("GET", "/v1/models"): None,
     ("GET", "/v1/models/{model:path}"): None,
     ("POST", "/models/load"): {"model": MODEL},
     ("POST", "/models/unload"): {"model": MODEL},
+    ("POST", "/v1/load_lora_adapter"): {"lora_name": "sql", "lora_path": "/sql"},
+    ("POST", "/v1/unload_lora_adapter"): {"lora_name": "sql"},
     ("POST", "/v1/replay"): {"path": "/v1/completions", "body": json.dumps({"model": MODEL, "prompt": "hi"})},
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [72]},
@@ -54,11 +69,13 @@ ROUTES: dict[tuple[str, str], Any] = {
 # Routes that need no key. One file represents all files of the pages.
 PAGE_FILE = "/page/chat.css"
 OPEN = {("GET", path) for path in ("/health/live", "/health/ready", "/health", "/ping", "/", "/docs", PAGE_FILE)}
+BATCHES = {path for _, path in ROUTES if path.startswith(("/v1/files", "/v1/batches"))}
 # These routes have no model.
 OF_NO_MODEL = {
     "/metrics",
-    "/v1/embeddings",
     "/v1/responses/{id}",
+    "/v1/responses/{id}/cancel",
+    *BATCHES,
     "/v1/models",
     "/openapi.json",
     "/version",
@@ -176,7 +193,13 @@ async def test_page_under_a_name_of_the_machine_is_accepted_unless_local(
 @pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
 async def test_a_valid_key_reaches_every_route_in_either_header(file: KeyFile, header: str) -> None:
     headers = file.bearer("alice") if header == "Authorization" else {header: file.texts["alice"]}
-    beyond = {"/v1/embeddings": 404, "/v1/responses/{id}": 404, "/tokenizer_info": 500, "/detokenize": 200}
+    beyond = {
+        **dict.fromkeys(BATCHES, 404),
+        "/v1/responses/{id}": 404,
+        "/v1/responses/{id}/cancel": 404,
+        "/tokenizer_info": 500,
+        "/detokenize": 200,
+    }
     beyond |= dict.fromkeys(("/models/load", "/models/unload"), 503)  # charonia serve does not run
     async with guarded(file) as (web, _):
         for (method, path), body in ROUTES.items():
@@ -482,3 +505,23 @@ async def test_a_key_that_is_revoked_holds_no_more_without_a_restart(
         file.revoke("bob")
         await until(is_refused)
         assert (await web.get("/v1/models", headers=file.bearer("alice"))).status_code == 200
+
+
+def test_threads_do_not_read_the_files_at_the_same_time(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow thread would replace newer keys with older ones."""
+    ring = keys.KeyRing(file.path)
+    second = threading.Thread(target=ring.refresh)
+    reading, read_keys = [0], keys.read_keys
+
+    def read(path: Path) -> keys.KeysFile:
+        reading[0] += 1
+        if reading[0] == 1:
+            second.start()
+            second.join(0.2)  # a second reader would end
+        return read_keys(path)
+
+    late = file.add("late")
+    monkeypatch.setattr(keys, "read_keys", read)
+    ring.refresh()
+    second.join()
+    assert ring.find(late) is not None and reading[0] == 1

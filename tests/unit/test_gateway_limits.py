@@ -13,7 +13,7 @@ import openai
 import pytest
 from gateway_in_process import MODEL, gateway, listening
 from key_files import KeyFile
-from triton_double import error, part, says
+from triton_double import error, input_text, part, says
 from tritonclient.grpc import service_pb2 as pb
 from waiting import until
 
@@ -94,6 +94,29 @@ async def test_tokens_are_charged_as_the_engine_counts_them(
     assert after.headers["x-ratelimit-remaining-tokens"] == str(100 - tokens)
     prompt = f'charonia_gateway_key_tokens_total{{key="rich",kind="prompt"}} {tokens * 5 / 6}'
     assert (prompt in scraped) == bool(tokens)
+
+
+async def test_inputs_that_ended_are_charged_though_another_fails(file: KeyFile) -> None:
+    file.add("rich", tokens_per_minute=100)
+    ended = asyncio.Event()
+
+    async def fail_second(request: pb.ModelInferRequest) -> Parts:
+        if input_text(request, "text_input") == "b":
+            await ended.wait()
+            yield error("[500] it failed")
+            return
+        chunk = part("", "stop")
+        chunk.num_output_tokens = 0
+        chunk.pooled.append(1)
+        yield chunk
+        ended.set()
+
+    async with gateway(keys_file=file.path) as (web, server):
+        server.behaviour = fail_second
+        body = {"model": MODEL, "input": ["a", "b"]}
+        failed = await web.post("/v1/embeddings", json=body, headers=file.bearer("rich"))
+        after = await web.post("/tokenize", json={"prompt": "hi"}, headers=file.bearer("rich"))
+    assert (failed.status_code, after.headers["x-ratelimit-remaining-tokens"]) == (500, "95")
 
 
 async def test_a_request_that_outruns_the_budget_ends_and_the_next_waits(file: KeyFile) -> None:
@@ -187,6 +210,33 @@ async def test_key_has_at_most_max_concurrent_requests(file: KeyFile) -> None:
         fourth = await web.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
     assert (second.status_code, second.headers["retry-after"]) == (429, "1")
     assert (third.status_code, fourth.status_code) == (200, 200)
+
+
+async def test_inputs_of_embeddings_run_as_many_at_once_as_the_key_allows(file: KeyFile) -> None:
+    file.add("two", max_concurrent=2)
+    begun, go, running, most = asyncio.Event(), asyncio.Event(), 0, 0
+
+    async def waits(request: pb.ModelInferRequest) -> Parts:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 2:
+            begun.set()
+        await go.wait()
+        running -= 1
+        chunk = part("", "stop")
+        chunk.pooled.append(1)
+        yield chunk
+
+    body = {"model": MODEL, "input": ["a"] * 5}
+    async with gateway(keys_file=file.path) as (web, server):
+        server.behaviour = waits
+        first = asyncio.create_task(web.post("/v1/embeddings", json=body, headers=file.bearer("two")))
+        await begun.wait()
+        second = await web.post("/v1/embeddings", json={**body, "input": "a"}, headers=file.bearer("two"))
+        go.set()
+        assert len((await first).json()["data"]) == 5
+    assert (second.status_code, most) == (429, 2)
 
 
 async def test_a_request_whose_client_left_counts_until_the_server_has_ended_it(file: KeyFile) -> None:

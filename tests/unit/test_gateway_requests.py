@@ -76,6 +76,13 @@ ANSWERED = [
     {"role": "tool", "tool_call_id": "1", "content": "42"},
 ]
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
+
+
+def allowed(mode: str, name: str | None = "f") -> dict[str, Any]:
+    tool = {"type": "function", "function": {"name": name}}
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool]}}
+
+
 PARTS = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
 GIVEN = {"enable_thinking": True, "documents": []}
 MODELS = {"temperature": None, "top_p": None, "top_k": None, "repetition_penalty": None, "messages": USER}
@@ -118,7 +125,13 @@ MODELS = {"temperature": None, "top_p": None, "top_k": None, "repetition_penalty
         (chat, {"tools": [STRICT], "tool_choice": "auto"}, {"tools": [STRICT], "tool_choice": None}),
         (chat, {"tools": [STRICT], "tool_choice": "required"}, {"tool_choice": "required"}),
         (chat, {"tools": [STRICT], "tool_choice": FUNCTION}, {"tool_choice": FUNCTION}),
+        (
+            chat,
+            {"tools": [STRICT], "tool_choice": allowed("auto")},
+            {"tool_choice": allowed("auto"), "tools": [STRICT]},
+        ),
         (chat, {"reasoning_effort": "low"}, {"chat_template_kwargs": {"reasoning_effort": "low"}}),
+        (chat, {"thinking_budget": 5}, {"thinking_budget": 5, "chat_template_kwargs": {"thinking_budget": 5}}),
         (
             chat,
             {"reasoning_effort": "none"},
@@ -217,6 +230,15 @@ def test_a_tool_call_in_the_history_reaches_the_template() -> None:
     assert messages[1]["tool_calls"] == [CALL] and messages[2]["tool_call_id"] == "1"
 
 
+def test_allowed_tools_force_calls_only_if_required() -> None:
+    made = {mode: chat(tools=[FUNCTION], tool_choice=allowed(mode)) for mode in ("auto", "required")}
+    assert {mode: body.engine_request().forces_calls for mode, body in made.items()} == {
+        "auto": False,
+        "required": True,
+    }
+    assert not any(body.names_function for body in made.values())
+
+
 def test_only_answers_of_models_that_reason_are_parsed_without_tools() -> None:
     assert chat().engine_request(reasons=True).parsed is True
     assert [chat(tools=[STRICT], tool_choice=one).names_function for one in (FUNCTION, "required")] == [True, False]
@@ -302,7 +324,11 @@ def test_the_arguments_of_all_calls_have_no_more_values_than_a_body(calls: int) 
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "send at most 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream = true only"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice", '= "any": send "auto", "none", "required" or'),
+        ({"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice", '= "any": send "auto", "none", "required", {'),
+        ({"tool_choice": allowed("none"), "tools": [FUNCTION]}, "tool_choice", 'its mode, "auto" or "required"'),
+        ({"tool_choice": allowed("auto", "g"), "tools": [FUNCTION]}, "tool_choice", "names 'g', which is not"),
+        ({"tool_choice": allowed("auto", None), "tools": [FUNCTION]}, "tool_choice", "entry 0 of tools is not"),
+        ({"tool_choice": allowed("auto")}, "tool_choice", "needs tools"),
         ({"tool_choice": {"type": "function"}, "tools": [FUNCTION]}, "tool_choice", 'send "auto"'),
         (tool(name="f", strict="yes"), "tools", "true or false"),
         (

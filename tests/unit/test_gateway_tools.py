@@ -32,6 +32,7 @@ FUNCTION = {"type": "function", "name": "add", "description": "Adds.", "paramete
 IN_OPENAIS_FORM = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
 MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 5, "messages": USER, "tools": [TOOL]}
 RESPONSES: dict[str, Any] = {"model": MODEL, "input": "hi", "tools": [FUNCTION]}
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}, {"type": "mcp"}]}
 
 
 @pytest.fixture(autouse=True)
@@ -327,8 +328,25 @@ def test_anthropics_history_becomes_the_templates() -> None:
         "thinking_budget": 2048,
         "reasoning_effort": "high",
     }
+    assert request.thinking_budget == 2048
+    for kind in ("disabled", "adaptive"):
+        other = anthropic(*USER, thinking={"type": kind, "budget_tokens": -1})
+        assert other.engine_request(reasons=True).thinking_budget is None
+    assert asked.engine_request(reasons=False).thinking_budget is None
     assert request.guide is not None and json.loads(request.guide.text) == SCHEMA
     assert asked.tokenize_request().tools == request.tools
+
+
+async def test_allowed_tools_of_responses_reach_the_server_and_are_shown() -> None:
+    tools = [FUNCTION, {**FUNCTION, "name": "multiply"}]
+    async with gateway() as (web, server):
+        answer = await web.post("/v1/responses", json={**RESPONSES, "tools": tools, "tool_choice": ALLOWED})
+        (request,) = server.requests
+    assert answer.json()["tool_choice"] == ALLOWED
+    named = [{"type": "function", "function": {"name": "add"}}]
+    sent = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
+    assert json.loads(input_text(request, "tool_choice")) == sent
+    assert [tool["function"]["name"] for tool in json.loads(input_text(request, "tools"))] == ["add", "multiply"]
 
 
 def test_openais_items_become_the_templates_messages() -> None:
@@ -360,6 +378,7 @@ def test_openais_items_become_the_templates_messages() -> None:
                 "input": items,
                 "tools": [FUNCTION],
                 "reasoning": {"effort": "none", "summary": "auto"},
+                "thinking_budget": 7,
                 "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}},
                 "parallel_tool_calls": False,
             }
@@ -378,7 +397,8 @@ def test_openais_items_become_the_templates_messages() -> None:
         {"role": "tool", "content": "no\nc2", "tool_call_id": "c2", "name": "add"},
     ]
     assert request.tools == [IN_OPENAIS_FORM] and request.parallel_tool_calls is False and request.parsed
-    assert request.chat_template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
+    variables = {"reasoning_effort": "none", "enable_thinking": False, "thinking_budget": 7}
+    assert request.chat_template_kwargs == variables and request.thinking_budget == 7
     assert request.guide is not None and json.loads(request.guide.text) == SCHEMA
 
 
@@ -559,6 +579,17 @@ def test_wrong_content_block_is_rejected_with_the_reason(block: dict[str, Any], 
         ),
         (formatted(type="json_schema", json_schema={}), "text", "format: json_schema does not belong to type"),
         (formatted(type="json_schema", schema={}), "text", "needs a name"),
+        (
+            {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [{"type": "function", "name": "other"}]}},
+            "tool_choice",
+            "allowed_tools names 'other', which is not a function in tools",
+        ),
+        ({"tools": [FUNCTION], "tool_choice": {**ALLOWED, "mode": "all"}}, "tool_choice", "send its mode"),
+        (
+            {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [{"type": "mcp"}]}},
+            "tool_choice",
+            "none of its tools is a function",
+        ),
         ({"text": {"schema": {}}}, "text", "text: schema is next to format, where it has no effect"),
     ],
 )

@@ -43,6 +43,16 @@ def test_timings_of_one_answer() -> None:
     }
 
 
+def test_timings_have_the_proposals_of_speculation_if_there_are_any() -> None:
+    usage = Usage(1, 2)
+    for index, (proposed, accepted) in enumerate(((8, 3), (4, 0))):
+        part = response(11, 5, 25, 125)
+        part.num_proposed_tokens, part.num_accepted_tokens = proposed, accepted
+        usage.see(index, part)
+    timings = usage.timings()
+    assert timings is not None and (timings["draft_n"], timings["draft_n_accepted"]) == (12, 3)
+
+
 def test_timings_of_several_responses_cover_first_wait_to_last_end() -> None:
     usage = Usage(2, 2)
     held, last, other = response(1, 5, 25, 25), response(2, 5, 25, 45), response(3, 7, 30, 55, cached=10)

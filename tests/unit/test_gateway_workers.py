@@ -276,7 +276,12 @@ async def test_requests_that_are_cut_off_get_an_error_and_one_line_in_the_log(tm
             half.settimeout(HANG_S)
             assert (await asyncio.to_thread(half.recv, 4096)).startswith(b"HTTP/1.1 503 ")
             assert await own.ended() == 0
-        loud = [line for line in own.log.read_text().splitlines() if not line.startswith("INFO:")]
+        # On a busy machine the double may also be reported as down.
+        loud = [
+            line
+            for line in own.log.read_text().splitlines()
+            if not line.startswith("INFO:") and "did not answer in time" not in line
+        ]
         assert loud == [
             "WARNING:     3 requests were cut off: not ended 0 s after the shutdown began (CHARONIA_DRAIN_TIMEOUT_S)"
         ]

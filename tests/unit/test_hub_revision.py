@@ -80,6 +80,12 @@ def test_wrong_hub_id_is_rejected_with_the_right_form(name: str) -> None:
         parse_id(name)
 
 
+@pytest.mark.parametrize(("name", "near"), [("Demo", "demo"), ("smolm2", "smollm2"), ("SmolLM2", "smollm2")])
+def test_a_name_like_that_of_a_built_in_model_gets_it_as_a_suggestion(name: str, near: str) -> None:
+    with pytest.raises(ModelError, match=f"; did you mean {near}\\?$"):
+        locate(name)
+
+
 def test_a_folder_is_not_pinned(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / V1
     folder.mkdir(parents=True)

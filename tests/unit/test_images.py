@@ -85,7 +85,12 @@ def test_every_setting_of_the_gateway_can_be_set_in_compose() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     given = {name.lower() for name in services["gateway"]["environment"]}
     inside = {"host", "port", "grpc_port"}  # fixed in the container
-    inside |= {"models_file", "control_dir"}  # of `charonia serve`, which containers do not run
+    inside |= {
+        "models_file",
+        "control_dir",
+        "models_autoload",
+        "load_timeout_s",
+    }  # of `charonia serve`, which containers do not run
     for name, field in GatewaySettings.model_fields.items():
         names = {str(choice) for choice in field.validation_alias.choices}  # type: ignore[union-attr]
         assert name in inside or names & given, f"{name} is missing in docker-compose.yml"
@@ -96,3 +101,11 @@ def test_every_variable_of_compose_is_in_the_example_or_a_setting() -> None:
     files = sorted(ROOT.glob("docker-compose*.yml"))
     read = {name for file in files for name in re.findall(r"\$\{([A-Z_]+)", file.read_text(encoding="utf-8"))}
     assert read <= example
+
+
+def test_packages_that_build_the_engine_have_the_versions_of_those_that_serve():
+    """Both are installed at the same time (scripts/setup.sh). Another version would replace files that are in use."""
+    build, host = locked("build"), locked("host")
+    both = build.keys() & host.keys()
+    assert "packaging" in both
+    assert {name: build[name] for name in both} == {name: host[name] for name in both}

@@ -120,6 +120,19 @@ def test_text_behind_a_special_token_is_certain_too(engine: Engine) -> None:
         expect_same(engine, params(seed=seed), tag)
 
 
+def test_speculation_proposes_certain_text_and_changes_no_token() -> None:
+    plain = Engine.from_pretrained(DEMO, threads=1, device="cpu")
+    speculating = Engine.from_pretrained(DEMO, threads=1, device="cpu", speculative_method="ngram")
+    with plain, speculating:
+        for name in GUIDES:
+            for sampling in (params(n=2), params(temperature=0.0), params(logprobs=1, bad_words=["x"])):
+                expected = plain.generate(PROMPT, sampling, guide=GUIDES[name])
+                got = speculating.generate(PROMPT, sampling, guide=GUIDES[name])
+                assert [told(output) for output in got] == [told(output) for output in expected]
+                assert [output.logprobs for output in got] == [output.logprobs for output in expected]
+        assert speculating.stats().accepted_tokens > 0
+
+
 def test_without_the_setting_nothing_is_forced() -> None:
     with Engine.from_pretrained(DEMO, threads=1, device="cpu") as plain:
         before = plain.stats().num_steps

@@ -11,22 +11,33 @@ import pytest
 from charonia_gateway.body import ignored_fields, parse
 from charonia_gateway.errors import ApiError
 from charonia_gateway.schemas.openai_responses import ResponsesRequest
+from charonia_gateway.schemas.pooling import EmbeddingRequest
 from charonia_gateway.schemas.requests import ChatRequest, CompletionRequest
 from openai.types import completion_create_params as completion_params
+from openai.types import embedding_create_params as embedding_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 from openai.types.shared import ReasoningEffort
+from pydantic import BaseModel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_fields.md"
 USER = {"role": "user", "content": "Hello"}
 # The gateway's type, OpenAI's, and the fields that a request must have.
-ROUTES: dict[str, tuple[type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest], Any, dict[str, Any]]] = {
+ROUTES: dict[str, tuple[type[BaseModel], Any, dict[str, Any]]] = {
+    "/v1/embeddings": (EmbeddingRequest, embedding_params.EmbeddingCreateParams, {"input": "Hello"}),
     "/v1/chat/completions": (ChatRequest, chat_params.CompletionCreateParamsStreaming, {"messages": [USER]}),
     "/v1/completions": (CompletionRequest, completion_params.CompletionCreateParamsStreaming, {"prompt": "Hello"}),
     "/v1/responses": (ResponsesRequest, response_params.ResponseCreateParamsStreaming, {"input": "Hello"}),
 }
 # A value for each OpenAI field that the page lists as rejected.
 REFUSED: dict[str, list[dict[str, Any]]] = {
+    "/v1/embeddings": [
+        {"input": []},
+        {"input": [1, "two"]},
+        {"input": ["a"] * 2049},
+        {"dimensions": 0},
+        {"encoding_format": "int8"},
+    ],
     "/v1/chat/completions": [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
@@ -55,16 +66,18 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "name": "f"}},
         {"tool_choice": {"type": "web_search"}, "tools": [{"type": "function", "name": "f"}]},
+        {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
         {"text": {"format": {"type": "grammar"}}},
         {"text": {"format": {"type": "json_schema", "name": "n"}}},
         {"include": ["file_search_call.results"]},
-        {"background": True},
+        {"background": True, "store": False},
         {"conversation": "c"},
         {"prompt": {"id": "p"}},
         {"reasoning": {"effort": "some"}},
         {"reasoning": {"summary": "some"}},
         {"truncation": "auto"},
         {"top_logprobs": 2},
+        {"top_logprobs": 21, "include": ["message.output_text.logprobs"]},
         {"context_management": []},
         {"moderation": {}},
         {"max_tool_calls": 1},

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from charonia import Engine
-from charonia.bench.random_model import SHAPES, write_random_model
-from charonia.errors import CharoniaError, InvalidRequestError
+from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
+from charonia.errors import CharoniaError, InvalidRequestError, UnsupportedError
 from charonia.serve.triton import has_gpu
+from charonia.units import spell_bytes
 from charonia.weights.convert import convert
-from charonia.weights.plan import Plan, make_plan, spell_bytes
+from charonia.weights.plan import Plan, make_plan
 
 PLAIN = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"}
 SMALL = Plan(
@@ -90,6 +91,26 @@ def test_layers_with_a_window_need_blocks_for_the_window_only() -> None:
     assert "need 96 KV blocks and 51 window blocks (219 KiB)" in refusal
     assert "there are 100 KV blocks and 40 window blocks (188 KiB)" in refusal
     assert windowed.refusal(2, 2048) is None
+
+
+def test_plan_counts_the_draft_model(model: Path) -> None:
+    settings = {"device": "cpu", "cache_max_entry_count": 0.5, "max_batch_size": 100_000}
+    without = make_plan(model, {**settings, "speculative_method": "ngram"}, memory="2GiB")
+    made = make_plan(model, {**settings, "speculative_model": str(model)}, memory="2GiB")
+    assert without.speculative_bytes == 0 < made.weight_bytes < made.speculative_bytes
+    assert made.fixed_bytes == without.fixed_bytes + made.speculative_bytes
+    fewer = without.num_blocks - made.num_blocks
+    assert fewer == pytest.approx(made.speculative_bytes / 2 / made.kv_block_bytes, abs=1)
+    assert "draft model with its KV cache" in plan(model, "--speculative-model", model)[1]
+    unused = make_plan(model, {**settings, "speculative_model": "m", "speculative_method": "ngram"}, memory="2GiB")
+    assert unused.speculative_bytes == 0 and "speculative_model = m has no effect" in unused.warnings[-1]
+
+
+def test_plan_names_the_draft_model_that_was_given(model: Path, tmp_path: Path) -> None:
+    states = tmp_path / "states"
+    write_random_model(states, parse_shape("qwen3.5-4,64,2,1,64,320"))
+    with pytest.raises(UnsupportedError, match=f"speculative_model = {states}: a draft model with recurrent layers"):
+        make_plan(model, {"device": "cpu", "speculative_model": str(states)})
 
 
 def test_plan_with_windows_equals_the_engines_sizes(tmp_path: Path) -> None:

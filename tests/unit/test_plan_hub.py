@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hub_double import HubDouble
+from tokenizers import Tokenizer, models
 
 from charonia.bench.random_model import Shape, write_random_model
 from charonia.json_files import read_json
@@ -188,3 +189,13 @@ def test_a_model_that_is_in_the_cache_is_planned_without_a_network(
     said = planned(hub.url, tmp_path, "them/small")
     assert hub.sent == sent
     assert planned(nobody, tmp_path, "them/small") == said
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_score_takes_the_tokenizer_for_the_tokens_no_and_yes(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "ranker")
+    Tokenizer(models.WordLevel({"no": 7, "yes": 4, "x": 0}, "x")).save(str(tmp_path / "ranker" / "tokenizer.json"))
+    with HubDouble({"them/ranker": tmp_path / "ranker"}) as hub:
+        found = planned(hub.url, tmp_path / "home", "them/ranker", "--task", "score")
+    here = make_plan(tmp_path / "ranker", {"device": "cpu", "task": "score"}, memory="4GiB").answers(None, None)
+    assert found == json.loads(json.dumps(here))

@@ -644,15 +644,42 @@ def test_model_info_has_the_sampling_defaults_of_the_engine(tmp_path: Path) -> N
 
     own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert own == DEFAULT_SAMPLING
-    ini.write_text("[llama]\ngroup_size = 0\nvocab_size = 12\n")
+    assert model_info(tmp_path, config, {}, 10)["task"] is None
+    ini.write_text("[llama]\ngroup_size = 0\nvocab_size = 12\nmodel_task = embed\n")
     assert defaults() == own
-    assert model_info(tmp_path, config, {}, 10)["vocab_size"] == 12
+    info = model_info(tmp_path, config, {}, 10)
+    assert (info["vocab_size"], info["task"]) == (12, "embed")
     ini.write_text("[llama]\ngeneration_config = auto\ndefault_temperature = 0.6\ndefault_top_k = 20\n")
     assert defaults() == {**own, "temperature": 0.6, "top_k": 20}
     assert defaults("none") == own
     config.write_text('parameters { key: "generation_config" value: { string_value: "none" } }\n')
     assert defaults() == own
     assert defaults("auto")["top_k"] == 20
+
+
+def test_marks_of_thinking_are_the_tokens_of_a_response(tmp_path: Path) -> None:
+    """They are empty for a prompt that is no chat. In harmony the second one begins the next message."""
+    template = TEMPLATE + "{% if thinks %}<think>\n{% endif %}{# <think> #}"
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, template))
+    spelled = [encode(tokenizer, "", mark, special=False) for mark in ("<think>", "</think>")]
+    messages = json.dumps([{"role": "user", "content": "x"}])
+    thinks = Fields(messages=messages, chat_template_kwargs='{"thinks": true}')
+    preparation = Preparation(tokenizer, {}, None, 1000)
+    assert list(preparation.prepare(Fields(messages=messages)).thinking) == spelled
+    made = preparation.prepare(thinks)
+    assert made.in_reasoning and list(made.thinking) == spelled
+    assert preparation.prepare(Fields(messages=turns("x", "so"), continue_final_message=True)).thinking == ([], [])
+    assert preparation.prepare(Fields(text_input="x")).thinking == ([], [])
+    harmony = {"CHARONIA_TOOL_CALL_PARSER": "harmony", "CHARONIA_REASONING_PARSER": "harmony"}
+    marks = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+    spelled = [encode(tokenizer, "", mark, special=False) for mark in marks]
+    assert list(Preparation(tokenizer, harmony, None, 1000).prepare(thinks).thinking) == spelled
+
+
+def test_input_of_an_embedding_is_its_tokens_alone(tokenizer: Any) -> None:
+    made = Preparation(tokenizer, {}, None, 1000).prepare(Fields(text_input="x", pooling="any"))
+    assert made.chat.token_ids == encode(tokenizer, "", "x", special=True)
+    assert not made.in_reasoning and made.thinking == ((), ())
 
 
 def test_a_begun_answer_is_the_prompts_end(tokenizer: Any) -> None:
@@ -733,3 +760,12 @@ def test_fingerprint_changes_exactly_with_settings_that_change_tokens(tmp_path: 
         written(config, 'parameters { key: "quant_policy" value: { string_value: "4" } }'),
     ]
     assert len(set(found)) == len(found)
+
+
+def test_a_request_for_another_task_reaches_the_engine_without_a_template(base_tokenizer: Any) -> None:
+    """The engine's error names the model's task."""
+    fields = Fields(messages='[{"role": "user", "content": "hi"}]')
+    preparation = Preparation(base_tokenizer, {}, None, GUIDE_MAX_BYTES, "embed")
+    assert preparation.prepare(fields).chat.token_ids == [0]
+    with pytest.raises(PromptError, match="template"):
+        Preparation(base_tokenizer, {}, None, GUIDE_MAX_BYTES, "generate").prepare(fields)

@@ -136,6 +136,19 @@ def test_with_preemptions(case: Case, prefix_caching: bool) -> None:
         engine.check_integrity()
 
 
+def test_with_speculation(case: Case) -> None:
+    """The draft model is the same model, so its proposals are right at every temperature."""
+    prompts = [prompt[:60] * 3 for prompt in case.prompts]
+    results = []
+    methods: list[dict[str, str]] = [{}, {"speculative_method": "ngram"}, {"speculative_model": str(case.folder)}]
+    for settings in methods:
+        with case.engine(**settings) as engine:
+            results.append([bits(output) for output in engine.generate(prompts, case.sampling)])
+            assert (engine.stats().proposed_tokens > 0) == bool(settings)
+            assert "speculative_model" not in settings or engine.stats().accepted_tokens > 0
+    assert results[0] == results[1] == results[2]
+
+
 def test_with_another_block_size(case: Case) -> None:
     with case.engine(cache_block_seq_len=64, cache_max_entry_count=100) as engine:
         assert case.together(engine) == case.alone

@@ -7,11 +7,13 @@ import ast
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 MOST_LINES = 80  # of a function
@@ -122,3 +124,42 @@ def test_a_fitting_python_is_found_beside_one_that_does_not_fit(tmp_path: Path) 
     fitting.symlink_to(sys.executable)
     result = run(SCRIPTS / "find_python.sh", PATH=f"{tmp_path}:/usr/bin:/bin", PYTHON="")
     assert (result.returncode, result.stdout.strip()) == (0, str(fitting))
+
+
+def gtest(program: str, folder: Path) -> tuple[Path, list[str]]:
+    """Return a GoogleTest program that runs `program`, and the command that sources gtest.sh in front of a script."""
+    file = folder / "program"
+    file.write_text(f"#!/bin/sh\n{program}\n")
+    file.chmod(0o755)
+    return file, ["bash", "-c", f'. {SCRIPTS}/gtest.sh; "$@"', "bash"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_shards_end_and_name_the_running_test(number: signal.Signals, tmp_path: Path) -> None:
+    program, script = gtest(
+        'echo "[ RUN      ] Suite.passes"; echo "[       OK ] Suite.passes (0 ms)"; echo "[ RUN      ] Suite.hangs"\n'
+        'echo $$ >"$TEST_TMPDIR/pid-$GTEST_SHARD_INDEX"; exec sleep 300',
+        tmp_path,
+    )
+    running = subprocess.Popen(
+        [*script, "gtest_shards", program, "*", "", tmp_path / "files"], stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    shards = int(run("nproc").stdout)
+    files = [tmp_path / f"files/pid-{index}" for index in range(shards)]
+    wait_until(lambda: all(file.exists() and file.read_text().endswith("\n") for file in files))
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=300)
+    assert running.returncode == -number
+    assert errors.count("the process ended while it ran Suite.hangs") == shards
+    assert not [file for file in files if Path("/proc", file.read_text().strip()).exists()]
+
+
+def test_gtest_pattern_whose_tests_are_all_excluded_is_an_error(tmp_path: Path) -> None:
+    program, script = gtest(
+        'case "$*" in *filter=Grid\\*-Grid.\\*) ;; *=None*) ;; *) echo Grid.; echo "  works" ;; esac', tmp_path
+    )
+    assert run(*script, "gtest_has", program, "", "Grid*").returncode == 0
+    excluded = run(*script, "gtest_has", program, "Grid.*", "Grid*")
+    assert (excluded.returncode, excluded.stderr) == (1, f"{program}: no test is called Grid*, without Grid.*\n")
+    assert run(*script, "gtest_has", program, "", "Grid*", "None*").returncode == 1

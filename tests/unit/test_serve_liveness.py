@@ -52,10 +52,11 @@ async def test_liveness_server_answers_is_not_hung(behaviour: object, monkeypatc
         assert not probe.hung
         first, second = double.requests[:2]
         assert (first.model_name, second.model_name) == ("ensemble", "ensemble.b")
-        assert input_text(first, "text_input") == "a"
+        assert (input_text(first, "text_input"), input_text(first, "pooling")) == ("a", "any")
         shapes = [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in first.inputs]
-        assert shapes == [("text_input", "BYTES", [1]), ("max_tokens", "INT32", [1]), ("timeout_ms", "INT32", [1])]
-        assert [int.from_bytes(raw, "little") for raw in first.raw_input_contents[1:]] == [1, HANG_S * 500]
+        kinds = {"text_input": "BYTES", "max_tokens": "INT32", "timeout_ms": "INT32", "pooling": "BYTES"}
+        assert shapes == [(name, kind, [1]) for name, kind in kinds.items()]
+        assert [int.from_bytes(raw, "little") for raw in first.raw_input_contents[1:3]] == [1, HANG_S * 500]
 
 
 async def test_liveness_server_with_mutual_tls_is_not_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from test_plan import SMALL
 
 from charonia.errors import InvalidRequestError, ServeError
 from charonia.serve import control, drain, shares
-from charonia.serve.models import Models, Served, added, asked_for, make_repository, option_values, with_labels
+from charonia.serve.models import Models, Served, Uses, added, asked_for, make_repository, option_values, with_labels
 from charonia.settings import ServeSettings
 from charonia.triton_models import source_dir
 from charonia.weights.plan import Plan
@@ -72,8 +73,12 @@ def test_models_are_named_by_arguments_or_by_the_environment(tmp_path: Path, mon
     for wrong in ("=a", "n="):
         with pytest.raises(ServeError, match="names no model"):
             asked_for(ServeSettings(_env_file=None, model=wrong))
-    with pytest.raises(ServeError, match=r"'\. small=b' names several models: .* CHARONIA_MORE_MODELS"):
-        asked_for(ServeSettings(_env_file=None, model=". small=b"))
+    (tmp_path / "a folder").mkdir()
+    for text, *expected in [("a folder", None, "a folder"), ("n=a folder", "n", "a folder"), (" n = a ", "n", "a")]:
+        assert asked_for(ServeSettings(_env_file=None, model=text)) == [tuple(expected)]
+    for wrong in (". small=b", "m1 m2", "Qwen/A b=c", "n=a m=b", "n=a b"):
+        with pytest.raises(ServeError, match=rf"'{wrong}' is no path, and has spaces, .* CHARONIA_MORE_MODELS"):
+            asked_for(ServeSettings(_env_file=None, model=wrong))
 
 
 def test_an_added_model_has_a_name_and_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,18 +151,74 @@ def test_given_cache_sizes_are_used(config: Path) -> None:
     assert blocks_of(config, plans, [1, 1], {"cache_users": "8"}) == [512, 512]
 
 
-def test_each_model_has_a_folder_of_its_own_for_its_sessions(config: Path) -> None:
-    """Two models with the same folder name would read each other's files."""
+def test_adapters_take_memory_of_the_first_model(config: Path) -> None:
+    adapters = 500
+
+    def plan(_: Path, inference: dict[str, str]) -> Plan:
+        if not inference["lora_adapters"]:
+            return PLAN
+        # A model alone leaves 440 MiB beside its cache.
+        fits = adapters <= 440
+        return replace(PLAN, adapter_bytes=adapters * MIB, num_blocks=1760 if fits else 0, warnings=["adapters"])
+
+    def blocks(divide: Callable[..., list[Served]]) -> list[int]:
+        made = divide(served("a", "b", workspace=config), {"lora_adapters": "x=/x"}, [1, 1], plan)
+        assert [one.settings["lora_adapters"] for one in made] == ["x=/x", ""]
+        return [int(one.settings["cache_size"]) // MIB for one in made]
+
+    assert blocks(shares.divide) == blocks(shares.rotate) == [600, 600]
+    adapters = 2100  # 2400 MiB minus twice 200 for both models, or once for the first one
+    with pytest.raises(ServeError, match=r"2\.15 GiB of weights and LoRA adapters"):
+        blocks(shares.divide)
+    assert blocks(shares.rotate) == [40, 880]
+    adapters = 2300
+    with pytest.raises(
+        ServeError, match=r"fit together: a takes 2\.34 GiB of weights and LoRA adapters, 100 MiB for s"
+    ):
+        blocks(shares.rotate)
+
+
+@pytest.mark.parametrize("key", ["session_dir", "kv_offload_path"])
+def test_each_model_has_folders_of_its_own(config: Path, key: str) -> None:
+    """Two models with the same folder name would read each other's sessions, and only one would store KV."""
     names = served("a", "b/c", workspace=config)
-    folders = [
-        one.settings.get("session_dir") for one in shares.divide(names, {"session_dir": "/s"}, [1, 1], lambda *_: PLAN)
-    ]
+    folders = [one.settings.get(key) for one in shares.divide(names, {key: "/s"}, [1, 1], lambda *_: PLAN)]
     assert folders == ["/s", "/s/b_c"]
-    assert all("session_dir" not in one.settings for one in shares.divide(names, {}, [1, 1], lambda *_: PLAN))
-    (config / "triton_models" / "weights" / "config.ini").write_text("[llama]\nsession_dir = /w\n")
+    assert all(key not in one.settings for one in shares.divide(names, {}, [1, 1], lambda *_: PLAN))
+    (config / "triton_models" / "weights" / "config.ini").write_text(f"[llama]\n{key} = /w\n")
     written = shares.divide(names, {}, [1, 1], lambda *_: PLAN)
-    assert [one.settings["session_dir"] for one in written] == ["/w", "/w/b_c"]
-    assert "session_dir" in shares.KEYS, "or the environment would win"
+    assert [one.settings[key] for one in written] == ["/w", "/w/b_c"]
+    assert key in shares.KEYS, "or the environment would win"
+
+
+@pytest.mark.parametrize("key", ["session_dir", "kv_offload_path"])
+def test_folders_that_cannot_be_written_are_found_before_triton_starts(config: Path, tmp_path: Path, key: str) -> None:
+    names = served("a", "b/c", workspace=config)
+    shares.check_folders(names, {})
+    shares.check_folders(names, {key: str(tmp_path / "new" / "kv")})
+    assert (tmp_path / "new" / "kv" / "b_c").stat().st_mode & 0o777 == 0o700
+    assert list((tmp_path / "new" / "kv").iterdir()) == [tmp_path / "new" / "kv" / "b_c"]
+    (tmp_path / "file").write_text("")
+    variable = f"CHARONIA_{key.upper()}"
+    for folder, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "in", "Not a directory")):
+        with pytest.raises(ServeError, match=rf"{key} = {folder} is not a folder .*\({reason}\): .*{variable}"):
+            shares.check_folders(names, {key: str(folder)})
+
+
+def test_folders_of_sessions_are_not_checked_without_sessions(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    shares.check_folders(served("a", workspace=config), {"session_dir": str(tmp_path / "file"), "session_ttl_s": "0"})
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_does_not_prevent_a_start(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fails(dir: str) -> None:
+        raise OSError(code, f"{dir} is full")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fails)
+    shares.check_folders(served("a", workspace=config), {"kv_offload_path": str(tmp_path)})
 
 
 def test_memory_of_the_smallest_gpu_counts(config: Path) -> None:
@@ -181,6 +242,50 @@ def test_models_that_do_not_fit_together_are_refused_with_the_numbers(config: Pa
         blocks_of(config, [PLAN, PLAN], [10_000, 1])
 
 
+def test_weights_in_host_memory_must_fit_together(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model alone has been checked by its plan."""
+    gemma = replace(PLAN, device="cuda", host_bytes=300 * MIB)
+    monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 600 * MIB)
+    assert blocks_of(config, [gemma, PLAN, gemma], [1, 1, 1])
+    monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 600 * MIB - 1)
+    with pytest.raises(ServeError, match=r"host memory, of which m0 takes 300 MiB, m2 takes 300 MiB, and 600 MiB are"):
+        blocks_of(config, [gemma, PLAN, gemma], [1, 1, 1])
+
+
+def test_kv_in_host_memory_must_fit_together(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine alone compares its size with the memory that is free when it starts."""
+    inference = {"kv_offload_memory": "200MiB"}
+    gemma = replace(PLAN, device="cuda", host_bytes=300 * MIB)
+    monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 700 * MIB)
+    assert blocks_of(config, [gemma, PLAN], [1, 1], inference)
+    monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 700 * MIB - 1)
+    with pytest.raises(ServeError, match=r"m0 takes 500 MiB, m1 takes 200 MiB, .* lower kv_offload_memory"):
+        blocks_of(config, [gemma, PLAN], [1, 1], inference)
+    names = served("a", "b", workspace=config)
+    assert shares.rotate(names, inference, [1, 1], lambda *_: gemma), "one model at a time"
+    with pytest.raises(ServeError, match=r"of which a takes 700 MiB, and 700 MiB are free"):
+        shares.rotate(names, {"kv_offload_memory": "400MiB"}, [1, 1], lambda *_: gemma)
+
+
+def test_kv_in_the_memory_of_a_cpu_takes_memory_of_the_caches(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 2400 * MIB)
+    names = served("a", "b", workspace=config)
+
+    def made(size: str, divide: Callable[..., list[Served]], plan: Plan = PLAN) -> list[tuple[int, int]]:
+        found = divide(names, {"kv_offload_memory": size}, [1, 1], lambda *_: plan)
+        return [(int(one.settings["cache_size"]) // MIB, one.need_bytes // MIB) for one in found]
+
+    # 2400 MiB minus twice 700: 1000 MiB. Each cache takes 0.8 of its share.
+    assert made("500MiB", shares.divide) == [(400, 1100)] * 2
+    assert made("1100MiB", shares.rotate) == [(440, 1740)] * 2, "one model at a time"
+    with pytest.raises(ServeError, match=r"a takes 100 MiB of weights, 1\.17 GiB for steps, kv_offload_memory and"):
+        made("1100MiB", shares.divide)
+    with pytest.raises(ServeError, match=r"a takes 100 MiB of weights, 2\.25 GiB for steps, kv_offload_memory and"):
+        made("2200MiB", shares.rotate)
+    on_gpu = replace(PLAN, device="cuda")
+    assert made("500MiB", shares.divide, on_gpu) == [(800, 1000)] * 2
+
+
 @pytest.mark.parametrize("text", ["a", "1,0", "1,-1", "1,inf", "1,nan", "1e308,1e308", "1,1e-310", ","])
 def test_shares_are_numbers_above_0(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="CHARONIA_MODEL_SHARES="):
@@ -193,6 +298,211 @@ def test_each_model_has_a_share(config: Path) -> None:
     assert shares.parse_shares("3, 0.5", 2) == [3, 0.5]
     with pytest.raises(InvalidRequestError, match="has 2 shares, and there are 3 models"):
         shares.parse_shares("3,1", 3)
+
+
+def test_models_that_do_not_fit_together_may_be_loaded_in_turn(config: Path) -> None:
+    names = served("a", "b", workspace=config)
+    large = replace(PLAN, weight_bytes=1500 * MIB)
+    with pytest.raises(ServeError, match="do not fit together"):
+        shares.divide(names, {}, [1, 1], lambda *_: large)
+    found = shares.rotate(names, {}, [3, 1], lambda *_: large)
+    assert [int(one.settings["cache_size"]) // MIB for one in found] == [480, 160]  # 0.8 of 600 and of 200
+    assert [one.need_bytes // MIB for one in found] == [2080, 1760] and {one.room_bytes // MIB for one in found} == {
+        2400
+    }
+    both = shares.rotate(names, {}, [1, 1], lambda *_: PLAN)
+    assert sum(one.need_bytes for one in both) <= both[0].room_bytes, "they fit together"
+    given = {"cache_max_entry_count": "1500"}
+    with pytest.raises(ServeError, match=r"a takes 1\.46 GiB of weights, .* 1\.46 GiB of keys and values"):
+        shares.rotate(names, given, [1, 1], lambda *_: replace(large, num_blocks=1500))
+    with pytest.raises(ServeError, match="a does not fit: too large"):
+        shares.rotate(names, {}, [1, 1], lambda *_: replace(PLAN, num_blocks=0, warnings=["too large"]))
+
+
+class Requests:
+    """A double of Triton's metrics: running requests and ended ones, by engine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+        self.running: dict[str, int] = {}
+        self.ended: dict[str, int] = {}
+        self._now = now
+        monkeypatch.setattr(drain, "requests_of", self.read)
+        monkeypatch.setattr("charonia.serve.models._LOOK_S", 0)
+
+    def read(self, url: str) -> dict[str, tuple[float, float]]:
+        engines = {*self.running, *self.ended}
+        return {one: (self.running.get(one, 0), self.ended.get(one, 0)) for one in engines}
+
+    def use(self, models: Models, engine: str) -> None:
+        self._now[0] += 1
+        self.ended.setdefault(engine, 0)
+        models._uses.look([engine])
+        self.ended[engine] += 1
+        models._uses.look([engine])
+
+
+def rotating(orders: drain.ModelControl, now: list[float], *sizes: int, room: int, idle_s: float = 0) -> Models:
+    names = ("a", "b", "c", "d")[: len(sizes)]
+    found = [replace(one, need_bytes=size, room_bytes=room) for one, size in zip(served(*names), sizes, strict=True)]
+    models = Models(
+        orders, found, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S), on_demand=True, idle_s=idle_s
+    )
+    models._uses._clock = lambda: now[0]
+    return models
+
+
+def states(models: Models) -> str:
+    """The names of the loaded models."""
+    return "".join(one["name"] for one in models.describe() if one["state"] == "loaded")
+
+
+def test_least_recently_used_idle_model_makes_room(orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    Log(orders)
+    now = [0.0]
+    requests = Requests(monkeypatch, now)
+    models = rotating(orders, now, 2, 2, 2, 3, room=4)
+    assert states(models) == "ab" and models.options()[1:] == [
+        f"--load-model={part}" for one in served("a", "b") for part in one.parts
+    ]
+    for engine in ("engine", "engine.b", "engine"):
+        requests.use(models, engine)
+    assert models.ensure("c", HANG_S) == "c is loaded" and states(models) == "ac"
+    for engine in ("engine.c", "engine"):
+        requests.use(models, engine)
+    requests.running["engine.c"] = 1
+    assert models.ensure("b", HANG_S) and states(models) == "bc", "c is older, and has a request"
+    requests.use(models, "engine.b")
+    with pytest.raises(ServeError, match="d does not fit next to c, which have requests") as full:
+        models.ensure("d", 0)
+    assert full.value.status == 503 and states(models) == "c" and len(models.wanted()) == 1
+    requests.running["engine.c"] = 0
+    assert models.ensure("d", HANG_S) and states(models) == "d"
+
+
+def test_least_recent_engine_is_chosen_while_no_other_thread_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton was started again, so the metrics of a look in between have no engine."""
+    found: list[dict[str, tuple[float, float]]] = [{"engine": (0, 1)}, {}]
+    monkeypatch.setattr(drain, "requests_of", lambda url: found.pop(0))
+
+    def clock() -> float:
+        if not uses._lock.locked():  # as another thread may do now
+            uses.look(["engine"])
+        return 100.0
+
+    uses = Uses("", clock)
+    uses._seen["engine"] = (0.0, 1.0, 0.0)
+    assert uses.least_recent(["engine"]) == "engine"
+
+
+def test_model_that_was_just_loaded_serves_its_first_request(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise two models in turn could unload each other before any request runs."""
+    Log(orders)
+    now = [0.0]
+    requests = Requests(monkeypatch, now)
+    models = rotating(orders, now, 2, 2, room=2)
+    requests.use(models, "engine")
+    requests.ended["engine.b"] = 7  # its metrics from before
+    models.ensure("b", HANG_S)
+    with pytest.raises(ServeError, match="a does not fit next to b"):
+        models.ensure("a", 0)
+    requests.ended["engine.b"] += 1  # before the first look at the metrics
+    assert models.ensure("a", HANG_S) and states(models) == "a"
+    now[0] += 60  # a was loaded, and no request came
+    assert models.ensure("b", HANG_S) and states(models) == "b"
+
+
+def test_failed_load_leaves_a_model_for_the_next_start(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now = Log(orders), [0.0]
+    requests = Requests(monkeypatch, now)
+    models = rotating(orders, now, 2, 2, room=2)
+    requests.use(models, "engine")
+    log.failing = "engine.b"
+    with pytest.raises(ServeError, match="no memory"):
+        models.ensure("b", HANG_S)
+    assert [one.name for one in models.wanted()] == ["a"] and states(models) == ""
+    assert models.ensure("a", HANG_S) and states(models) == "a"
+
+
+def test_request_that_arrives_while_its_model_is_unloaded_for_another_ends(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """drain_timeout_s, 0 here, is for orders of the operator."""
+    log, now = Log(orders), [0.0]
+    requests = Requests(monkeypatch, now)
+    models = rotating(orders, now, 2, 2, room=2)
+    models._drain_s = 0
+    requests.use(models, "engine")
+    looks = iter((False, False, True, True))
+    was_cut: list[bool] = []
+    monkeypatch.setattr(drain, "_LOOK_S", 0)
+    monkeypatch.setattr(drain, "_are_idle", lambda *_: was_cut.append("engine" in log.orders) or next(looks, True))
+    assert models.ensure("b", HANG_S) and states(models) == "b"
+    assert len(was_cut) >= 4 and not any(was_cut)
+
+
+def test_model_that_waits_for_memory_is_not_loaded_by_a_restarted_triton(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    requests = Requests(monkeypatch, now)
+    models = rotating(orders, now, 2, 2, room=2)
+    requests.running["engine"] = 1
+    wanted: list[str] = []
+    read = requests.read
+    monkeypatch.setattr(
+        drain, "requests_of", lambda url: wanted.extend(one.name for one in models.wanted()) or read(url)
+    )
+    with pytest.raises(ServeError, match="b does not fit next to a"):
+        models.ensure("b", 0)
+    assert set(wanted) == {"a"}
+
+
+def test_model_that_the_operator_loads_gets_the_memory_of_an_idle_one(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Log(orders)
+    now = [0.0]
+    requests = Requests(monkeypatch, now)
+    models = rotating(orders, now, 2, 2, room=2)
+    requests.running["engine"] = 1
+    with pytest.raises(ServeError, match="b does not fit next to a, which have requests"):
+        models.load("b")
+    assert states(models) == "a" and [one.name for one in models.wanted()] == ["a"]
+    requests.running["engine"] = 0
+    assert models.load("b") == "b is loaded" and states(models) == "b"
+
+
+def test_idle_model_is_unloaded_and_the_last_one_stays(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Log(orders)
+    now = [0.0]
+    requests = Requests(monkeypatch, now)
+    models = rotating(orders, now, 1, 1, room=2, idle_s=60)
+    for engine in ("engine", "engine.b"):
+        requests.use(models, engine)
+    looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        now[0] += 30
+        requests.ended["engine.b"] += looks < 4
+        if looks == 9:
+            models.end()
+
+    monkeypatch.setattr("charonia.serve.models.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    models.watch()
+    assert states(models) == "b"
+
+
+def test_models_are_loaded_on_demand_only_if_allowed(orders: drain.ModelControl) -> None:
+    with pytest.raises(ServeError, match="its operator loads it with charonia models load b"):
+        make_models(orders).ensure("b", 0)
 
 
 class Log:
@@ -391,7 +701,10 @@ def test_orders_need_a_ready_triton_and_a_known_model(orders: drain.ModelControl
     assert (not_ready.value.status, unknown.value.status) == (503, 404)
 
 
-def test_order_during_another_order_may_be_repeated_later(orders: drain.ModelControl) -> None:
+def test_order_during_another_order_may_be_repeated_later(
+    orders: drain.ModelControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("charonia.serve.models._UNLOAD_S", 0)
     log, models = Log(orders), make_models(orders, limits=(HANG_S, 0.5))
     models.unload("b")
     log.silent.set()

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from waiting import wait_until
 
 from charonia.errors import ServeError
-from charonia.serve import drain, launcher
+from charonia.serve import access, drain, launcher
 from charonia.serve.launcher import _Signals, _Stack
 from charonia.serve.models import Models, Served
 from charonia.serve.process import Child
@@ -82,11 +84,21 @@ def test_a_key_may_not_load_a_workspace(stack: _Stack, tmp_path: Path) -> None:
         stack._answer({"do": "load", "name": f"b={tmp_path}", "from_key": "1"})
 
 
+def take_models(stack: _Stack, folder: Path, load_s: float = HANG_S) -> dict[str, str]:
+    """Make the stack's models, with its run folder in `folder`. Return the order that adds a model."""
+    stack._own = folder / "port-1"
+    stack._added.mkdir(parents=True)
+    stack._models = Models(
+        stack._control, [Served("a", "", Path("nowhere"))], alive=lambda: True, metrics_url="",
+        limits=(HANG_S, load_s), make=stack._made, publish=stack._write_models,
+    )  # fmt: skip
+    return {"do": "load", "name": f"b={source_dir() / 'models' / 'demo' / 'model'}"}
+
+
 def test_added_model_that_triton_refuses_leaves_nothing(
     stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the lock of its workspace nor its parts. The same order works later."""
-    served = [Served("a", "", Path("nowhere"))]
     refused = True
 
     def load(part: str, *_: Any) -> None:
@@ -94,13 +106,7 @@ def test_added_model_that_triton_refuses_leaves_nothing(
             raise ServeError(f"{part} cannot be loaded: no memory")
 
     monkeypatch.setattr(stack._control, "load", load)
-    monkeypatch.setattr(stack._control, "wait_unloaded", lambda *_: True)
-    stack._own = tmp_path / "port-1"
-    stack._added.mkdir(parents=True)
-    stack._models = Models(
-        stack._control, served, alive=lambda: True, metrics_url="", limits=(HANG_S, HANG_S), make=stack._made
-    )
-    order = {"do": "load", "name": f"b={source_dir() / 'models' / 'demo' / 'model'}"}
+    order = take_models(stack, tmp_path)
     with contextlib.ExitStack() as stack._held:
         with pytest.raises(ServeError, match=r"engine\.b cannot be loaded: no memory"):
             stack._answer(order)
@@ -110,6 +116,41 @@ def test_added_model_that_triton_refuses_leaves_nothing(
         assert stack._answer(order) == "b is loaded"
         assert workspace.is_held(made) and stack._models_file.read_text() == "b=b"
         assert {part.name for part in stack._added.iterdir()} == set(stack._models.served()[1].parts)
+
+
+def test_files_of_an_added_model_stay_while_triton_may_read_them(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("charonia.serve.models._UNLOAD_S", 0)
+    order, late = take_models(stack, tmp_path, load_s=0), r"preprocessing\.b is not loaded after 0 s"
+    with contextlib.ExitStack() as stack._held:
+        with pytest.raises(ServeError, match=late):
+            stack._answer(order)
+        assert [part.name for part in stack._added.iterdir()] == ["preprocessing.b"]
+        assert workspace.is_held(next(tmp_path.glob("workspaces/demo-*")))
+        with pytest.raises(ServeError, match=r"has not ended an earlier attempt to load preprocessing\.b") as again:
+            stack._answer(order)
+        assert again.value.status == 409
+        stack._control.see(UNLOADED.replace("'ensemble'", "'preprocessing.b'"))
+        with pytest.raises(ServeError, match=late):
+            stack._answer(order)
+        stack._remove_unserved()
+        assert list(stack._added.iterdir()) == []
+
+
+def test_next_load_repeats_a_failed_write_of_the_models_file(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack._control, "load", lambda *_: None)
+    order = take_models(stack, tmp_path)
+    obstacle = stack._own / "models.new"
+    obstacle.mkdir()
+    with contextlib.ExitStack() as stack._held:
+        with pytest.raises(ServeError, match=r"models\.new cannot be written \(Is a directory\), .* models load again"):
+            stack._answer(order)
+        obstacle.rmdir()
+        assert stack._answer({"do": "load", "name": "b"}) == "b is loaded already"
+        assert stack._models_file.read_text() == "b=b"
 
 
 @pytest.mark.parametrize("name", ["=m", "a,b=m", "a="])
@@ -249,6 +290,51 @@ def test_run_folder_without_sockets_is_a_warning(stack: _Stack, tmp_path: Path, 
     assert (words in said.getvalue()) is (len(models) > 1)
 
 
+@pytest.mark.parametrize("unloads", [True, False])
+def test_triton_is_killed_when_its_engines_are_unloaded_and_its_clients_are_gone(
+    stack: _Stack, monkeypatch: pytest.MonkeyPatch, unloads: bool
+) -> None:
+    """A Triton that unloads no engine is killed at the time limit, with a message."""
+    if not unloads:
+        monkeypatch.setattr(launcher, "_KILL_AFTER_S", 0)
+    line = UNLOADED.replace("ensemble", "engine") if unloads else ""
+    code = f"""if 1:
+        import signal, time
+        signal.signal(signal.SIGTERM, lambda *_: print({line!r}, flush=True))
+        print("up", flush=True)
+        time.sleep(600)"""
+    server = Child("Triton", [sys.executable, "-c", code], os.environ, None, stack._control.see)
+    stack._children = [server]
+    wait_until(lambda: server.tail() == ["up"])
+    stack._models._states["a"] = "unloading"  # by an order, whose requests still run
+    stack._ready, stack._console = True, Console(file=io.StringIO())
+    looks: list[bool] = []
+
+    def has_clients(ports: tuple[int, int]) -> bool:
+        assert ports == (stack._settings.grpc_port, stack._settings.http_port)
+        looks.append(server.exit_status() is None)
+        return len(looks) != 3  # another client comes later
+
+    monkeypatch.setattr(access, "has_clients", has_clients)
+    stack._stop()
+    assert server.exit_code == -signal.SIGKILL and all(looks) and len(looks) == (3 if unloads else 0)
+    assert isinstance(stack._console.file, io.StringIO)
+    assert ("has not ended by itself and is killed" in stack._console.file.getvalue()) is not unloads
+
+
+def test_clients_are_seen_until_the_server_has_closed_their_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
+        port = listener.getsockname()[1]
+        with socket.create_connection(other.getsockname()):
+            assert not access.has_clients((port,))
+        with socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            assert access.has_clients((1, port))
+        with accepted:
+            assert accepted.recv(1) == b"" and access.has_clients((port,)), "it may still be sent something"
+        assert not access.has_clients((port,))
+
+
 def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path) -> None:
     """Triton's log has it too. Other warnings of Triton are printed as they arrive."""
     known = "session_len = 9 is more than the 8 positions that the model was trained for"
@@ -268,15 +354,28 @@ def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path) -> None:
     assert (tmp_path / "triton.log").read_text().count(known) == 1
 
 
-def announced(settings: ServeSettings) -> str:
-    said = io.StringIO()
-    stack = _Stack(settings, {}, Console(file=said, soft_wrap=True), Hurried())
-    stack._announce([Served("demo", "", Path("nowhere"))], 1.0)
-    stack._control.close()
-    return said.getvalue()
+@pytest.fixture
+def announced(tmp_path: Path) -> Callable[..., str]:
+    def announce(settings: ServeSettings, *tasks: str) -> str:
+        """tasks: of the models, named smollm2, b, c. No task: one model that generates text."""
+        served = []
+        for task, name in zip(tasks or ("generate",), ("smollm2", "b", "c"), strict=False):
+            weights = tmp_path / name / workspace.WEIGHTS
+            weights.mkdir(parents=True, exist_ok=True)
+            (weights / "config.ini").write_text(f"[llama]\nmodel_task = {task}\n")
+            served.append(Served(name, name if served else "", tmp_path / name))
+        said = io.StringIO()
+        stack = _Stack(settings, {}, Console(file=said, soft_wrap=True), Hurried())
+        stack._announce(served, 1.0)
+        stack._control.close()
+        return said.getvalue()
+
+    return announce
 
 
-def test_first_message_names_the_page_and_the_command_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_message_names_the_page_and_the_command_of_the_readme(
+    announced: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = announced(ServeSettings())
     assert text.index("Chat page   http://127.0.0.1:23333\n") < text.index("Runs on") and "NAME" not in text
     command = text.partition("Ask it")[2].partition("\n  Chat")[0]
@@ -286,7 +385,21 @@ def test_first_message_names_the_page_and_the_command_of_the_readme(monkeypatch:
     assert "Chat page" not in announced(ServeSettings())
 
 
-def test_first_message_names_the_addresses_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_message_offers_the_requests_that_the_models_take(announced: Callable[..., str]) -> None:
+    embed, score = announced(ServeSettings(), "embed"), announced(ServeSettings(), "score")
+    assert "/v1/embeddings" in embed and '"input": ' in embed and "/v1/rerank" in score and '"query": ' in score
+    for text in (embed, score):
+        assert not any(word in text for word in ("Chat", "chat", "triton_client"))
+    several = announced(ServeSettings(), "score", "generate", "generate")
+    routes = [word.partition("23333")[2] for word in several.split() if "23333/v1/" in word]
+    assert routes == ["/v1/rerank", "/v1/chat/completions"] and '"model": "b"' in several
+    chats = several.partition("Chat  ")[2].partition("API docs")[0].split("\n")
+    assert [line.rpartition(" ")[2] for line in chats if "triton_client" in line] == ["ensemble.b", "ensemble.c"]
+
+
+def test_first_message_names_the_addresses_for_other_machines(
+    announced: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "gpubox")
     text = announced(ServeSettings(host="0.0.0.0"))
     assert "Chat page   http://127.0.0.1:23333\n" in text and "http://gpubox:23333\n" in text

@@ -76,3 +76,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ServeError, match="CHARONIA_RUN_DIR"), held(tmp_path / "file", 1):
         pass
+
+
+def test_running_server_is_found_without_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that starts at that moment would find the lock taken."""
+    with held(tmp_path, 1):
+        monkeypatch.setattr("fcntl.flock", lambda *_: pytest.fail("it takes the lock"))
+        assert running(tmp_path, 1) == str(os.getpid())
+        assert running(tmp_path, 2) is None
+    assert running(tmp_path, 1) is None

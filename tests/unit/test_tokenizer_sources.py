@@ -24,7 +24,8 @@ from charonia.text import prompt_ids
 from charonia.text.sentencepiece_model import convert, read_model
 from charonia.text.token_split import build_token_split
 from charonia.text.token_table import build_token_table, byte_alphabet
-from charonia.text.tokenizer import copy_tokenizer, load_tokenizer, source_notes
+from charonia.text.tokenizer import copy_tokenizer, load_tokenizer, prepare_tokenizer, source_notes
+from charonia.weights.convert import read_config
 
 TYPES = [model_type for family in FAMILIES for model_type in family.model_types]
 
@@ -346,6 +347,17 @@ def test_text_of_tokenizer_model_begins_as_its_class_defines(
     (tmp_path / "tokenizer.model").write_bytes(trained["llama"].read_bytes())
     tokenizer = load_tokenizer(write(tmp_path, "llama", settings))
     assert ids(tokenizer, "Hello", special=True) == [1] * begins + ids(tokenizer, "Hello")
+
+
+def test_end_token_of_tokenizer_model_is_in_the_workspace(trained: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(trained["llama"].read_bytes())
+    tokenizer = load_tokenizer(write(tmp_path, "llama", {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True}))
+    spec = read_config(Path(__file__).parents[2] / "models" / "demo" / "model", task="embed")
+    prepare_tokenizer(tmp_path, tokenizer, spec)
+    copy_tokenizer(tmp_path, tokenizer, tmp_path / "copy", ends=True)
+    again = prompt_ids.load_tokenizer(tmp_path / "copy")
+    inner = ids(again, "Hello")
+    assert ids(again, "Hello", special=True) == ids(tokenizer, "Hello", special=True) == [1, *inner, 2]
 
 
 def test_a_damaged_tokenizer_model_is_rejected(trained: dict[str, Path], tmp_path: Path) -> None:

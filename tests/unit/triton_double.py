@@ -123,7 +123,7 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._port = port
         self.target = ""
         self.ready = True
-        self.unloaded: set[str] = set()  # ensembles that it does not serve, although the server is ready
+        self.unloaded: set[str] = set()  # ensembles and engines that it does not serve, although the server is ready
         self.tokenizer_error = ""  # error of its tokenizer
         self.tokenized = pb.ModelInferRequest()  # the last request to it
         self.quality: list[Any] = []  # the records of its model
@@ -139,6 +139,8 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.requests: list[pb.ModelInferRequest] = []  # to the ensemble
         self.metadata: list[Any] = []  # of the calls of these requests
         self.actions: list[tuple[str, str]] = []  # (stop, cancel or end_session; request id or session id)
+        self.adapters: dict[str, dict[str, str]] = {}  # folders of LoRA adapters, by engine and name
+        self.adapters_error = ""  # the error of a request about adapters
         self.action_error = ""  # error for stop, cancel and end_session, instead of executing them
         self.refused: set[tuple[str, int | None]] = set()  # subscription and key of cancelled requests
         self.behaviour: Behaviour = self.say_name
@@ -190,7 +192,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._awake.set()
 
     async def say_name(self, request: pb.ModelInferRequest) -> AsyncIterator[Any]:
-        yield part(self.target, "stop")
+        chunk = part(self.target, "stop")
+        chunk.pooled.extend([0.5] if input_text(request, "pooling") else [])
+        yield chunk
 
     async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
         await self._awake.wait()
@@ -244,6 +248,9 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                     async for answer in self._subscription(request, subscription):
                         yield answer
                     continue
+                if any(one.name.startswith("lora_") for one in request.inputs):
+                    yield self._change_adapters(request)
+                    continue
                 if self.action_error:
                     yield _call_error(self.action_error)
                     continue
@@ -256,6 +263,11 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 yield _call_error(f"Request for unknown model: '{request.model_name}' has no available versions")
                 continue
             await self._awake.wait()
+            loaded = self.adapters.get(request.model_name.replace("ensemble", "engine"), {})
+            lora_name = input_text(request, "lora_name")
+            if lora_name and lora_name not in {f"{name}=of{path}" for name, path in loaded.items()}:
+                yield _call_error(f"[404] lora_name = {lora_name}: there is no adapter of this name")
+                continue
             if self.call_error:
                 yield _call_error(self.call_error)
                 continue
@@ -272,6 +284,28 @@ class Double(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             self._answering[place] = task
             task.add_done_callback(lambda _, place=place: self._answering.pop(place, None))  # type: ignore[misc]
         await self._awake.wait()
+
+    def _change_adapters(self, request: pb.ModelInferRequest) -> pb.ModelStreamInferResponse:
+        name, path = input_text(request, "lora_name"), input_text(request, "lora_path")
+        adapters = self.adapters.setdefault(request.model_name, {})
+        if self.adapters_error:
+            return _call_error(self.adapters_error)
+        if request.model_name in self.unloaded:
+            return _call_error("[503] the model is not ready")
+        if path:
+            adapters[name] = path
+        elif any(one.name == "lora_unload" for one in request.inputs) and adapters.pop(name, None) is None:
+            return _call_error(f"[404] lora_name = {name}: there is no adapter of this name")
+        listed = json.dumps(
+            [
+                {"name": name, "path": path, "fingerprint": f"of{path}", "rank": 8, "bytes": 1}
+                for name, path in adapters.items()
+            ]
+        )
+        response = pb.ModelInferResponse()
+        response.outputs.add(name="lora_adapters", datatype="BYTES", shape=[1])
+        response.raw_output_contents.append(len(listed).to_bytes(4, "little") + listed.encode())
+        return pb.ModelStreamInferResponse(infer_response=response)
 
     async def _answer(self, request: pb.ModelInferRequest, chunks: asyncio.Queue[Any]) -> None:
         key = input_number(request, "subscription_key")

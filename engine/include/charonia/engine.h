@@ -54,10 +54,12 @@ struct MemoryPlan {
   std::int64_t weight_bytes = 0;      // of all ranks
   std::int64_t host_bytes = 0;        // of weights that GPUs read from host memory; not in weight_bytes
   std::int64_t activation_bytes = 0;  // and other memory that steps need
+  std::int64_t speculative_bytes = 0;  // of the draft model: weights, steps and KV cache; 0: there is none
   std::int64_t kv_token_bytes = 0;    // of one token in all layers
   std::int64_t kv_block_bytes = 0;    // of one block in the layers without a window
   std::int64_t kv_window_block_bytes = 0;  // in the layers with a window
   std::int64_t state_bytes = 0;            // a sequence's state of the recurrent layers
+  std::int64_t adapter_bytes = 0;          // of config.lora_adapters, at most
   std::int64_t free_bytes = 0;  // memory that is free now
   int num_blocks = 0;           // according to the cache settings
   int num_window_blocks = 0;    // blocks of the layers with a window; 0 if there are none
@@ -76,6 +78,14 @@ struct SessionInfo {
   bool busy = false;  // a request of this session runs or waits
 };
 
+// A loaded LoRA adapter.
+struct AdapterInfo {
+  std::string name, folder;
+  std::string fingerprint;  // 16 hexadecimal digits: a hash of its files
+  int max_rank = 0;
+  std::int64_t bytes = 0;  // of all ranks
+};
+
 struct EngineStats {
   int num_running = 0;
   int num_waiting = 0;
@@ -84,7 +94,10 @@ struct EngineStats {
   std::int64_t num_preemptions = 0;
   std::int64_t prompt_tokens = 0, generation_tokens = 0;
   std::int64_t jump_forward_tokens = 0;  // part of generation_tokens: accepted without a step of their own
+  std::int64_t proposed_tokens = 0, accepted_tokens = 0;  // of speculation; the second is part of generation_tokens
   std::int64_t prefix_queries_tokens = 0, prefix_hit_tokens = 0;
+  // Tokens that were looked up in kv_offload_path, those that were loaded, and the bytes of its files.
+  std::int64_t offload_queries_tokens = 0, offload_hit_tokens = 0, offload_bytes = 0;
   std::int64_t gemms_rejected = 0;          // GEMMs that cuBLASLt rejected and built-in kernels computed
   int num_sessions = 0, blocks_pinned = 0;  // pinned: cached and active blocks that are kept for sessions
 };
@@ -123,6 +136,16 @@ class Engine {
   // session.
   bool end_session(std::string_view session_id);
   std::vector<SessionInfo> sessions() const;
+
+  // Loads a LoRA adapter from a folder of PEFT, for Request::lora_name. Requests run meanwhile. Does nothing if an
+  // adapter with this name and equal files is loaded. Throws Error: invalid_argument (the name is in use or not valid;
+  // the files are not valid or do not fit the model), unsupported (a feature of PEFT, a module or a device that the
+  // engine does not support), resource_exhausted (no memory).
+  void load_adapter(const std::string& name, const std::filesystem::path& folder);
+  // Requests that were submitted before end with the adapter. Later ones are rejected with ErrorCode::not_found.
+  // Returns false for an unknown name.
+  bool unload_adapter(std::string_view name);
+  std::vector<AdapterInfo> adapters() const;  // by name
 
   // The bytes of a token; empty for special tokens. Valid as long as the engine.
   std::string_view token_bytes(TokenId id) const;

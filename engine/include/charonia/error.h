@@ -9,6 +9,7 @@ namespace charonia {
 
 enum class ErrorCode {
   invalid_argument,    // the caller's request or configuration is wrong; the text says which values are valid
+  not_found,           // the request names something that does not exist
   resource_exhausted,  // the queue is full or there is not enough memory; retry later
   unavailable,         // the engine is shutting down or has failed
   deadline_exceeded,   // the request did not end within its own time limit

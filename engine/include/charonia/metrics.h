@@ -7,6 +7,9 @@
 
 namespace charonia {
 
+// The maximum of the setting speculative_tokens.
+inline constexpr int kMaxProposals = 16;
+
 enum class MetricKind { counter, gauge, histogram };
 
 enum class Metric {
@@ -27,10 +30,17 @@ enum class Metric {
   generation_tokens,
   prefix_cache_queries,
   prefix_cache_hits,
+  external_prefix_cache_queries,
+  external_prefix_cache_hits,
+  kv_offload_bytes,
   num_preemptions,
   engine_steps,
   gemms_rejected,
   jump_forward_tokens,
+  spec_decode_num_drafts,
+  spec_decode_num_draft_tokens,
+  spec_decode_num_accepted_tokens,
+  spec_decode_num_accepted_tokens_per_pos,  // label position, from 0 to kMaxProposals - 1
   request_success,    // label finished_reason, in the order of FinishReason from `stop` on
   requests_rejected,  // label reason, see runtime/load_tracker.h
   time_to_first_token_seconds,

@@ -19,7 +19,7 @@ namespace charonia {
 using TokenId = std::int32_t;
 
 // The maximum lengths of a request's lists (SamplingParams::validate()).
-inline constexpr std::size_t kMaxStopWords = 64, kMaxBadWords = 4096, kMaxEndIds = 256;
+inline constexpr std::size_t kMaxStopWords = 64, kMaxBadWords = 4096, kMaxEndIds = 256, kMaxThinkingMark = 64;
 // The maximum length of Request::cache_salt, in bytes.
 inline constexpr std::size_t kMaxCacheSalt = 256;
 
@@ -91,6 +91,9 @@ struct Request {
   // found for any salt.
   std::string cache_salt;
 
+  // The LoRA adapter that the request uses, see Engine::load_adapter(). Empty: the model without an adapter.
+  std::string lora_name;
+
   // The client that the request belongs to. Waiting sequences of equal priority are admitted owner by owner in turn,
   // and new guides are compiled owner by owner in turn.
   std::string owner;
@@ -104,6 +107,12 @@ struct Request {
   // Report how much of the prompt is computed, in separate results without tokens, before the first token of sequence 0
   // (Result::num_computed_tokens). No effect without stream.
   bool prompt_progress = false;
+
+  // "embed" or "score": return an embedding or a score (Result::pooled) instead of text. Empty: text. A model supports
+  // only its own task; "any" is the model's own, for probes. Sampling parameters have no effect. Not allowed with a
+  // session, several sequences, a guide, a mask or log probabilities of the prompt.
+  std::string pooling;
+  int dimensions = 0;  // return only the first numbers of the embedding, normalised again; 0: all
 
   std::optional<int> timeout_ms;  // >= 1, from submit(); then the request ends with ErrorCode::deadline_exceeded
   std::shared_ptr<TokenMaskProvider> mask;  // null: every token may follow
@@ -151,12 +160,15 @@ struct Result {
   // prompt and predicts the next token. Rows come in order, each once, without the row of the prompt's last token.
   std::vector<std::vector<float>> prompt_logits;
   int first_logits = 0;
+  std::vector<float> pooled;  // with pooling, in the last result: the embedding, or the score as one number
   std::shared_ptr<const void> unread_logits;  // prompt_logits count as unread as long as a copy of this exists
   int num_session_tokens = 0;                 // part of num_input_tokens: the session's history before the input
   int num_input_tokens = 0;
   int num_output_tokens = 0;        // so far, with the end id
   int num_cached_tokens = 0;        // prompt tokens whose KV came from the prefix cache
   int num_computed_tokens = 0;      // with prompt_progress: prompt tokens whose KV exist; 0 in results with tokens
+  int num_proposed_tokens = 0;      // by speculation so far
+  int num_accepted_tokens = 0;      // part of num_output_tokens: proposals that were accepted
   Timings timings;
 };
 

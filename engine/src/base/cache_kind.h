@@ -27,6 +27,13 @@ struct PerKind {
   bool operator==(const PerKind&) const = default;
 };
 
+// The block of a kind with the tokens of block `index` of a prefix. Of kind `state`: the state after this block.
+struct PrefixPart {
+  CacheKind kind = CacheKind::full;
+  std::int32_t index = 0;
+  bool operator==(const PrefixPart&) const = default;
+};
+
 // Copies a block of one kind, in all layers of this kind.
 struct BlockCopy {
   std::int32_t from = 0, to = 0;

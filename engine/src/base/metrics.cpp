@@ -8,6 +8,8 @@ namespace {
 constexpr std::array<std::string_view, 4> kFinishedReasons = {"stop", "length", "cancelled", "error"};
 constexpr std::array<std::string_view, 5> kRejectedReasons = {"queue_full", "queue_tokens", "queue_time", "deadline",
                                                              "never_fits"};
+constexpr std::array<std::string_view, kMaxProposals> kPositions = {"0", "1", "2",  "3",  "4",  "5",  "6",  "7",
+                                                                    "8", "9", "10", "11", "12", "13", "14", "15"};
 constexpr std::array kLatencyBuckets = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25, 0.5,
                                         0.75,  1.0,   2.5,  5.0,  7.5,  10.0, 20.0, 40.0, 80.0};
 constexpr std::array kRequestBuckets = {0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0,  2.5,  5.0,
@@ -63,6 +65,11 @@ std::span<const MetricInfo> metric_catalogue() {
              "Prompt tokens looked up in the prefix index"),
       simple(prefix_cache_hits, kCounter, "charonia_prefix_cache_hits_total",
              "Prompt tokens found in the prefix index"),
+      simple(external_prefix_cache_queries, kCounter, "charonia_external_prefix_cache_queries_total",
+             "Tokens that were not in the prefix index and were looked up in kv_offload_path"),
+      simple(external_prefix_cache_hits, kCounter, "charonia_external_prefix_cache_hits_total",
+             "Tokens whose KV was loaded from kv_offload_path"),
+      simple(kv_offload_bytes, kGauge, "charonia_kv_offload_bytes", "Size of the files in kv_offload_path"),
       simple(num_preemptions, kCounter, "charonia_num_preemptions_total",
              "Preemptions: a sequence's KV blocks were freed, to be recomputed later"),
       simple(engine_steps, kCounter, "charonia_engine_steps_total", "Forward passes"),
@@ -70,6 +77,14 @@ std::span<const MetricInfo> metric_catalogue() {
              "GEMMs that cuBLASLt rejected and that ran on built-in kernels"),
       simple(jump_forward_tokens, kCounter, "charonia_jump_forward_tokens_total",
              "Tokens of structured output that the grammar determined, without a step for each"),
+      simple(spec_decode_num_drafts, kCounter, "charonia_spec_decode_num_drafts_total",
+             "Steps of a sequence with proposals (speculation)"),
+      simple(spec_decode_num_draft_tokens, kCounter, "charonia_spec_decode_num_draft_tokens_total",
+             "Proposed tokens that were computed"),
+      simple(spec_decode_num_accepted_tokens, kCounter, "charonia_spec_decode_num_accepted_tokens_total",
+             "Proposed tokens that were accepted"),
+      counters(spec_decode_num_accepted_tokens_per_pos, "charonia_spec_decode_num_accepted_tokens_per_pos_total",
+               "Accepted tokens by their position among the proposals", "position", kPositions),
       counters(request_success, "charonia_request_success_total", "Finished requests by reason", "finished_reason",
                kFinishedReasons),
       counters(requests_rejected, "charonia_requests_rejected_total",

@@ -138,7 +138,7 @@ void SafetensorsFile::refuse(const std::string& what) const {
   throw Error(ErrorCode::invalid_argument, cat("safetensors file ", path_.string(), " cannot be read: ", what));
 }
 
-SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
+SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path, std::string_view header) {
   SafetensorsFile file;
   file.path_ = path;
   const Descriptor descriptor(path);
@@ -151,11 +151,11 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   }
   file.mapping_.reset(Mapping::make(descriptor.get(), bytes));
   if (!file.mapping_) file.refuse(last_error());
-  file.read_header();
+  header.empty() ? file.find_header() : file.read_header(header, file.mapping_->bytes());
   return file;
 }
 
-void SafetensorsFile::read_header() {
+void SafetensorsFile::find_header() {
   const auto bytes = mapping_->bytes();
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
@@ -167,10 +167,12 @@ void SafetensorsFile::read_header() {
     refuse(cat("it is truncated: its header needs ", sizeof length + length, " bytes, but it has ", bytes.size()));
   }
   const auto header = bytes.subspan(sizeof length, length);
-  const auto data = bytes.subspan(sizeof length + length);
+  read_header({reinterpret_cast<const char*>(header.data()), header.size()}, bytes.subspan(sizeof length + length));
+}
+
+void SafetensorsFile::read_header(std::string_view header, std::span<const std::byte> data) {
   try {
-    const auto* text = reinterpret_cast<const char*>(header.data());
-    const auto json = nlohmann::json::parse(text, text + header.size());
+    const auto json = nlohmann::json::parse(header);
     if (!json.is_object()) refuse("its header is not a JSON object");
     for (const auto& [name, value] : json.items()) {
       if (name == "__metadata__") {

@@ -35,7 +35,9 @@ class SafetensorsFile {
   // Checks the whole header. Throws Error(invalid_argument) with the file and the fault if the file cannot be read, is
   // truncated, has a header that is too long or invalid, or has tensors that overlap, lie outside of the file or whose
   // size does not match their shape.
-  static SafetensorsFile open(const std::filesystem::path& path);
+  // header: the JSON header of a file of another format, whose tensors are as in a safetensors file but whose offsets
+  // count from its first byte. Empty: the file has its own header.
+  static SafetensorsFile open(const std::filesystem::path& path, std::string_view header = {});
 
   // Throws Error(invalid_argument) with the nearest name if the tensor does not exist, and Error(unsupported) if DType
   // does not have its type. A file may contain tensors of other types as long as they are not read.
@@ -63,7 +65,8 @@ class SafetensorsFile {
   };
 
   SafetensorsFile() = default;
-  void read_header();
+  void find_header();
+  void read_header(std::string_view header, std::span<const std::byte> data);
   Entry read_entry(const std::string& name, std::string dtype, std::vector<std::int64_t> shape,
                    std::vector<std::uint64_t> offsets, std::span<const std::byte> data) const;
   void refuse_overlaps(std::span<const std::byte> data) const;

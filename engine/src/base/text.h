@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,6 +48,12 @@ std::optional<T> parse_number(std::string_view text) {
 }
 
 std::string_view trim(std::string_view text);
+
+// The hash of Fowler, Noll and Vo (FNV-1a). hash: of the bytes before.
+constexpr std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325U) {
+  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
+  return hash;
+}
 
 // The candidate with the smallest edit distance to `word`; empty if none is near.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);

@@ -77,6 +77,17 @@ void SamplingParams::validate(int vocab_size) const {
   }
   require(end_ids.size() <= kMaxEndIds, "the number of end_id", end_ids.size(), "at most ", kMaxEndIds);
   for (const auto id : end_ids) token("end_id", id);
+  for (const auto& [name, ids] : {std::pair{"thinking_begin_ids", &thinking_begin_ids},
+                                  std::pair{"thinking_end_ids", &thinking_end_ids}}) {
+    require(ids->size() <= kMaxThinkingMark, cat("the number of ", name), ids->size(), "at most ", kMaxThinkingMark);
+    for (const auto id : *ids) token(name, id);
+  }
+  if (thinking_budget && thinking_end_ids.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("thinking_budget = ", *thinking_budget, ": the response has no thinking that the engine can end. A ",
+                    "budget needs `messages`, no begun message, and a chat template in which a mark ends the thinking. ",
+                    "Leave thinking_budget out"));
+  }
   require(bad_words.size() <= kMaxBadWords, "the number of bad_words", bad_words.size(), "at most ", kMaxBadWords);
   for (const auto& word : bad_words) {
     require(!word.empty(), "bad_words", "[]", "without empty words");

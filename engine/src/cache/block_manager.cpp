@@ -223,6 +223,11 @@ void BlockManager::release_units(std::size_t kind, std::span<const BlockId> unit
 
 bool BlockManager::withdraw_unit(std::size_t kind, BlockId unit) { return impl_->kinds[kind].withdraw(unit); }
 
+BlockId BlockManager::unit_of(std::size_t kind, const PrefixNode& node) const {
+  const auto id = impl_->indexed(node, "unit_of");
+  return id == kNone ? kNone : impl_->kinds[kind].at_node(id).unit;
+}
+
 void BlockManager::drop_unit(std::size_t kind, const PrefixNode& node) {
   if (const auto id = impl_->indexed(node, "drop_unit"); id != kNone) impl_->kinds[kind].drop(id);
 }
@@ -281,6 +286,8 @@ int BlockManager::excess_pins(double share) const {
   }
   return excess;
 }
+
+bool BlockManager::is_indexed(const PrefixNode& node) const { return impl_->indexed(node, "is_indexed") != kNone; }
 
 void BlockManager::forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt) {
   const auto length = static_cast<std::size_t>(impl_->block_len);

@@ -41,8 +41,8 @@ struct PrefixNode {
   std::uint64_t unique_id = 0;  // 0: the root
 };
 
-// The units of one kind that a sequence uses: for the blocks first .. end() - 1 of its tokens. Of kind `state`: the unit
-// with its state and, while it may not change this unit, the unit that its next step writes (schedule/states.cpp).
+// The units of one kind that a sequence uses: for the blocks first .. end() - 1 of its tokens. Of kind `state`: the
+// unit with its state and, while it may not change this unit, the unit that its next step writes (schedule/states.cpp).
 struct UnitRange {
   std::int32_t first = 0;
   std::vector<BlockId> units;
@@ -123,8 +123,8 @@ class BlockManager {
   // caller may then retain the node's block and release its own block, which stays outside the index. If the parent has
   // left the index meanwhile (it was forgotten, or it or an ancestor was evicted), indexes nothing and returns the
   // parent.
-  // units[k]: the caller's Active unit of each kind for the same tokens, or -1. The node takes it if it has a tombstone.
-  // Otherwise the caller's unit is released and replaced by the node's unit, which is retained.
+  // units[k]: the caller's Active unit of each kind for the same tokens, or -1. The node takes it if it has a
+  // tombstone. Otherwise the caller's unit is released and replaced by the node's unit, which is retained.
   PrefixNode insert(const PrefixNode& parent, BlockId block, std::span<const TokenId> tokens, std::uint64_t salt = 0,
                     std::span<BlockId> units = {});
 
@@ -132,9 +132,11 @@ class BlockManager {
   // first, so the end of a chain is evicted before its beginning.
   void release(std::span<const BlockId> blocks);
   void release_units(std::size_t kind, std::span<const BlockId> units);
-  // Removes an Active unit from its node, which then has a tombstone, so that its only user may change it. Returns false
-  // if it has other users.
+  // Removes an Active unit from its node, which then has a tombstone, so that its only user may change it. Returns
+  // false if it has other users.
   bool withdraw_unit(std::size_t kind, BlockId unit);
+  // The unit of a node; -1 if it has a tombstone or has left the index.
+  BlockId unit_of(std::size_t kind, const PrefixNode& node) const;
   // Makes the unit of a node Free, if it is Cached and not pinned. Does nothing if the node has left the index.
   void drop_unit(std::size_t kind, const PrefixNode& node);
 
@@ -151,6 +153,9 @@ class BlockManager {
   int num_pinned() const;  // blocks that have pins of their own
   // How many more blocks, or units of a kind, are pinned than this share of them; 0 or less if there are no more.
   int excess_pins(double share) const;
+
+  // Whether the node is still in the index. Then its block has not changed.
+  bool is_indexed(const PrefixNode& node) const;
 
   // Removes the first block of `tokens` and its descendants from the index, because their contents may be wrong. Cached
   // blocks become Free, Active blocks become Free when they are released.

@@ -1,8 +1,8 @@
 // One kind of cache after kind 0: its pool of units, and the unit of each node of the prefix tree.
 //
 // A sequence uses the units of its window, or its state. A unit that is in the tree stays Cached when no sequence uses
-// it, until the least recently used unit is evicted. Then its node has a tombstone. A later sequence that computes the same
-// tokens gives the node a unit again (BlockManager::insert()).
+// it, until the least recently used unit is evicted. Then its node has a tombstone. A later sequence that computes the
+// same tokens gives the node a unit again (BlockManager::insert()).
 //
 // Only first_needed() and most_for() know the kind. The rest holds for any kind whose sequences need some of the last
 // units of their path. A sequence needs one unit of kind `state`: that of the last node.
@@ -29,8 +29,8 @@ class Units {
   // The first block that a sequence with this many computed tokens still reads, or writes next. Kind `state` with
   // whole blocks: the last block.
   std::int32_t first_needed(std::int32_t computed) const { return std::max(0, computed - window_ + 1) / block_len_; }
-  // The most units that a sequence needs to compute `tokens` tokens in one step. Of kind `state`: the state that it reads
-  // and the state that it writes.
+  // The most units that a sequence needs to compute `tokens` tokens in one step. Of kind `state`: the state that it
+  // reads and the state that it writes.
   std::int32_t most_for(std::int32_t tokens) const {
     return kind_ == CacheKind::state ? 2 : (window_ + tokens + block_len_ - 3) / block_len_ + 1;
   }

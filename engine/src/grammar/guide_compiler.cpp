@@ -5,6 +5,7 @@
 #include <bit>
 #include <cctype>
 #include <map>
+#include <mutex>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,13 @@ constexpr char kSpecial = '\xff';  // llguidance's mark of special tokens; no te
 
 // CPU time of one mask. The other sequences of a step wait for it, so the request of a slower mask ends.
 constexpr double kMaxMaskSeconds = 0.1;
+
+// CPU time of the proposals of a sequence in a step. All sequences wait for them, so the search for certain text stops
+// after half of it. A sequence whose proposals take longer more often than once in kSlowCost times gets no more.
+constexpr double kMaxProposalSeconds = 0.005;
+constexpr int kSlowCost = 8;
+constexpr int kMaxSlow = 3 * kSlowCost;
+constexpr std::size_t kMostTokenText = 16;  // bytes of certain text for each token that is wanted
 
 // Limits of one grammar. A mask that costs more ends its request with an error.
 constexpr llg::ParserLimits kLimits{.max_items_in_row = 3000,
@@ -281,7 +289,9 @@ std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& 
   std::vector<Part> out;
   double multiples = 0;
   for (auto& one : list["grammars"]) {
-    const auto text = [&](const char* key) { return one.contains(key) && one[key].is_string() ? one[key].get<std::string>() : ""; };
+    const auto text = [&](const char* key) {
+      return one.contains(key) && one[key].is_string() ? one[key].get<std::string>() : "";
+    };
     if (!one.is_object()) refuse(cat(name, ": each of the grammars is an object"));
     Part part{Json::object(), text("called").empty() ? name : text("called")};
     if (one.contains("name")) part.entry["name"] = one["name"];
@@ -289,7 +299,9 @@ std::vector<Part> parts_of_list(const Guide& guide, const std::vector<TokenId>& 
       if (one.contains("json_schema")) {
         part.entry["json_schema"] = checked_schema(std::move(one["json_schema"]), Space::free, multiples);
       } else {
-        part.entry["lark_grammar"] = one.contains("regex") ? lark_of_regex(text("regex")) : checked_lark(text("lark_grammar"), !one.contains("name"), end_ids, multiples);
+        part.entry["lark_grammar"] =
+            one.contains("regex") ? lark_of_regex(text("regex"))
+                                  : checked_lark(text("lark_grammar"), !one.contains("name"), end_ids, multiples);
       }
     } catch (const Error& error) {
       refuse(cat(part.called, ": ", error.what()));
@@ -341,22 +353,46 @@ std::vector<Part> parts_of(const Guide& guide, bool after_space, const std::vect
 
 class Provider : public TokenMaskProvider {
  public:
-  // bytes: null if no text is forced.
-  Provider(MatcherPtr matcher, MatcherPtr bytes, const Vocabulary& vocabulary, std::vector<TokenId> end_ids,
-           std::vector<TokenId> prompt)
-      : matcher_(std::move(matcher)), bytes_(std::move(bytes)), vocabulary_(vocabulary), end_ids_(std::move(end_ids)),
-        prompt_(std::move(prompt)) {}
+  // prompt: unset: no text is forced or proposed.
+  Provider(std::shared_ptr<const Matchers> grammar, const Vocabulary& vocabulary, std::vector<TokenId> end_ids,
+           std::optional<std::vector<TokenId>> prompt, bool proposes)
+      : grammar_(std::move(grammar)), vocabulary_(vocabulary), end_ids_(std::move(end_ids)),
+        prompt_(std::move(prompt)), proposes_(proposes), at_(begin()) {}
 
   void fill(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) override {
+    go_back(output);  // not timed: without proposals there is nothing to read again
     const auto begun = thread_seconds();
     fill_after(output, mask);
     if (thread_seconds() - begun > kMaxMaskSeconds) {
-      throw Error(ErrorCode::invalid_argument, cat("the grammar costs too much: one mask took more than ", kMaxMaskSeconds,
-                                                   " s. Make it simpler"));
+      throw Error(ErrorCode::invalid_argument,
+                  cat("the grammar costs too much: one mask took more than ", kMaxMaskSeconds, " s. Make it simpler"));
     }
   }
 
   std::span<const TokenId> forced() const override { return forced_; }
+
+  std::vector<TokenId> propose(std::span<const TokenId> output, std::span<const TokenId> guess, int most) override {
+    if (!proposes_ || slow_ >= kMaxSlow || most <= 0) return {};
+    const auto begun = thread_seconds();
+    follow(output);
+    // Certain tokens are kept while the output follows them.
+    auto used = output.size() - std::min(output.size(), certain_at_);
+    if (used >= certain_.size() || !std::ranges::equal(output.last(used), std::span(certain_).first(used))) {
+      certain_ = certain_tokens(output, kMostTokenText * static_cast<std::size_t>(most), kMaxProposalSeconds / 2);
+      certain_at_ = output.size();
+      used = 0;
+    }
+    std::vector<TokenId> out(certain_.begin() + static_cast<std::ptrdiff_t>(used), certain_.end());
+    if (out.empty()) {
+      const auto end = std::ranges::find_first_of(guess, end_ids_);
+      const std::vector<std::uint32_t> ids(guess.begin(), end);
+      const int valid = llguidance().matcher_validate_tokens(at_.tokens.get(), ids.data(), ids.size());
+      out.assign(guess.begin(), guess.begin() + std::max(valid, 0));
+    }
+    out.resize(std::min(out.size(), static_cast<std::size_t>(most)));
+    slow_ = thread_seconds() - begun > kMaxProposalSeconds ? slow_ + kSlowCost : std::max(slow_ - 1, 0);
+    return out;
+  }
 
   std::unique_ptr<TokenMaskProvider> clone() const override {
     throw Error(ErrorCode::internal, "a guide makes a provider for each sequence");
@@ -364,27 +400,84 @@ class Provider : public TokenMaskProvider {
 
  private:
   void fill_after(std::span<const std::int32_t> output, std::span<std::uint32_t> mask) {
-    for (const auto id : output.subspan(accepted_)) accept(id);
-    accepted_ = output.size();
-    if (bytes_ && forced_.empty()) {
-      forced_ = vocabulary_.split->forced(last_tokens(output), certain_text());
-      // Do not force tokens that end the response.
-      forced_.erase(std::ranges::find_first_of(forced_, end_ids_), forced_.end());
-    }
+    follow(output);
+    if (!proposes_ && forced_.empty()) forced_ = certain_tokens(output, text::TokenSplit::kMostText, kMaxMaskSeconds);
     if (forced_.empty()) return fill_allowed(mask);
     const auto id = static_cast<std::size_t>(forced_.front());
     mask[id / 32] |= 1U << (id % 32);
   }
 
+  // The grammar at its beginning. A copy, because a matcher changes.
+  Matchers begin() const {
+    static std::mutex mutex;  // copies are made on several threads
+    const std::lock_guard lock(mutex);
+    const auto copy = [](const MatcherPtr& one) {
+      return MatcherPtr(one ? llguidance().clone_matcher(one.get()) : nullptr);
+    };
+    return {copy(grammar_->tokens), prompt_ ? copy(grammar_->bytes) : nullptr};
+  }
+
+  // Goes to the end of an output.
+  void follow(std::span<const TokenId> output) {
+    go_back(output);
+    for (const auto id : output.subspan(followed_.size())) accept(id);
+  }
+
+  // Goes back to the last token that is in the output too.
+  void go_back(std::span<const TokenId> output) {
+    const auto same = std::ranges::mismatch(followed_, output, {}, &Followed::id);
+    const bool failed = llguidance().matcher_get_error(at_.tokens.get()) != nullptr;
+    const auto dropped = static_cast<std::size_t>(std::distance(same.in1, followed_.end()));
+    if (dropped == 0 && !failed) return;
+    std::size_t steps = 0;
+    for (auto one = same.in1; one != followed_.end(); ++one) steps += one->byte_steps;
+    followed_.erase(same.in1, followed_.end());
+    const auto back = [](const MatcherPtr& matcher, std::size_t count) {
+      return !matcher || count == 0 || llguidance().matcher_rollback(matcher.get(), count) == 0;
+    };
+    if (!failed && back(at_.tokens, dropped) && back(at_.bytes, steps)) return;
+    // A matcher with an error, such as a proposal that costs too much, cannot go back. So the output is read again.
+    at_ = begin();
+    slow_ += kSlowCost;
+    for (const auto& one : std::exchange(followed_, {})) accept(one.id);
+  }
+
   void accept(TokenId id) {
-    consume(matcher_.get(), {static_cast<std::uint32_t>(id)});
+    followed_.push_back({id, 0});  // also if an error follows: then go_back() reads the output again
+    consume(at_.tokens.get(), {static_cast<std::uint32_t>(id)});
     if (!forced_.empty()) forced_.erase(forced_.begin());  // the mask allowed no other token
-    if (!bytes_) return;
-    const auto token = static_cast<std::uint32_t>(id);
-    if (llguidance().matcher_validate_tokens(bytes_.get(), &token, 1) == 1) return consume(bytes_.get(), {token});
-    std::vector<std::uint32_t> bytes;
-    for (const unsigned char byte : vocabulary_.table->text_bytes(id)) bytes.push_back(vocabulary_.id_of_byte(byte));
-    consume(bytes_.get(), bytes);
+    std::vector<std::uint32_t> steps;
+    const auto accept_bytes = [&] {
+      steps.push_back(static_cast<std::uint32_t>(id));
+      if (llguidance().matcher_validate_tokens(at_.bytes.get(), steps.data(), 1) != 1) {
+        steps.clear();
+        for (const unsigned char byte : vocabulary_.table->text_bytes(id)) steps.push_back(vocabulary_.id_of_byte(byte));
+      }
+      consume(at_.bytes.get(), steps);
+    };
+    if (at_.bytes) use_bytes(accept_bytes);
+    followed_.back().byte_steps = steps.size();
+  }
+
+  // Calls a function that uses at_.bytes. If it is for proposals only, its errors end the use of at_.bytes.
+  template <class Function>
+  void use_bytes(const Function& function) {
+    try {
+      function();
+    } catch (const Error&) {
+      if (!proposes_) throw;
+      at_.bytes.reset();
+    }
+  }
+
+  // Returns the tokens of the text that the grammar requires next, up to the first token that ends the response.
+  std::vector<TokenId> certain_tokens(std::span<const TokenId> output, std::size_t most_bytes, double most_seconds) {
+    std::string text;
+    if (at_.bytes) use_bytes([&] { text = certain_text(most_bytes, most_seconds); });
+    if (!at_.bytes) return {};
+    auto tokens = vocabulary_.split->forced(last_tokens(output), text);
+    tokens.erase(std::ranges::find_first_of(tokens, end_ids_), tokens.end());
+    return tokens;
   }
 
   static void consume(llg::Matcher* matcher, const std::vector<std::uint32_t>& ids) {
@@ -405,8 +498,8 @@ class Provider : public TokenMaskProvider {
   }
 
   void fill_allowed(std::span<std::uint32_t> mask) {
-    const bool may_end = llguidance().matcher_is_accepting(matcher_.get());
-    if (!compute(matcher_.get(), mask)) std::ranges::fill(mask, 0U);
+    const bool may_end = llguidance().matcher_is_accepting(at_.tokens.get());
+    if (!compute(at_.tokens.get(), mask)) std::ranges::fill(mask, 0U);
     for (const auto id : end_ids_) {
       auto& word = mask[static_cast<std::size_t>(id) / 32];
       const auto bit = 1U << (id % 32);
@@ -414,23 +507,25 @@ class Provider : public TokenMaskProvider {
     }
   }
 
-  // Returns the text that the grammar requires next.
-  std::string certain_text() {
+  // Returns the text that the grammar requires next, or its beginning.
+  std::string certain_text(std::size_t most_bytes, double most_seconds) {
     std::string out;
+    const auto begun = thread_seconds();
+    most_bytes = std::min(most_bytes, text::TokenSplit::kMostText);
     std::vector<std::uint32_t> mask(vocabulary_.byte_mask_words());
-    while (out.size() < text::TokenSplit::kMostText && !llguidance().matcher_is_accepting(bytes_.get()) &&
-           compute(bytes_.get(), mask)) {
+    while (out.size() < most_bytes && thread_seconds() - begun < most_seconds &&
+           !llguidance().matcher_is_accepting(at_.bytes.get()) && compute(at_.bytes.get(), mask)) {
       int allowed = 0;
       for (const auto word : mask) allowed += std::popcount(word);
       if (allowed != 1) break;
       const auto word = std::ranges::find_if(mask, [](auto one) { return one != 0; });
       const auto id = static_cast<std::uint32_t>(32 * (word - mask.begin()) + std::countr_zero(*word));
       if (id < vocabulary_.id_of_byte(0)) break;  // a token that the grammar names
-      consume(bytes_.get(), {id});
+      consume(at_.bytes.get(), {id});
       out += static_cast<char>(id - vocabulary_.id_of_byte(0));
     }
-    if (llguidance().matcher_rollback(bytes_.get(), out.size()) != 0) {
-      throw Error(ErrorCode::internal, cat("the grammar cannot go back: ", error_of(bytes_.get())));
+    if (llguidance().matcher_rollback(at_.bytes.get(), out.size()) != 0) {
+      throw Error(ErrorCode::internal, cat("the grammar cannot go back: ", error_of(at_.bytes.get())));
     }
     return out;
   }
@@ -438,19 +533,29 @@ class Provider : public TokenMaskProvider {
   std::vector<TokenId> last_tokens(std::span<const TokenId> output) const {
     constexpr auto kMost = text::TokenSplit::kContext + 1;
     const auto before = kMost - std::min(kMost, output.size());
-    std::vector<TokenId> out(prompt_.end() - static_cast<std::ptrdiff_t>(std::min(before, prompt_.size())), prompt_.end());
+    std::vector<TokenId> out(prompt_->end() - static_cast<std::ptrdiff_t>(std::min(before, prompt_->size())),
+                             prompt_->end());
     const auto own = output.last(std::min(kMost, output.size()));
     out.insert(out.end(), own.begin(), own.end());
     return out;
   }
 
-  const MatcherPtr matcher_;
-  const MatcherPtr bytes_;
+  struct Followed {
+    TokenId id;
+    std::size_t byte_steps;
+  };
+
+  const std::shared_ptr<const Matchers> grammar_;
   const Vocabulary& vocabulary_;
   const std::vector<TokenId> end_ids_;
-  const std::vector<TokenId> prompt_;
+  const std::optional<std::vector<TokenId>> prompt_;
+  const bool proposes_;  // certain text is proposed, not forced
+  int slow_ = 0;         // kSlowCost for each slow or failed proposal, and 1 less for each fast one
+  Matchers at_;          // after the tokens of followed_
+  std::vector<Followed> followed_;
   std::vector<TokenId> forced_;
-  std::size_t accepted_ = 0;
+  std::vector<TokenId> certain_;  // proposed after the first certain_at_ tokens of the output
+  std::size_t certain_at_ = 0;
 };
 
 TokenizerPtr make_tokenizer(const std::vector<std::string>& tokens) {
@@ -485,10 +590,9 @@ void FreeMatcher::operator()(llg::Matcher* matcher) const { llguidance().free_ma
 void FreeTokenizer::operator()(llg::Tokenizer* tokenizer) const { llguidance().free_tokenizer(tokenizer); }
 
 std::unique_ptr<TokenMaskProvider> CompiledGuide::provider(const std::vector<TokenId>& end_ids,
-                                                           std::optional<std::vector<TokenId>> prompt) const {
-  const auto copy = [](const MatcherPtr& one) { return MatcherPtr(one ? llguidance().clone_matcher(one.get()) : nullptr); };
-  return std::make_unique<Provider>(copy(matcher_), prompt ? copy(bytes_) : nullptr, *vocabulary_, end_ids,
-                                    std::move(prompt).value_or(std::vector<TokenId>()));
+                                                           std::optional<std::vector<TokenId>> prompt,
+                                                           bool proposes) const {
+  return std::make_unique<Provider>(matchers_, *vocabulary_, end_ids, std::move(prompt), proposes);
 }
 
 GuideCompiler::GuideCompiler(const TokenTable& table, int vocab_size, std::vector<TokenId> end_ids,
@@ -506,7 +610,8 @@ GuideCompiler::GuideCompiler(const TokenTable& table, int vocab_size, std::vecto
   bytes_ = make_tokenizer(tokens);
 }
 
-MatcherPtr GuideCompiler::match(const llg::Tokenizer* tokenizer, const std::string& type, const std::string& text) const {
+MatcherPtr GuideCompiler::match(const llg::Tokenizer* tokenizer, const std::string& type,
+                                const std::string& text) const {
   llg::ConstraintInit init;
   init.tokenizer = tokenizer;
   init.limits = kLimits;
@@ -521,12 +626,13 @@ std::unique_ptr<const CompiledGuide> GuideCompiler::compile(const Guide& guide, 
   auto out = std::make_unique<CompiledGuide>();
   out->vocabulary_ = &vocabulary_;
   const auto begun = thread_seconds();
-  out->matcher_ = match(tokens_.get(), "llguidance", text);
-  if (const auto error = error_of(out->matcher_.get()); !error.empty()) {
+  Matchers made{match(tokens_.get(), "llguidance", text), nullptr};
+  if (const auto error = error_of(made.tokens.get()); !error.empty()) {
     refuse(thread_seconds() - begun > max_explained_seconds_ ? cat(parts.back().called, ": ", error)
                                                            : explain(parts, error));
   }
-  if (bytes_) out->bytes_ = match(bytes_.get(), "llguidance", text);
+  if (bytes_) made.bytes = match(bytes_.get(), "llguidance", text);
+  out->matchers_ = std::make_shared<const Matchers>(std::move(made));
   return out;
 }
 

@@ -38,18 +38,24 @@ struct Vocabulary {
   int vocab_size;
 };
 
+// A grammar over tokens, and the same grammar over single bytes, to find certain text; null: no text is forced.
+struct Matchers {
+  MatcherPtr tokens, bytes;
+};
+
 // A grammar before its first token. Makes providers on one thread at a time; its compiler must outlive it and them.
 class CompiledGuide {
  public:
   // For one sequence. end_ids, ascending: the mask allows each where the text may end, and nowhere else. prompt: if
   // given, certain text is forced as the tokenizer splits it; the last TokenSplit::kContext + 1 tokens are enough.
+  // proposes: certain text is not forced, but proposed.
   std::unique_ptr<TokenMaskProvider> provider(const std::vector<TokenId>& end_ids,
-                                              std::optional<std::vector<TokenId>> prompt = {}) const;
+                                              std::optional<std::vector<TokenId>> prompt = {},
+                                              bool proposes = false) const;
 
  private:
   friend class GuideCompiler;
-  MatcherPtr matcher_;
-  MatcherPtr bytes_;  // over single bytes, to find certain text; null: no text is forced
+  std::shared_ptr<const Matchers> matchers_;
   const Vocabulary* vocabulary_ = nullptr;
 };
 

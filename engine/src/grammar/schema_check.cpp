@@ -37,16 +37,18 @@ constexpr std::array<std::string_view, 4> kSchemaLists = {"anyOf", "oneOf", "all
 constexpr std::array<std::string_view, 4> kSchemasByName = {"properties", "patternProperties", "$defs", "definitions"};
 // Keywords that llguidance enforces and that have no schemas inside.
 constexpr std::array<std::string_view, 17> kEnforced = {
-    "type",      "const",     "enum",    "$ref",    "required",         "minItems",         "maxItems",  "minProperties", "maxProperties",
-    "minLength", "maxLength", "pattern", "format",  "minimum",          "maximum",          "multipleOf", "exclusiveMinimum"};
+    "type",     "const",         "enum",          "$ref",       "required",        "minItems",
+    "maxItems", "minProperties", "maxProperties", "minLength",  "maxLength",       "pattern",
+    "format",   "minimum",       "maximum",       "multipleOf", "exclusiveMinimum"};
 // Keywords of old drafts, which llguidance takes for annotations.
 constexpr std::array<std::string_view, 3> kOld = {"divisibleBy", "disallow", "extends"};
 constexpr std::array<std::string_view, 6> kApplicators = {"$ref", "anyOf", "oneOf", "allOf", "const", "enum"};
 // Formats that JSON Schema defines; llguidance rejects the others of them. Any other format is an annotation.
 constexpr std::array<std::string_view, 10> kFormats = {"date-time", "date", "time", "duration", "email",
                                                        "hostname", "ipv4", "ipv6", "uuid", "uri"};
-constexpr std::array<std::string_view, 9> kOtherFormats = {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference",
-                                                           "uri-template", "json-pointer", "relative-json-pointer", "regex"};
+constexpr std::array<std::string_view, 9> kOtherFormats = {"idn-email",    "idn-hostname",          "uri-reference",
+                                                           "iri",          "iri-reference",         "uri-template",
+                                                           "json-pointer", "relative-json-pointer", "regex"};
 
 // Existing dates from the year 1 on. Times have at most six digits after the point, because most parsers read no more.
 const std::string kDate =
@@ -310,14 +312,19 @@ class Check {
     }
     if (!schema.contains("format") || !schema["format"].is_string()) return;
     const auto format = schema["format"].get<std::string>();
-    const auto expression = format == "date" ? kDate : format == "time" ? kTime : format == "date-time" ? kDate + "T" + kTime : "";
+    const auto expression = format == "date"        ? kDate
+                            : format == "time"      ? kTime
+                            : format == "date-time" ? kDate + "T" + kTime
+                                                    : "";
     if (!expression.empty()) {
-      if (schema.contains("pattern")) refuse(pointer(at, "pattern"), "pattern and format ", format, " exclude each other");
+      if (schema.contains("pattern"))
+        refuse(pointer(at, "pattern"), "pattern and format ", format, " exclude each other");
       schema.erase("format");
       schema["pattern"] = "^(" + expression + ")$";
     } else if (!is_in(kFormats, format) && !is_in(kOtherFormats, format)) {
       const auto meant = std::ranges::find(kFormats, rough(format), [](auto one) { return rough(one); });
-      if (meant != kFormats.end()) refuse(pointer(at, "format"), "the format ", format, " is unknown: is it ", *meant, "?");
+      if (meant != kFormats.end())
+        refuse(pointer(at, "format"), "the format ", format, " is unknown: is it ", *meant, "?");
       schema.erase("format");
     }
   }
@@ -325,7 +332,8 @@ class Check {
   void check_keyword(const Json& schema, const std::string& key, const Json& value, const std::string& at) {
     const auto here = pointer(at, key);
     if (is_in(kOld, key)) refuse(here, "the keyword ", key, " is not supported, and would be ignored: leave it out");
-    if (key == "prefixItems" && old_draft_) refuse(here, "prefixItems needs draft 2020-12, and $schema names an older one");
+    if (key == "prefixItems" && old_draft_)
+      refuse(here, "prefixItems needs draft 2020-12, and $schema names an older one");
     if ((key == "$id" || key == "id") && !at.empty() && value.is_string()) {
       refuse(here, "a schema inside another one has no name of its own: references begin with #");
     }
@@ -344,7 +352,8 @@ class Check {
     const bool known = is_in(kEnforced, key) || is_in(kSchemas, key) || is_in(kSchemaLists, key) ||
                        is_in(kSchemasByName, key) || key == "exclusiveMaximum";
     if (!known && !key.starts_with("x-")) {
-      if (const auto meant = nearly(key); !meant.empty()) refuse(here, "there is no keyword ", key, ": is it ", meant, "?");
+      if (const auto meant = nearly(key); !meant.empty())
+        refuse(here, "there is no keyword ", key, ": is it ", meant, "?");
     }
     if (key == "multipleOf" && value.is_number()) multiple_of(value, here);
     if (key == "properties" && value.size() > names_in(schema).size() + kMaxOptional) {
@@ -397,7 +406,8 @@ class Check {
     } catch (const Error& error) {
       refuse(here, error.what());
     }
-    if (repetitions_ > kMaxRepetitions) refuse(here, "the patterns have more than ", kMaxRepetitions, " repetitions in all");
+    if (repetitions_ > kMaxRepetitions)
+      refuse(here, "the patterns have more than ", kMaxRepetitions, " repetitions in all");
   }
 
   void name_pattern(const std::string& text, const std::string& here) {
@@ -445,7 +455,8 @@ Json parse_json(std::string_view text, std::string_view what) {
     else if (text[i] == '"') quoted = !quoted;
     else if (!quoted && (text[i] == '{' || text[i] == '[')) {
       if (++depth > kMaxNesting) {
-        throw Error(ErrorCode::invalid_argument, cat(what, ": JSON nested more than ", kMaxNesting, " deep, at byte ", i));
+        throw Error(ErrorCode::invalid_argument,
+                    cat(what, ": JSON nested more than ", kMaxNesting, " deep, at byte ", i));
       }
     } else if (!quoted && (text[i] == '}' || text[i] == ']')) {
       --depth;
@@ -532,7 +543,8 @@ int check_pattern(std::string_view pattern, bool schema) {
         i = end;
       }
       repeated = true;
-      if (++repetitions > kMaxRepetitions) reject(i, cat("more than ", kMaxRepetitions, " repetitions and optional parts"));
+      if (++repetitions > kMaxRepetitions)
+        reject(i, cat("more than ", kMaxRepetitions, " repetitions and optional parts"));
     }
   }
   return repetitions;

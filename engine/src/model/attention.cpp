@@ -65,13 +65,13 @@ class Attention final : public Block {
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
     const auto qkv_gate = step.view(qkv_), attended = step.view(attended_);
     const auto qkv = columns_of(qkv_gate, 0, shape_.qkv_size());
-    step.ops.linear(columns_of(qkv_gate, 0, shape_.projected() + gate_size()), in, *qkv_weight_);
+    step.linear(columns_of(qkv_gate, 0, shape_.projected() + gate_size()), in, *qkv_weight_);
     step.ops.rotary_store(qkv, rotary_params(step, qkv), step.cache, cache_layer_, shape_.heads);
     step.ops.attention(attended, qkv, step.cache, cache_layer_, shape_.heads, params_);
     if (config_.attention_gate) {
       step.ops.sigmoid_gate(attended, columns_of(qkv_gate, shape_.qkv_size(), shape_.q_size()));
     }
-    step.ops.linear(out, attended, *out_weight_);
+    step.linear(out, attended, *out_weight_);
   }
 
  private:

@@ -10,8 +10,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "model/activations.h"
+#include "model/adapter.h"
 #include "model/weight_loader.h"
 #include "ops/ops.h"
 
@@ -24,6 +26,12 @@ struct StepContext {
   ops::KvCache& cache;
   std::byte* memory;  // of the activations
   ops::Tensor residual{};  // the residual stream, before the block's output is added
+  std::span<const AdapterRows> adapters{};  // of the step's rows that have one
+
+  // Operations::linear() and gated_linear(), with the changes of the weight by the rows' adapters.
+  void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) const;
+  void gated_linear(const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& in,
+                    const ops::Linear& weight, ops::Activation activation) const;
 
   std::byte* at(const Activations::Part& part) const { return memory + part.offset; }
   ops::Tensor view(const Activations::Part& part, std::int64_t rows) const {

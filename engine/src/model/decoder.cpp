@@ -1,5 +1,8 @@
 #include "model/decoder.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/text.h"
 #include "model/layers.h"
 
@@ -54,16 +57,19 @@ void Decoder::load(const WeightFiles& files) {
     per_layer_.emplace(config_, plan_.per_layer_inputs);
     per_layer_->load(loader);
   }
+  places_ = std::move(loader.places);
   final_norm_ = loader.norm("norm.weight", hidden);
-  const WeightLoader::Wanted output{cat("output.", shard_.rank, ".weight"), shard_.logits, hidden};
-  if (config_.normalize_output) {
-    const auto unit = unit_rows(files.get(output.name, output.rows, output.cols), type);
-    output_ = loader.dense_linear({{unit.matrix()}});
+  const int output_rank = pools(config_) ? 0 : shard_.rank;
+  const WeightLoader::Wanted output{cat("output.", output_rank, ".weight"), shard_.logits, hidden};
+  if (config_.model_task == "embed") {
+    output_ = nullptr;
+  } else if (config_.normalize_output) {
+    output_ = loader.dense_linear({{loader.unit_rows(output).matrix()}});
   } else {
     output_ = loader.linear({{output}}, {});
   }
   files.drop_pages();
-  embedding_ = shares_embedding(config_, files.manifest())
+  embedding_ = shares_embedding(config_, files.manifest(), ops_.device())
                    ? ops_.make_embedding(*output_)
                    : loader.embedding({"tok_embeddings.weight", config_.vocab_size, hidden});
   files.drop_pages();
@@ -77,7 +83,27 @@ void Decoder::prepare(ops::KvCache& cache) {
   ops_.prepare(limits_, issue_);
 }
 
-void Decoder::launch(const ops::StepInput& input) {
+std::unique_ptr<Adapter> Decoder::make_adapter(const AdapterFiles& files, const Modules& modules) const {
+  return std::make_unique<Adapter>(files, modules, places_, ops_, shard_.rank, plan_.precision.activation);
+}
+
+std::size_t Decoder::adapter_bytes(const AdapterFiles& files, const Modules& modules) const {
+  return Adapter::bytes_of(files, modules, places_, shard_.rank, plan_.precision.activation);
+}
+
+void Decoder::group_rows(const ops::StepInput& input, std::span<const Adapter* const> adapters) {
+  adapters_.clear();
+  const auto& starts = input.attention.query_start;
+  for (std::size_t s = 0; s < adapters.size(); ++s) {
+    if (adapters[s] == nullptr) continue;
+    auto group = std::ranges::find(adapters_, adapters[s], &AdapterRows::adapter);
+    if (group == adapters_.end()) group = adapters_.insert(group, {adapters[s], {}});
+    for (auto row = starts[s]; row < starts[s + 1]; ++row) group->rows.push_back(row);
+  }
+}
+
+void Decoder::launch(const ops::StepInput& input, std::span<const Adapter* const> adapters) {
+  group_rows(input, adapters);
   auto step = input;
   if (rotary_tables_.by_prompt()) step.attention.rotary_rows = rotary_rows(input);
   ops_.begin_step(step);
@@ -104,6 +130,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   const auto residual = step.view(plan_.residual), delta = step.view(plan_.delta), normed = step.view(plan_.normed);
   const ops::Tensor unwritten{nullptr, normed.dtype, normed.rows, normed.cols, normed.stride};
   step.residual = residual;
+  step.adapters = adapters_;
   ops_.embed(residual, *embedding_, embedding_scale_);
   if (per_layer_) {
     ops_.rms_norm(normed, residual, {}, norm_params(nullptr, nullptr));
@@ -133,10 +160,16 @@ void Decoder::issue_output(const StepContext& step, const Norms& pending_norms) 
   const auto last_normed = step.view(plan_.last_normed, rows);
   ops_.gather_rows(last_residual, step.view(plan_.residual));
   ops_.gather_rows(last_delta, step.view(plan_.delta));
+  auto logits = step.view(plan_.logits, rows);
+  if (output_ == nullptr) {  // an embedding, in f32
+    const ops::Tensor unwritten{nullptr, last_normed.dtype, rows, last_normed.cols, last_normed.stride};
+    ops_.rms_norm(unwritten, last_residual, last_delta, norm_params(nullptr, &pending_norms));
+    ops_.rms_norm(logits, last_residual, {}, norm_params(data(final_norm_), nullptr));
+    return ops_.sample(logits);
+  }
   ops_.announce_linear(*output_);
   ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(data(final_norm_), &pending_norms));
-  auto logits = step.view(plan_.logits, rows);
-  if (shard_.ranks > 1) {
+  if (shard_.ranks > 1 && !pools(config_)) {
     const auto share = step.view(plan_.logits_share, rows);
     auto mine = share;
     mine.cols = shard_.logits;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "charonia/config.h"
+#include "model/adapter.h"
 #include "model/decoder_plan.h"
 #include "model/per_layer_embedding.h"
 #include "model/rope.h"
@@ -27,8 +28,13 @@ class Decoder {
   // Call once, after the cache is created. All steps use this cache.
   void prepare(ops::KvCache& cache);
 
-  // Issues the step, from its token ids to its samples. ops.collect() returns the samples.
-  void launch(const ops::StepInput& input);
+  // Issues the step, from its token ids to its samples. ops.collect() returns the samples. adapters: of each sequence;
+  // null: none. Empty: no sequence has one.
+  void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {});
+
+  // May be called from any thread. Both throw the errors of Adapter.
+  std::unique_ptr<Adapter> make_adapter(const AdapterFiles& files, const Modules& modules) const;
+  std::size_t adapter_bytes(const AdapterFiles& files, const Modules& modules) const;
 
   const ops::KvLayout& kv_layout() const { return plan_.kv_layout; }
   std::int64_t weight_bytes() const { return weight_bytes_; }
@@ -43,6 +49,7 @@ class Decoder {
   void make_tables();
   void load(const WeightFiles& files);
   std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
+  void group_rows(const ops::StepInput& input, std::span<const Adapter* const> adapters);
   void issue(const ops::StepShape& shape);
   void issue_output(const StepContext& step, const Norms& pending_norms);
   // weight: of the next norm. pending: of the part whose output is added first; null: none.
@@ -57,13 +64,16 @@ class Decoder {
   std::vector<Norms> norms_;  // of plan_.parts
   std::optional<PerLayerInputs> per_layer_;
   Vector final_norm_;
-  std::unique_ptr<ops::Linear> output_;
+  std::unique_ptr<ops::Linear> output_;  // null: the model gives embeddings
   std::unique_ptr<ops::Embedding> embedding_;  // may refer to output_
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
 
   RotaryTables rotary_tables_;
   PositionTables tables_;
   std::unique_ptr<ops::Buffer> activation_memory_;
+
+  LinearPlaces places_;  // of the weights that adapters can change
+  std::vector<AdapterRows> adapters_;  // of the current step
 
   ops::KvCache* cache_ = nullptr;
   ops::Ops::Issue issue_;

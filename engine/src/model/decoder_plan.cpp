@@ -42,8 +42,9 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
   last_residual = activations.logits_rows(hidden, precision.residual);
   last_delta = activations.logits_rows(hidden, precision.gemm_out);
   last_normed = activations.logits_rows(hidden, precision.activation);
-  logits = activations.logits_rows(shard.ranks * shard.logits_share, DType::f32);
-  if (shard.ranks > 1) logits_share = activations.logits_rows(shard.logits_share, DType::f32);
+  const int gathered = pools(config) ? 1 : shard.ranks;
+  logits = activations.logits_rows(gathered * shard.logits_share, DType::f32);
+  if (gathered > 1) logits_share = activations.logits_rows(shard.logits_share, DType::f32);
   activation_bytes = activations.bytes();
 }
 

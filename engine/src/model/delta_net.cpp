@@ -16,7 +16,8 @@ class DeltaNet final : public Block {
     how_ = {.k_heads = shard.delta_k_heads,
             .v_heads = shard.delta_v_heads,
             .k_dim = config.delta_k_dim,
-            .v_dim = config.delta_v_dim};
+            .v_dim = config.delta_v_dim,
+            .tiled = config.delta_tiled};
     v_size_ = std::int64_t{how_.v_heads} * how_.v_dim;
     constexpr std::int64_t kLine = 16;  // floats
     const auto columns = (config.conv_kernel - 1) * how_.columns();
@@ -44,8 +45,10 @@ class DeltaNet final : public Block {
     gates_weight_ = loader.linear({{{name("w_ba"), std::int64_t{2} * how_.v_heads, hidden}}}, {});
     out_weight_ = loader.linear({{{name("w_out"), hidden, v_size_}}}, {});
     conv_ = loader.conv(name("conv_qkv"), how_.columns(), config_.conv_kernel);
-    decay_ = loader.vector(of_rank(loader, "a_log.weight", true));
-    dt_bias_ = loader.vector(of_rank(loader, "dt_bias.weight", false));
+    auto decay = of_rank(loader, "a_log.weight");
+    for (auto& value : decay) value = config_.delta_decays ? -value : std::exp(value);
+    decay_ = loader.vector(decay);
+    dt_bias_ = loader.vector(of_rank(loader, "dt_bias.weight"));
     norm_ = loader.vector(loader.files.get_vector(prefix_ + "norm.weight", how_.v_dim));
     how_.decay = data(decay_);
     how_.dt_bias = data(dt_bias_);
@@ -54,24 +57,22 @@ class DeltaNet final : public Block {
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
     const auto inputs = step.view(inputs_), gates = step.view(gates_), mixed = step.view(mixed_);
     const auto normed = step.view(normed_);
-    step.ops.linear(inputs, in, *in_weight_);
-    step.ops.linear(gates, in, *gates_weight_);
+    step.linear(inputs, in, *in_weight_);
+    step.linear(gates, in, *gates_weight_);
     const ops::ShortConvParams conv{.weight = data(conv_), .kernel = config_.conv_kernel, .silu = true};
     step.ops.short_conv(mixed, columns_of(inputs, 0, how_.columns()), conv, step.cache, cache_layer_);
     step.ops.delta_net(mixed, gates, how_, step.cache, cache_layer_);
     step.ops.gated_norm(normed, columns_of(mixed, how_.columns() - v_size_, v_size_),
                         columns_of(inputs, how_.columns(), v_size_), data(norm_), config_.norm_eps, how_.v_dim);
-    step.ops.linear(out, normed, *out_weight_);
+    step.linear(out, normed, *out_weight_);
   }
 
  private:
   // The rank's values of a vector [delta_v_heads].
-  std::vector<float> of_rank(const WeightLoader& loader, const char* name, bool exponential) const {
+  std::vector<float> of_rank(const WeightLoader& loader, const char* name) const {
     const auto all = loader.files.get_vector(prefix_ + name, config_.delta_v_heads);
     const auto first = all.begin() + std::ptrdiff_t{shard_.rank} * how_.v_heads;
-    std::vector<float> out(first, first + how_.v_heads);
-    for (auto& value : out) value = exponential ? std::exp(value) : value;
-    return out;
+    return {first, first + how_.v_heads};
   }
 
   const ModelConfig& config_;

@@ -55,7 +55,7 @@ class Experts final : public Block {
     if (config_.expert_norms) return issue_with_norms(step, out, in);
     auto router = step.view(router_);
     router.cols = router_weight_->out_features();
-    step.ops.linear(router, in, *router_weight_);
+    step.linear(router, in, *router_weight_);
     ops::SharedExpert shared;
     if (shared_) {
       shared.out = step.view(shared_out_);
@@ -84,7 +84,7 @@ class Experts final : public Block {
     shared_->issue(step, shared_out, in);
     step.sum_ranks(shared_out);
     step.ops.rms_norm(router_in, step.residual, none, norm(router_norm_));
-    step.ops.linear(router, router_in, *router_weight_);
+    step.linear(router, router_in, *router_weight_);
     step.ops.rms_norm(experts_in, step.residual, none, norm(experts_norm_));
     step.ops.experts(experts_out, experts_in, router, *experts_, choice_, activation_, step.at(scratch_));
     step.sum_ranks(experts_out);

@@ -128,6 +128,10 @@ void check_model(const ModelConfig& config) {
   refuse_if(config.q_scale_beta > 0 && config.q_scale_length == 0, kInvalid, "q_scale_beta = ", config.q_scale_beta,
             " needs q_scale_length above 0, and it is 0");
   check_experts(config);
+  const bool scores = config.model_task == "score";
+  refuse_if(scores ? config.score_labels != 1 && config.score_labels != 2 : config.score_labels != 0, kInvalid,
+            "model_task = ", config.model_task, " with score_labels = ", config.score_labels,
+            ": it must be 1 or 2 for score, and 0 for other tasks");
   if (config.per_layer_embedding == 0) return;
   refuse_if(!config.post_norms, kInvalid, "per_layer_embedding = ", config.per_layer_embedding,
             " needs post_norms = 1");
@@ -194,6 +198,11 @@ void check_layers(const ModelConfig& config, std::span<const LayerAttributes> la
     refuse_if(ffn == "experts" && config.num_experts == 0, kInvalid, "layer ", i,
               " has ffn = experts, and num_experts is 0");
   }
+}
+
+std::int64_t output_columns(const ModelConfig& config) {
+  if (config.model_task == "embed") return config.hidden_units;
+  return config.model_task == "score" ? config.score_labels : config.vocab_size;
 }
 
 DType data_type(const ModelConfig& config) {

@@ -26,6 +26,11 @@ inline std::int64_t per_layer_columns(const ModelConfig& config) {
   return std::int64_t{config.num_layer} * config.per_layer_embedding;
 }
 
+// Whether the model gives embeddings or scores instead of tokens.
+inline bool pools(const ModelConfig& config) { return config.model_task != "generate"; }
+// The width of a row that the decoder computes for a token: its logits, hidden state or label logits.
+std::int64_t output_columns(const ModelConfig& config);
+
 ops::Activation activation_of(const ModelConfig& config);
 
 // Whether the layer's feed-forward is a mixture of experts.

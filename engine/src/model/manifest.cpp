@@ -93,7 +93,8 @@ constexpr Named<QuantLayout> kLayouts[] = {{"rows", QuantLayout::rows},
                                            {"packed-rows", QuantLayout::packed_rows},
                                            {"awq", QuantLayout::awq},
                                            {"gptq", QuantLayout::gptq},
-                                           {"mxfp4", QuantLayout::mxfp4}};
+                                           {"mxfp4", QuantLayout::mxfp4},
+                                           {"gguf", QuantLayout::gguf}};
 constexpr Named<ops::Activations> kActivations[] = {{"int8-token", ops::Activations::i8_token},
                                                     {"int8-tensor", ops::Activations::i8_tensor},
                                                     {"fp8-token", ops::Activations::f8_token},
@@ -111,6 +112,10 @@ std::vector<std::string_view> codes_of(QuantLayout layout) {
       return {"U4"};
     case QuantLayout::mxfp4:
       return {"F4_E2M1"};
+    case QuantLayout::gguf:
+      return {"U4", "I8", "F4_E2M1"};
+    case QuantLayout::rounded:
+      break;  // not in a manifest
   }
   return {};
 }
@@ -130,6 +135,10 @@ Quantization quantization_of(const json& value, const json& dtype) {
   const bool mx = out.layout == QuantLayout::mxfp4;
   out.group_size = number_in(value, "group_size", mx ? kMxGroup : 1, mx ? kMxGroup : kMaxElements, 0);
   if (mx && out.group_size == 0) throw Invalid{"no group_size, expected 32 in layout mxfp4"};
+  if (out.layout == QuantLayout::gguf) {
+    if (out.group_size == 0) throw Invalid{"no group_size, expected 16 or 32 in layout gguf"};
+    out.minimums = value.value("minimums", false);
+  }
   out.group_rows = number_in(value, "group_rows", 1, out.layout == QuantLayout::rows ? kMaxElements : 1, 1);
   const bool has_offset = out.layout == QuantLayout::gptq;
   out.zero_offset = static_cast<int>(number_in(value, "zero_offset", has_offset ? 0 : 1, 1, 1));
@@ -230,6 +239,12 @@ void read_side_tensors(const json& part, const Quantization& how, const FileOf& 
       throw Invalid{cat(key, " with ", invalid.what)};
     }
   };
+  if (how.layout == QuantLayout::gguf) {
+    const auto& type = part.at("type").get_ref<const std::string&>();
+    out.block = find_block_type(type);
+    if (out.block == nullptr) throw Invalid{cat("type = ", type, ", which is not a quantised type of GGUF")};
+    return;
+  }
   const bool mx = how.layout == QuantLayout::mxfp4;
   out.scales = mx ? read("scales", true, "a quantisation", kExponents, "U8 or F8_E8M0")
                   : read("scales", true, "a quantisation", kFloats, "F32, F16 or BF16");
@@ -238,6 +253,40 @@ void read_side_tensors(const json& part, const Quantization& how, const FileOf& 
   out.order = read("order", can_have_order, "layout gptq or packed-rows", kWhole, "I32", true);
   out.input_scale = read("input_scale", how.has_input_scale(), "activations = int8-tensor or fp8-tensor", kFloats,
                          "F32, F16 or BF16");
+}
+
+// Reads `modules` and `module_prefixes`.
+void read_modules(const json& manifest, const std::map<std::string, Manifest::Tensor, std::less<>>& tensors,
+                  std::string& place, Modules& out) {
+  if (const auto prefixes = manifest.find("module_prefixes"); prefixes != manifest.end()) {
+    place = "module_prefixes";
+    out.prefixes = prefixes->get<std::vector<std::pair<std::string, std::string>>>();
+  }
+  const auto modules = manifest.find("modules");
+  if (modules == manifest.end()) return;
+  for (const auto& [name, entries] : modules->items()) {
+    place = cat("module ", name);
+    for (const auto& entry : entries) {
+      ModulePlace one;
+      one.tensor = entry.at("tensor").get<std::string>();
+      const auto tensor = tensors.find(one.tensor);
+      if (tensor == tensors.end()) continue;  // the loader reports it
+      one.rank = tensor->second.rank;
+      const auto& shape = entry.at("shape");
+      one.shape = {number<std::int64_t>(shape.at(0), "shape"), number<std::int64_t>(shape.at(1), "shape")};
+      one.rows = range_of(entry, "rows").value_or(std::pair{std::int64_t{0}, one.shape.first});
+      one.cols = range_of(entry, "cols").value_or(std::pair{std::int64_t{0}, one.shape.second});
+      one.row_step = number_in(entry, "row_step", 1, kMaxElements, 1);
+      one.first_row = number_in(entry, "first_row", 0, tensor->second.rows, 0);
+      const auto within = [](const auto& range, std::int64_t size) {
+        return 0 <= range.first && range.first < range.second && range.second <= size;
+      };
+      if (!within(one.rows, one.shape.first) || !within(one.cols, one.shape.second)) {
+        throw Invalid{cat("a range of tensor ", one.tensor, " that is not within its shape")};
+      }
+      out.places[name].push_back(std::move(one));
+    }
+  }
 }
 
 // Bytes of codes, scales and zeros in the devices' layouts. Without parts the type of the scales is unknown; the usual
@@ -249,10 +298,18 @@ std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
   const bool whole = how.group_size == 0 || how.group_size >= tensor.cols;
   const auto groups = whole ? 1 : tensor.cols / std::gcd(how.group_size, tensor.cols);
   DType scale = four_bits ? DType::bf16 : DType::f32;
-  if (!tensor.parts.empty() && how.layout != QuantLayout::mxfp4) scale = tensor.parts.front().scales->dtype;
+  if (how.layout == QuantLayout::gguf) {
+    scale = tensor.parts.empty() ? DType::f32 : tensor.parts.front().block->scale_type;
+    for (const auto& part : tensor.parts) scale = part.block->scale_type == scale ? scale : DType::f32;
+  } else if (how.layout == QuantLayout::rounded) {
+    scale = tensor.dtype;
+  } else if (!tensor.parts.empty() && how.layout != QuantLayout::mxfp4) {
+    scale = tensor.parts.front().scales->dtype;
+  }
   auto group_bytes = static_cast<std::int64_t>(size_of(scale)) + (how.zeros ? 1 : 0);  // a group's scale and zero
   const bool integers = how.code == ops::Code::i8 && (how.activations == ops::Activations::i8_token ||
                                                       how.activations == ops::Activations::i8_tensor);
+  if (how.minimums) group_bytes += 4;
   // The CPU's integer GEMMs have a scale, a correction and a zero of 32 bits each (ops/cpu/kernels.h).
   if (integers) group_bytes = how.zeros ? 12 : 8;
   return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) + tensor.rows * groups * group_bytes;
@@ -279,7 +336,9 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : dir_(std::mov
     for (const auto& [path, entry] : manifest.at("files").items()) {
       place = cat("file ", path);
       index.emplace(path, files_.size());
-      files_.push_back({path, number<std::uint64_t>(entry.at("bytes"), "bytes")});
+      const auto tensors = entry.find("tensors");
+      files_.push_back({path, number<std::uint64_t>(entry.at("bytes"), "bytes"),
+                        tensors == entry.end() ? std::string() : tensors->dump()});
     }
     for (const auto& entry : manifest.at("layers")) {
       place = cat("layer ", layers_.size());
@@ -333,11 +392,21 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : dir_(std::mov
         read_side_tensors(part, *tensor.quantization, file_of, added);
       }
     }
+    read_modules(manifest, tensors_, place, modules_);
   } catch (const Invalid& invalid) {
     refuse(cat(place, " has ", invalid.what));
   } catch (const json::exception& error) {
     refuse(cat(place, place.ends_with(".json") ? "" : " of manifest.json", " is not valid (", error.what(), ")"));
   }
+}
+
+const std::vector<ModulePlace>* Modules::find(const std::string& name) const {
+  if (const auto found = places.find(name); found != places.end()) return &found->second;
+  for (const auto& [theirs, ours] : prefixes) {
+    if (!name.starts_with(theirs)) continue;
+    if (const auto found = places.find(ours + name.substr(theirs.size())); found != places.end()) return &found->second;
+  }
+  return nullptr;
 }
 
 const Manifest::Tensor& Manifest::tensor(std::string_view name) const {
@@ -346,11 +415,14 @@ const Manifest::Tensor& Manifest::tensor(std::string_view name) const {
   return found->second;
 }
 
-Manifest::Elements Manifest::elements(int rank) const {
+Manifest::Elements Manifest::elements(int rank, bool dense_output) const {
   Elements out;
   for (const auto& [name, tensor] : tensors_) {
     if (tensor.rank.value_or(rank) != rank) continue;
-    const bool dequantised = name.find(".wkv_b.") != std::string::npos;  // when it is loaded (mla.cpp)
+    // These are dequantised when they are loaded (mla.cpp, WeightLoader::embedding() and unit_rows()).
+    const auto has = [&name](std::string_view word) { return name.find(word) != std::string::npos; };
+    const bool dequantised = has(".wkv_b.") || has(".wk_b.") || has(".wv_b.") || name.ends_with("_embeddings.weight") ||
+                             (dense_output && name.starts_with("output."));
     if (tensor.quantization && !dequantised) {
       out.quantised_bytes += quantised_bytes(tensor);
     } else {

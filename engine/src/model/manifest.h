@@ -1,5 +1,5 @@
-// manifest.json of a `weights` folder: the layers and tensors of a model, the ranges that each rank reads, and their files
-// (docs/contracts.md).
+// manifest.json of a `weights` folder: the layers and tensors of a model, the ranges that each rank reads, and their
+// files (docs/contracts.md).
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,28 @@
 
 namespace charonia::model {
 
+// Where a linear module of the Hugging Face model is in the canonical tensors, for adapters: rows
+// [rows.first, rows.second) of its weight with step row_step, and columns [cols.first, cols.second), are the rows of
+// `tensor` from first_row on.
+struct ModulePlace {
+  std::string tensor;
+  std::optional<int> rank;  // the only rank that reads it; empty: all ranks
+  std::int64_t first_row = 0;
+  std::pair<std::int64_t, std::int64_t> shape;  // of the module's weight: out_features, in_features
+  std::pair<std::int64_t, std::int64_t> rows, cols;
+  std::int64_t row_step = 1;
+};
+
+// The linear modules of the Hugging Face model. Empty if the manifest has none.
+struct Modules {
+  std::map<std::string, std::vector<ModulePlace>, std::less<>> places;  // by name; at least one place each
+  // Other beginnings of names, and the beginnings in `places` that they stand for.
+  std::vector<std::pair<std::string, std::string>> prefixes;
+
+  // Returns null for an unknown name.
+  const std::vector<ModulePlace>* find(const std::string& name) const;
+};
+
 class Manifest {
  public:
   using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;  // [begin, end) of a dimension; empty: all of it
@@ -25,6 +47,7 @@ class Manifest {
   struct File {
     std::string path;  // relative to the folder, or absolute
     std::uint64_t bytes = 0;
+    std::string tensors;  // of a file without a safetensors header: the header's JSON, with offsets from byte 0
   };
   // A whole tensor of a file that accompanies the codes of a quantised part.
   struct SideTensor {
@@ -41,12 +64,13 @@ class Manifest {
     Range rows, cols;
     std::int64_t row_step = 1;  // n: the first of `rows` and every n-th row after it
     std::optional<SideTensor> scales, zeros, order, input_scale;  // only for a quantised tensor
+    const BlockType* block = nullptr;                             // only in layout gguf
   };
   // A tensor of the model: its parts, stacked along dimension 0.
   struct Tensor {
     std::int64_t rows = 0, cols = 1;
     bool vector = false;       // one-dimensional; then cols = 1
-    DType dtype = DType::f32;  // for a quantised tensor, the type of its codes
+    DType dtype = DType::f32;  // for a quantised tensor, the type of its codes; in layout rounded, of the weight
     std::optional<int> rank;   // the only rank that reads it; empty: all ranks
     std::vector<Part> parts;   // empty in a manifest without files
     std::optional<Quantization> quantization;
@@ -69,10 +93,16 @@ class Manifest {
   const std::vector<LayerAttributes>& layers() const { return layers_; }
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
 
+  const Modules& modules() const { return modules_; }
+
   // Finds a tensor by its canonical name. Throws Error(invalid_argument) if there is none.
   const Tensor& tensor(std::string_view name) const;
-  // Sums over all tensors that a rank reads. Throws Error(invalid_argument) if they exceed the memory of any machine.
-  Elements elements(int rank) const;
+  // Sums over all tensors that a rank reads. dense_output: a quantised output layer counts as dense. Throws
+  // Error(invalid_argument) if they exceed the memory of any machine.
+  Elements elements(int rank, bool dense_output = false) const;
+
+  // Marks a tensor that is not quantised as one in layout rounded (rounding.h).
+  void round(std::string_view name, const Quantization& how) { tensors_.find(name)->second.quantization = how; }
 
   // Throws Error(invalid_argument): the folder cannot be used. `what` is the reason; the message also says how to
   // create the folder again.
@@ -84,6 +114,7 @@ class Manifest {
   std::vector<File> files_;
   std::vector<LayerAttributes> layers_;
   std::map<std::string, Tensor, std::less<>> tensors_;
+  Modules modules_;
 };
 
 }  // namespace charonia::model

@@ -61,7 +61,7 @@ class LatentAttention final : public Block {
     q_weight_ = loader.linear({{{prefix_ + "wq" + number, q_size, q_latent > 0 ? q_latent : hidden}}}, {});
     latent_weight_ = loader.linear({{{prefix_ + "wkv_a.weight", row_dim_, hidden}}}, {});
     norm_ = loader.norm(prefix_ + "latent_norm.weight", latent_dim_);
-    load_heads(loader, prefix_ + "wkv_b" + number);
+    load_heads(loader, number);
     out_weight_ =
         loader.linear({{{prefix_ + "wo" + number, hidden, std::int64_t{shard_.heads} * value_dim_}}}, {});
     how_ = {.norm = data(norm_),
@@ -82,31 +82,39 @@ class LatentAttention final : public Block {
     if (q_latent_weight_) {
       const auto q_latent = step.view(q_latent_);
       q_input = step.view(q_normed_);
-      step.ops.linear(q_latent, in, *q_latent_weight_);
+      step.linear(q_latent, in, *q_latent_weight_);
       step.ops.rms_norm(q_input, q_latent, {}, {.weight = data(q_norm_), .eps = kNormEps});
     }
-    step.ops.linear(q, q_input, *q_weight_);
-    step.ops.linear(latent, in, *latent_weight_);
+    step.linear(q, q_input, *q_weight_);
+    step.linear(latent, in, *latent_weight_);
     step.ops.latent_store(queries, plain, q, latent, how_, step.cache, cache_layer_, shard_.heads);
     step.ops.heads_linear(queries, plain, key_weights_);
     step.ops.attention(attended, queries, step.cache, cache_layer_, shard_.heads, params_);
     step.ops.heads_linear(values, attended, value_weights_);
-    step.ops.linear(out, values, *out_weight_);
+    step.linear(out, values, *out_weight_);
   }
 
  private:
-  // The rows of a head in the file: W_k [plain_dim, latent], then W_v [value_dim, latent]. W_k is transposed here.
-  // A quantised weight is dequantised, because W_k^T has other groups.
-  void load_heads(WeightLoader& loader, const std::string& name) {
-    const std::int64_t rows = plain_dim_ + value_dim_;
-    const auto all = loader.values(name, shard_.heads * rows, latent_dim_);
+  // The rows of a head in the file: W_k [plain_dim, latent], then W_v [value_dim, latent]. W_k is transposed here. GGUF
+  // files have W_k^T and W_v in two tensors. A quantised weight is dequantised, because W_k^T has other groups.
+  void load_heads(WeightLoader& loader, const std::string& number) {
+    const std::int64_t k_size = std::int64_t{plain_dim_} * latent_dim_, v_size = std::int64_t{value_dim_} * latent_dim_;
+    const bool apart = loader.files.has(prefix_ + "wk_b" + number);
+    const auto all = [&](const char* name, std::int64_t rows, std::int64_t cols) {
+      return loader.values(prefix_ + name + number, shard_.heads * rows, cols);
+    };
+    const auto k = apart ? all("wk_b", latent_dim_, plain_dim_) : all("wkv_b", plain_dim_ + value_dim_, latent_dim_);
+    const auto v = apart ? all("wv_b", value_dim_, latent_dim_) : std::vector<float>{};
     for (std::int64_t head = 0; head < shard_.heads; ++head) {
       MadeMatrix keys{loader.weight, latent_dim_, plain_dim_, {}}, values{loader.weight, value_dim_, latent_dim_, {}};
-      const float* const first = all.data() + head * rows * latent_dim_;
+      const float* const of_k = k.data() + head * (apart ? k_size : k_size + v_size);
+      const float* const of_v = apart ? v.data() + head * v_size : of_k + k_size;
       for (std::int64_t i = 0; i < latent_dim_; ++i) {
-        for (std::int64_t j = 0; j < plain_dim_; ++j) keys.append(first[j * latent_dim_ + i]);
+        for (std::int64_t j = 0; j < plain_dim_; ++j) {
+          keys.append(of_k[apart ? i * plain_dim_ + j : j * latent_dim_ + i]);
+        }
       }
-      for (std::int64_t i = plain_dim_ * latent_dim_; i < rows * latent_dim_; ++i) values.append(first[i]);
+      for (std::int64_t i = 0; i < v_size; ++i) values.append(of_v[i]);
       key_weights_.push_back(loader.dense_linear({{keys.matrix()}}));
       value_weights_.push_back(loader.dense_linear({{values.matrix()}}));
     }

@@ -42,10 +42,10 @@ class PerLayerEmbedding final : public Block {
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
     const int size = config_.per_layer_embedding;
     const auto gated = step.view(gated_);
-    step.ops.linear(groups(step, inputs_, size, layer_, 1), in, *gate_);
+    step.linear(groups(step, inputs_, size, layer_, 1), in, *gate_);
     step.ops.announce_linear(*projection_);
     step.ops.gated_activation(gated, groups(step, inputs_, size, layer_, 2), activation_of(config_));
-    step.ops.linear(out, gated, *projection_);
+    step.linear(out, gated, *projection_);
   }
 
  private:
@@ -70,7 +70,7 @@ void PerLayerInputs::load(WeightLoader& loader) {
 void PerLayerInputs::issue(const StepContext& step, const ops::Tensor& embedded) const {
   const int size = config_.per_layer_embedding;
   const auto inputs = groups(step, inputs_, size, 1, config_.num_layer);
-  step.ops.linear(inputs, embedded, *projection_);
+  step.linear(inputs, embedded, *projection_);
   constexpr float kScale = 1 / std::numbers::sqrt2_v<float>;
   // norm(x / sqrt(hidden)) equals the norm of x with `hidden` times the epsilon.
   step.ops.add_embedding(inputs, *table_,

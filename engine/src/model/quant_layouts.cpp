@@ -134,7 +134,8 @@ bool any_nan_f8(const std::uint8_t* codes, std::int64_t n) {
 }  // namespace
 
 std::string_view to_string(QuantLayout layout) {
-  constexpr std::array<std::string_view, 5> kNames = {"rows", "packed-rows", "awq", "gptq", "mxfp4"};
+  constexpr std::array<std::string_view, 7> kNames = {"rows", "packed-rows", "awq",  "gptq",
+                                                      "mxfp4", "gguf",      "rounded"};
   return kNames.at(static_cast<std::size_t>(layout));
 }
 
@@ -143,6 +144,7 @@ DType Quantization::codes_dtype() const {
     case QuantLayout::rows:
       return code == ops::Code::f8_e4m3 ? DType::f8_e4m3 : DType::i8;
     case QuantLayout::mxfp4:
+    case QuantLayout::gguf:
       return DType::u8;
     default:
       return DType::i32;
@@ -169,6 +171,15 @@ QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range&
   first_row_ = first_row, first_col_ = first_col;
   rows_ = round_up_quotient(last_row - first_row, row_step), cols_ = last_col - first_col;
   find_groups();
+  format_.code = how_.code;
+  format_.zeros = how_.zeros;
+  format_.activations = how_.activations;
+  format_.minimums = how_.minimums;
+  if (how_.layout == QuantLayout::gguf) {
+    check_blocks();
+    format_.scale_type = how_.block->scale_type;
+    return;
+  }
   scale_steps_ = find_scales();
   if (tensors_.zeros) zero_steps_ = find_zeros();
   if (tensors_.order && tensors_.order->view.shape != std::vector{file_cols_}) {
@@ -180,10 +191,20 @@ QuantPart::QuantPart(const Quantization& how, QuantTensors tensors, const Range&
            shape_text(tensors_.input_scale->view.shape), ", expected one value");
   }
   const auto type = tensors_.scales.view.dtype;
-  format_.code = how_.code;
-  format_.zeros = how_.zeros;
   format_.scale_type = how_.layout == QuantLayout::mxfp4 ? DType::f8_e8m0 : type;  // files may store it as u8
-  format_.activations = how_.activations;
+}
+
+QuantPart::QuantPart(const Quantization& how, std::string path, std::string name, RoundedRows rows)
+    : how_(how), rounded_(std::move(rows)) {
+  tensors_.path = std::move(path);
+  tensors_.codes.name = std::move(name);
+  const auto& own = rounded_->own();
+  rows_ = own.rows, cols_ = own.cols;
+  format_ = {.code = how.code,
+             .group = rounded_->group(),
+             .zeros = false,
+             .scale_type = own.dtype,
+             .activations = how.activations};
 }
 
 template <class Fn>
@@ -207,6 +228,13 @@ void QuantPart::find_shape() {
   if (by_column) {
     file_rows_ = shape[1] * (how_.layout == QuantLayout::awq ? codes : 1);
     file_cols_ = shape[0] * (how_.layout == QuantLayout::gptq ? codes : 1);
+  } else if (how_.layout == QuantLayout::gguf) {
+    const auto& block = *how_.block;
+    if (shape.back() % block.bytes != 0) {
+      refuse("has rows of ", shape.back(), " bytes, expected a multiple of ", block.bytes, ", a block of ", block.name);
+    }
+    file_rows_ = shape[0] * (shape.size() > 2 ? shape[1] : 1);
+    file_cols_ = shape.back() / block.bytes * block.columns;
   } else {
     file_rows_ = shape[0] * (shape.size() > 2 ? shape[1] : 1);
     file_cols_ = blocks                                    ? shape[2] * kMxGroup
@@ -216,7 +244,26 @@ void QuantPart::find_shape() {
   }
 }
 
+void QuantPart::check_blocks() const {
+  const auto& block = *how_.block;
+  for (const auto bound : {first_col_, first_col_ + cols_}) {
+    if (bound % block.columns == 0) continue;
+    refuse("ends at column ", bound, " of ", tensors_.codes.name, ", expected a multiple of ", block.columns,
+           ", the columns of a block of ", block.name, ": choose fewer ranks (tensor_para_size)");
+  }
+  const bool widened = how_.code == ops::Code::i8 && block.code == ops::Code::u4;
+  if ((how_.code != block.code && !widened) || block.group % how_.group_size != 0 ||
+      (block.minimums && !how_.minimums)) {
+    refuse("is ", ops::to_string(how_.code), " in groups of ", how_.group_size, how_.minimums ? " with" : " without",
+           " minimums, which cannot hold the numbers of ", block.name);
+  }
+}
+
 void QuantPart::find_groups() {
+  if (how_.layout == QuantLayout::gguf) {
+    format_.group = how_.group_size;
+    return;
+  }
   const auto size = group_size();
   const bool may_be_short = how_.layout == QuantLayout::rows;  // the last group
   if (file_cols_ % size != 0 && !may_be_short) {
@@ -362,12 +409,56 @@ void QuantPart::unify(std::span<QuantPart* const> parts) {
 }
 
 void QuantPart::read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales, std::int8_t* zeros) const {
+  if (rounded_) {
+    if (!rounded_->read(first, n, codes, scales)) fail("has values that are not finite (NaN or infinity)");
+    return;
+  }
   for_rows(first, n, [&](auto row, auto count, auto own) {
     const auto at = own - first;
+    if (how_.layout == QuantLayout::gguf) {
+      return read_blocks(row, count, codes + at * cols_, scales + at * groups(), nullptr);
+    }
     read_codes(row, count, codes + at * cols_);
     read_scales(row, count, scales + at * groups());
     if (format_.zeros) read_zeros(row, count, zeros + at * groups());
   });
+}
+
+void QuantPart::read_minimums(std::int64_t first, std::int64_t n, float* minimums) const {
+  if (!format_.minimums) return;
+  for_rows(first, n, [&](auto row, auto count, auto own) {
+    read_blocks(row, count, nullptr, nullptr, minimums + (own - first) * groups());
+  });
+}
+
+void QuantPart::read_blocks(std::int64_t row, std::int64_t n, std::uint8_t* codes, float* scales,
+                            float* minimums) const {
+  const auto& type = *how_.block;
+  const auto in_block = type.columns / format_.group, shared = type.group / format_.group;
+  const bool widened = format_.code != type.code;  // from u4 to i8: the code becomes its number
+  const auto row_bytes = file_cols_ / type.columns * type.bytes;
+  DecodedBlock block;
+  const auto spread = [&](const float* from, float*& to) {
+    for (std::int64_t g = 0; g < in_block; ++g) {
+      const float value = from[g / shared];
+      if (!std::isfinite(value)) fail(cat("has a block of ", type.name, " with a scale that is not finite"));
+      *to++ = value;
+    }
+  };
+  std::fill_n(block.minimums, kMaxGroups, 0.0F);
+  for (std::int64_t r = row; r < row + n; ++r) {
+    const auto* from = tensors_.codes.view.data.data() + r * row_bytes + first_col_ / type.columns * type.bytes;
+    for (std::int64_t c = 0; c < cols_; c += type.columns, from += type.bytes) {
+      type.decode(from, block);
+      if (minimums != nullptr) spread(block.minimums, minimums);
+      if (codes == nullptr) continue;
+      spread(block.scales, scales);
+      for (std::int64_t i = 0; i < type.columns; ++i) {
+        codes[i] = widened ? static_cast<std::uint8_t>(block.codes[i] - 8) : block.codes[i];
+      }
+      codes += type.columns;
+    }
+  }
 }
 
 void QuantPart::decode(std::int64_t row, std::int64_t n, std::int64_t begin, std::int64_t end, std::uint8_t* out,
@@ -477,6 +568,7 @@ void QuantPart::read_zeros(std::int64_t row, std::int64_t n, std::int8_t* out) c
 }
 
 std::span<const std::byte> QuantPart::codes_bytes() const {
+  if (rounded_) return bytes_of(rounded_->own());
   const auto all = tensors_.codes.view.data;
   if (how_.layout == QuantLayout::awq || how_.layout == QuantLayout::gptq) return all;
   const auto row = all.size() / static_cast<std::size_t>(file_rows_);

@@ -11,13 +11,16 @@
 
 #include "base/dtype.h"
 #include "base/safetensors.h"
+#include "model/gguf_blocks.h"
+#include "model/rounded_rows.h"
 #include "ops/quant_weight.h"
 
 namespace charonia::model {
 
-enum class QuantLayout : std::uint8_t { rows, packed_rows, awq, gptq, mxfp4 };
+// rounded: the file has the 16-bit or fp32 weight, which is rounded while it is read (rounded_rows.h).
+enum class QuantLayout : std::uint8_t { rows, packed_rows, awq, gptq, mxfp4, gguf, rounded };
 
-std::string_view to_string(QuantLayout layout);  // the name in the manifest
+std::string_view to_string(QuantLayout layout);  // the name in the manifest, which never has `rounded`
 
 // How the parts of a quantised tensor are stored, according to the manifest.
 struct Quantization {
@@ -29,6 +32,8 @@ struct Quantization {
   bool zeros = false;
   int zero_offset = 1;  // for layout gptq: added to a stored zero, 0 or 1
   ops::Activations activations = ops::Activations::as_is;
+  bool minimums = false;             // only in layout gguf
+  const BlockType* block = nullptr;  // of a part in layout gguf. It is read as `code`, in groups of group_size
 
   DType codes_dtype() const;  // the type of the codes in the file
   bool has_input_scale() const;
@@ -43,7 +48,7 @@ struct QuantTensor {
 // The tensors that store one part of a weight.
 struct QuantTensors {
   std::string path;  // path of the file with the codes
-  QuantTensor codes, scales;
+  QuantTensor codes, scales;               // layout gguf has no scales: they are between the codes
   std::optional<QuantTensor> zeros;        // set if and only if the quantisation has zeros
   std::optional<QuantTensor> order;        // for layouts gptq and packed-rows: the group of each column
   std::optional<QuantTensor> input_scale;  // set if and only if the activations have a static scale
@@ -60,6 +65,8 @@ class QuantPart final : public ops::QuantSource {
   // as long as the part exists.
   QuantPart(const Quantization& how, QuantTensors tensors, const Range& rows, const Range& cols,
             std::int64_t row_step = 1);
+  // A part of a weight in layout rounded. path and name: of the 16-bit weight in its file.
+  QuantPart(const Quantization& how, std::string path, std::string name, RoundedRows rows);
 
   // Call before the first use. Reads the order of the columns and the input's scale. If all zeros are those of
   // symmetric codes, the format gets no zeros. Throws Error(invalid_argument) with the tensor's name for invalid
@@ -72,11 +79,12 @@ class QuantPart final : public ops::QuantSource {
   static void unify(std::span<QuantPart* const> parts);
 
   void read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales, std::int8_t* zeros) const override;
+  void read_minimums(std::int64_t first, std::int64_t n, float* minimums) const override;
   std::span<const std::int32_t> order() const override { return order_; }
   float input_scale() const override { return input_scale_; }
   std::string name() const override { return tensors_.codes.name; }
 
-  // All bytes that hold the part's codes, for reading ahead.
+  // All bytes that hold the part's codes, or the weight that is rounded, for reading ahead.
   std::span<const std::byte> codes_bytes() const;
 
  private:
@@ -93,6 +101,7 @@ class QuantPart final : public ops::QuantSource {
   template <class Fn>
   void for_rows(std::int64_t first, std::int64_t n, Fn fn) const;
   void find_shape();
+  void check_blocks() const;
   void find_groups();
   Steps find_scales() const;
   Steps find_zeros() const;
@@ -103,6 +112,8 @@ class QuantPart final : public ops::QuantSource {
   void read_codes(std::int64_t row, std::int64_t n, std::uint8_t* out) const;
   void read_scales(std::int64_t row, std::int64_t n, float* out) const;
   void read_zeros(std::int64_t row, std::int64_t n, std::int8_t* out) const;
+  // Layout gguf: reads codes and scales, or minimums; the others are null.
+  void read_blocks(std::int64_t row, std::int64_t n, std::uint8_t* codes, float* scales, float* minimums) const;
   [[noreturn]] void fail(const std::string& what) const;
 
   Quantization how_;
@@ -115,6 +126,7 @@ class QuantPart final : public ops::QuantSource {
   Steps scale_steps_, zero_steps_;
   std::vector<std::int32_t> order_;
   float input_scale_ = 0;
+  std::optional<RoundedRows> rounded_;  // in layout rounded
 };
 
 }  // namespace charonia::model

@@ -14,6 +14,7 @@ constexpr std::int64_t kLogitsAlignment = 4;  // alignment of the ranks' shares:
 template <class Expect>
 void share_delta_net(Shard& shard, const ModelConfig& config, const std::string& out, std::int64_t v_size,
                      const Expect& expect) {
+  expect(!config.delta_tiled || shard.ranks == 1, out, "one rank with delta_tiled = 1");
   shard.delta_v_heads = config.delta_v_heads / shard.ranks;
   shard.delta_k_heads = config.delta_k_heads / shard.ranks;
   expect(shard.delta_k_heads * shard.ranks == config.delta_k_heads &&
@@ -21,6 +22,28 @@ void share_delta_net(Shard& shard, const ModelConfig& config, const std::string&
              v_size == std::int64_t{shard.delta_v_heads} * config.delta_v_dim,
          out, "a share of delta_k_heads = ", config.delta_k_heads, " heads, and of delta_v_heads = ",
          config.delta_v_heads, " heads of delta_v_dim = ", config.delta_v_dim, " columns");
+}
+
+// expect: as in Shard::Shard.
+template <class Expect>
+void share_output(Shard& shard, const ModelConfig& config, const Manifest& manifest, const Expect& expect) {
+  const auto output = [](int one) { return cat("output.", one, ".weight"); };
+  if (pools(config)) {  // every rank has the whole output
+    shard.logits = shard.logits_share = output_columns(config);
+    expect(config.model_task == "embed" || manifest.tensor(output(0)).rows == shard.logits, output(0), shard.logits,
+           " rows: score_labels");
+    return;
+  }
+  const int ranks = shard.ranks;
+  const auto share = shard.logits_share = manifest.tensor(output(0)).rows;
+  expect(ranks == 1 || share % kLogitsAlignment == 0, output(0), "a multiple of ", kLogitsAlignment, " rows");
+  const std::int64_t last = config.vocab_size - (ranks - 1) * share;
+  for (int one = 0; one < ranks; ++one) {
+    const auto rows = one + 1 < ranks ? share : last;
+    expect(rows <= share && manifest.tensor(output(one)).rows == rows, output(one), rows,
+           " rows, its share of vocab_size = ", config.vocab_size);
+  }
+  shard.logits = shard.rank + 1 < ranks ? share : last;
 }
 
 }  // namespace
@@ -93,16 +116,7 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
     shared_inter = share(forward + "shared.w1", config.shared_expert_inter_size, "shared_expert_inter_size");
   }
 
-  const auto output = [](int one) { return cat("output.", one, ".weight"); };
-  logits_share = manifest.tensor(output(0)).rows;
-  expect(ranks == 1 || logits_share % kLogitsAlignment == 0, output(0), "a multiple of ", kLogitsAlignment, " rows");
-  const std::int64_t last = config.vocab_size - (ranks - 1) * logits_share;
-  for (int one = 0; one < ranks; ++one) {
-    const auto rows = one + 1 < ranks ? logits_share : last;
-    expect(rows <= logits_share && manifest.tensor(output(one)).rows == rows, output(one), rows,
-           " rows, its share of vocab_size = ", config.vocab_size);
-  }
-  logits = rank + 1 < ranks ? logits_share : last;
+  share_output(*this, config, manifest, expect);
 }
 
 int kv_heads_of(const ModelConfig& config, const LayerAttributes& layer) {

@@ -21,7 +21,8 @@ struct Shard {
   int delta_k_heads = 0, delta_v_heads = 0;  // of a gated delta net; 0 if the model has none
   std::int64_t expert_inter = 0;  // columns of an expert; 0 if the model has none
   std::int64_t shared_inter = 0;  // columns of the shared expert; 0 if the model has none
-  std::int64_t logits = 0;        // rows of the output layer, from token rank * logits_share on
+  std::int64_t logits = 0;        // rows of the output layer, from token rank * logits_share on. If the model gives
+                                  // embeddings or scores: output_columns(), on every rank
   std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last rank may use fewer
 
   // Throws Error like check_model(), and invalid_argument, with the tensor and its shape, if the ranks' shares do not

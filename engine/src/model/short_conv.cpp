@@ -45,11 +45,11 @@ class ShortConv final : public Block {
 
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
     const auto inputs = step.view(inputs_), mixed = step.view(mixed_);
-    step.ops.linear(inputs, in, *in_weight_);
+    step.linear(inputs, in, *in_weight_);
     const ops::ShortConvParams how{
         .weight = data(weight_), .bias = data(bias_), .kernel = config_.conv_kernel, .gated = true};
     step.ops.short_conv(mixed, inputs, how, step.cache, cache_layer_);
-    step.ops.linear(out, mixed, *out_weight_);
+    step.linear(out, mixed, *out_weight_);
   }
 
  private:

@@ -36,25 +36,44 @@ void make_one_format(const std::vector<QuantPart*>& parts, const char* why) {
   }
 }
 
-// Appends the rows of a quantised weight, dequantised, with the columns in the order of the input features.
-void append_values(const ops::QuantSource& part, std::vector<float>& out) {
+// Calls fn with each row of a quantised weight, dequantised, with the columns in the order of the input features.
+template <class Fn>
+void for_each_row(const ops::QuantSource& part, Fn fn) {
   const auto& format = part.format();
   const auto cols = static_cast<std::size_t>(part.cols()), groups = static_cast<std::size_t>(part.groups());
   constexpr std::int64_t kRows = 64;  // read together
   std::vector<std::uint8_t> codes(kRows * cols);
-  std::vector<float> scales(kRows * groups), row(cols);
+  std::vector<float> scales(kRows * groups), minimums(kRows * groups), row(cols);
   std::vector<std::int8_t> zeros(kRows * groups, format.code == ops::Code::u4 ? 8 : 0);
   const auto order = part.order();
   for (std::int64_t first = 0; first < part.rows(); first += kRows) {
     const auto n = std::min(kRows, part.rows() - first);
     part.read(first, n, codes.data(), scales.data(), zeros.data());
+    part.read_minimums(first, n, minimums.data());
     for (std::size_t r = 0; r < static_cast<std::size_t>(n); ++r) {
       for (std::size_t c = 0; c < cols; ++c) {
         const auto group = r * groups + c / static_cast<std::size_t>(format.group);
         const auto at = order.empty() ? c : static_cast<std::size_t>(order[c]);
-        row[at] = scales[group] * (ops::number_of(format.code, codes[r * cols + c]) - static_cast<float>(zeros[group]));
+        const float number = ops::number_of(format.code, codes[r * cols + c]) - static_cast<float>(zeros[group]);
+        row[at] = static_cast<float>(double{scales[group]} * number + minimums[group]);
       }
-      out.insert(out.end(), row.begin(), row.end());
+      fn(row);
+    }
+  }
+}
+
+// The same for each row of a weight that may be quantised.
+template <class Fn>
+void for_each_row(const WeightFiles& files, const WeightLoader::Wanted& wanted, Fn fn) {
+  if (files.quantised(wanted.name)) {
+    for (const auto& part : files.get_quantised(wanted.name, wanted.rows, wanted.cols)) for_each_row(*part, fn);
+    return;
+  }
+  std::vector<float> values(static_cast<std::size_t>(wanted.cols));
+  for (const auto& part : files.get(wanted.name, wanted.rows, wanted.cols)) {
+    for (std::int64_t row = 0; row < part.rows; ++row) {
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = float_at(part.row(row), i, part.dtype);
+      fn(values);
     }
   }
 }
@@ -115,16 +134,6 @@ std::array<MadeMatrix, 2> halves(const std::vector<ops::HostMatrix>& parts, DTyp
           })};
 }
 
-MadeMatrix unit_rows(const std::vector<ops::HostMatrix>& parts, DType type) {
-  return made(parts, type, [type](const auto& values, MadeMatrix& out) {
-    double sum = 0;
-    for (const float value : values) sum += double{value} * value;
-    constexpr float kMin = 1e-12F;  // a row of zeros stays zero
-    const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), type), kMin);
-    for (const float value : values) out.append(value / length);
-  });
-}
-
 std::vector<ops::HostMatrix> stacked(std::vector<ops::HostMatrix> first, const std::vector<ops::HostMatrix>& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
@@ -140,6 +149,15 @@ std::unique_ptr<ops::Linear> WeightLoader::count(std::unique_ptr<ops::Linear> ma
   return made;
 }
 
+std::unique_ptr<ops::Linear> WeightLoader::placed(std::unique_ptr<ops::Linear> made, std::span<const Wanted> weights) {
+  std::int64_t row = 0;
+  for (const auto& one : weights) {
+    places[one.name] = {made.get(), row, one.rows, one.cols};
+    row += one.rows;
+  }
+  return count(std::move(made));
+}
+
 std::unique_ptr<ops::Linear> WeightLoader::linear(std::span<const Wanted> weights,
                                                   const std::vector<ops::HostMatrix>& bias) {
   const bool quantised = files.quantised(weights.front().name);
@@ -149,7 +167,7 @@ std::unique_ptr<ops::Linear> WeightLoader::linear(std::span<const Wanted> weight
   if (!quantised) {
     std::vector<ops::HostMatrix> parts;
     for (const auto& one : weights) parts = stacked(std::move(parts), files.get(one.name, one.rows, one.cols));
-    return count(ops_.make_linear(parts, bias, weight));
+    return placed(ops_.make_linear(parts, bias, weight), weights);
   }
   QuantParts parts;
   for (const auto& one : weights) {
@@ -159,7 +177,7 @@ std::unique_ptr<ops::Linear> WeightLoader::linear(std::span<const Wanted> weight
   for (const auto& part : parts) check_one_order(*parts.front(), *part);
   std::vector<const ops::QuantSource*> sources;
   for (const auto& part : parts) sources.push_back(part.get());
-  return count(ops_.make_quantised_linear(sources, bias, weight));
+  return placed(ops_.make_quantised_linear(sources, bias, weight), weights);
 }
 
 std::unique_ptr<ops::Linear> WeightLoader::dense_linear(std::span<const ops::HostMatrix> parts,
@@ -186,8 +204,18 @@ Vector WeightLoader::conv(const std::string& name, std::int64_t channels, int ke
 }
 
 std::unique_ptr<ops::Embedding> WeightLoader::embedding(const Wanted& table, bool in_host_memory) {
-  auto out =
-      ops_.make_embedding(single(files.get(table.name, table.rows, table.cols), table.name), weight, in_host_memory);
+  MadeMatrix dequantised{.type = weight, .rows = table.rows, .cols = table.cols, .data = {}};
+  ops::HostMatrix values;
+  if (files.quantised(table.name)) {
+    dequantised.data.reserve(static_cast<std::size_t>(table.rows * table.cols) * size_of(weight));
+    for_each_row(*single(files.get_quantised(table.name, table.rows, table.cols), table.name), [&](const auto& row) {
+      for (const float value : row) dequantised.append(value);
+    });
+    values = dequantised.matrix();
+  } else {
+    values = single(files.get(table.name, table.rows, table.cols), table.name);
+  }
+  auto out = ops_.make_embedding(values, weight, in_host_memory);
   if (in_host_memory && ops_.device() == "cuda") return out;  // not in the device's memory
   bytes += static_cast<std::int64_t>(out->bytes());
   return out;
@@ -204,17 +232,20 @@ std::vector<float> WeightLoader::norm_values(const std::string& name, std::int64
 std::vector<float> WeightLoader::values(const std::string& name, std::int64_t rows, std::int64_t cols) const {
   std::vector<float> out;
   out.reserve(static_cast<std::size_t>(rows * cols));
-  if (!files.quantised(name)) {
-    for (const auto& part : files.get(name, rows, cols)) {
-      for (std::int64_t row = 0; row < part.rows; ++row) {
-        for (std::int64_t col = 0; col < cols; ++col) {
-          out.push_back(float_at(part.row(row), static_cast<std::size_t>(col), part.dtype));
-        }
-      }
-    }
-    return out;
-  }
-  for (const auto& part : files.get_quantised(name, rows, cols)) append_values(*part, out);
+  for_each_row(files, {name, rows, cols}, [&](const auto& row) { out.insert(out.end(), row.begin(), row.end()); });
+  return out;
+}
+
+MadeMatrix WeightLoader::unit_rows(const Wanted& wanted) const {
+  MadeMatrix out{.type = weight, .rows = wanted.rows, .cols = wanted.cols, .data = {}};
+  out.data.reserve(static_cast<std::size_t>(out.rows * out.cols) * size_of(weight));
+  for_each_row(files, wanted, [&](const auto& values) {
+    double sum = 0;
+    for (const float value : values) sum += double{value} * value;
+    constexpr float kMin = 1e-12F;  // a row of zeros stays zero
+    const float length = std::max(rounded(static_cast<float>(std::sqrt(sum)), weight), kMin);
+    for (const float value : values) out.append(value / length);
+  });
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "charonia/config.h"
+#include "model/adapter.h"
 #include "model/rope.h"
 #include "model/weights.h"
 #include "ops/ops.h"
@@ -35,8 +36,6 @@ struct MadeMatrix {
   void append(float value);
   ops::HostMatrix matrix() const { return {data.data(), type, rows, cols, 0}; }
 };
-// Rows divided by their lengths, in the weight type.
-MadeMatrix unit_rows(const std::vector<ops::HostMatrix>& parts, DType type);
 // Splits a matrix into the sum of two matrices of a 16-bit type: the rounded values, and the rounded rounding errors.
 // Together they keep 16 bits of a value with bf16 and 22 with fp16.
 std::array<MadeMatrix, 2> halves(const std::vector<ops::HostMatrix>& parts, DType type);
@@ -69,6 +68,8 @@ class WeightLoader {
   std::vector<float> norm_values(const std::string& name, std::int64_t n) const;
   // The values [rows, cols] of a weight; a quantised weight is dequantised.
   std::vector<float> values(const std::string& name, std::int64_t rows, std::int64_t cols) const;
+  // The values with each row divided by its length, in the weight type.
+  MadeMatrix unit_rows(const Wanted& wanted) const;
   Vector norm(const std::string& name, std::int64_t n) const { return vector(norm_values(name, n)); }
   Vector vector(std::span<const float> values) const;
 
@@ -76,10 +77,12 @@ class WeightLoader {
   const PositionTables& tables;
   const DType weight;  // the type of weights that are not quantised
   int cache_layer = 0;  // the layer of the next block's KV cache
+  LinearPlaces places;  // of the weights that linear() has made
   std::int64_t bytes = 0, bytes_per_step = 0;  // of the loaded matrices, and what a step of one token reads
 
  private:
   std::unique_ptr<ops::Linear> count(std::unique_ptr<ops::Linear> made);
+  std::unique_ptr<ops::Linear> placed(std::unique_ptr<ops::Linear> made, std::span<const Wanted> weights);
   std::unique_ptr<ops::Experts> dense_experts(std::span<const std::array<Wanted, 3>> experts,
                                               std::span<const ops::ExpertBiases> biases);
   std::unique_ptr<ops::Experts> quantised_experts(std::span<const std::array<Wanted, 3>> experts,

@@ -8,16 +8,10 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "model/rounding.h"
 
 namespace charonia::model {
 namespace {
-
-// From the first byte of a matrix to its last byte.
-std::span<const std::byte> bytes_of(const ops::HostMatrix& matrix) {
-  const auto* const first = matrix.row(0);
-  const auto* const last = matrix.row(matrix.rows - 1) + static_cast<std::size_t>(matrix.cols) * size_of(matrix.dtype);
-  return {first, last};
-}
 
 bool intersect(const Manifest::Range& a, const Manifest::Range& b) {
   return !a || !b || (a->first < b->second && b->first < a->second);
@@ -49,11 +43,12 @@ bool same_range(const Manifest::Tensor& a, const Manifest::Tensor& b) {
 
 }  // namespace
 
-bool shares_embedding(const ModelConfig& config, const Manifest& manifest) {
+bool shares_embedding(const ModelConfig& config, const Manifest& manifest, std::string_view device) {
   if (manifest.ranks() > 1 || !config.tie_word_embeddings || config.normalize_output) return false;
   const auto &table = manifest.tensor("tok_embeddings.weight"), &output = manifest.tensor("output.0.weight");
-  return !table.quantization && !output.quantization && table.rows == output.rows && table.cols == output.cols &&
-         same_range(table, output);
+  const bool readable = !table.quantization || device != "cuda";
+  return readable && table.quantization.has_value() == output.quantization.has_value() && table.rows == output.rows &&
+         table.cols == output.cols && same_range(table, output);
 }
 
 WeightFiles::WeightFiles(Manifest manifest) : manifest_(std::move(manifest)) {
@@ -70,16 +65,19 @@ void WeightFiles::open_files() {
     if (bytes != file.bytes) {
       manifest_.refuse(cat("its file ", path.string(), " has ", bytes, " bytes, expected ", file.bytes));
     }
-    files_.push_back(std::make_unique<SafetensorsFile>(SafetensorsFile::open(path)));
+    files_.push_back(std::make_unique<SafetensorsFile>(SafetensorsFile::open(path, file.tensors)));
   }
 }
 
 std::vector<WeightFiles::Part> WeightFiles::find_parts(const std::string& name, const Manifest::Tensor& tensor) const {
   std::vector<Part> out;
   std::int64_t stacked = 0;
-  for (const auto& part : tensor.parts) {
+  for (std::size_t i = 0; i < tensor.parts.size(); ++i) {
+    const auto& part = tensor.parts[i];
     auto& added = out.emplace_back(Part{files_[part.file].get(), part.name, {}, {}});
-    if (tensor.quantization) {
+    if (tensor.quantization && tensor.quantization->layout == QuantLayout::rounded) {
+      added.quantised = find_rounded(name, tensor, i);
+    } else if (tensor.quantization) {
       added.quantised = find_quantised(name, *tensor.quantization, part);
     } else {
       added.values = find_matrix(name, part, tensor.vector);
@@ -125,15 +123,32 @@ QuantPart WeightFiles::find_quantised(const std::string& name, const Quantizatio
   };
   QuantTensors tensors{.path = files_[part.file]->path().string(),
                        .codes = {part.name, find_tensor(name, part.file, part.name, part.dtype)},
-                       .scales = *side(part.scales),  // the manifest has scales for every part
+                       .scales = side(part.scales).value_or(QuantTensor{}),  // without them only in layout gguf
                        .zeros = side(part.zeros),
                        .order = side(part.order),
                        .input_scale = side(part.input_scale)};
+  auto of_part = how;
+  of_part.block = part.block;
   try {
-    return {how, std::move(tensors), part.rows, part.cols, part.row_step};
+    return {of_part, std::move(tensors), part.rows, part.cols, part.row_step};
   } catch (const Error& error) {
     manifest_.refuse(cat("tensor ", name, " (", part.name, ") ", error.what()));
   }
+}
+
+QuantPart WeightFiles::find_rounded(const std::string& name, const Manifest::Tensor& tensor, std::size_t index) const {
+  const auto& part = tensor.parts[index];
+  const auto& how = *tensor.quantization;
+  const auto own = find_matrix(name, part, false);
+  std::vector<ops::HostMatrix> rest;
+  for (const auto& other : other_columns(name, how.group_size == 0 ? manifest_.ranks() : 1)) {
+    const auto& parts = manifest_.tensor(other).parts;
+    if (parts.size() <= index) manifest_.refuse(cat("tensor ", other, " has other parts than ", name));
+    const auto& matrix = rest.emplace_back(find_matrix(other, parts[index], false));
+    if (matrix.rows != own.rows) manifest_.refuse(cat("tensor ", other, " has other rows than ", name));
+  }
+  return {how, files_[part.file]->path().string(), part.name,
+          RoundedRows(own, std::move(rest), how.code, how.group_size)};
 }
 
 ops::HostMatrix WeightFiles::find_matrix(const std::string& name, const Manifest::Part& part, bool vector) const {

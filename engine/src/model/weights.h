@@ -31,6 +31,7 @@ class WeightFiles {
   // Error(invalid_argument) with both shapes if the tensor's shape is not [rows, cols], the shape that follows from the
   // model's attributes and the rank's share.
   std::vector<ops::HostMatrix> get(std::string_view name, std::int64_t rows, std::int64_t cols) const;
+  bool has(std::string_view name) const { return tensors_.contains(name); }
   // Whether a tensor is quantised. get() rejects quantised tensors.
   bool quantised(std::string_view name) const { return manifest_.tensor(name).quantization.has_value(); }
   // Like get(), for a quantised tensor. Also throws the errors of QuantPart::open().
@@ -54,6 +55,8 @@ class WeightFiles {
   TensorView find_tensor(const std::string& name, std::size_t file, const std::string& in_file, DType dtype) const;
   ops::HostMatrix find_matrix(const std::string& name, const Manifest::Part& part, bool vector) const;
   QuantPart find_quantised(const std::string& name, const Quantization& how, const Manifest::Part& part) const;
+  // The part with this index of a tensor in layout rounded.
+  QuantPart find_rounded(const std::string& name, const Manifest::Tensor& tensor, std::size_t index) const;
   void check_shape(std::string_view name, std::int64_t rows, std::int64_t cols) const;
   static std::unique_ptr<QuantPart> opened(const Part& part);  // opens the part and starts to read ahead
   static const ops::HostMatrix& view(const Part& part);  // starts to read ahead
@@ -64,7 +67,7 @@ class WeightFiles {
 };
 
 // Whether the output layer is the embedding's table, so that it is stored once. It is not with several ranks: each has
-// the whole embedding, and its rows of the output layer.
-bool shares_embedding(const ModelConfig& config, const Manifest& manifest);
+// the whole embedding, and its rows of the output layer. A GPU cannot read rows of a quantised weight.
+bool shares_embedding(const ModelConfig& config, const Manifest& manifest, std::string_view device);
 
 }  // namespace charonia::model

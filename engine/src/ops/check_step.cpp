@@ -101,9 +101,10 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
   require_that(facts.max_rows == 0 || rows <= facts.max_rows,
                [&] { return cat(rows, " rows, but prepare() was called with at most ", facts.max_rows); });
   const auto sequences = std::max<std::int64_t>(count(input.attention.query_start) - 1, 0);
-  require_that(facts.max_sequences == 0 || std::max(sequences, logits_rows) <= facts.max_sequences, [&] {
+  const auto most_logits = facts.max_logits_rows > 0 ? facts.max_logits_rows : facts.max_sequences;
+  require_that(facts.max_sequences == 0 || (sequences <= facts.max_sequences && logits_rows <= most_logits), [&] {
     return cat(sequences, " sequences and ", logits_rows, " rows of logits, but prepare() was called with at most ",
-               facts.max_sequences);
+               facts.max_sequences, " and ", most_logits);
   });
   for (const auto id : input.ids) {
     require_that(id < 0 || facts.vocab == 0 || id < facts.vocab,
@@ -126,6 +127,20 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
     });
     require(!row.logits || row.target >= 0, "a row needs a target to return its logits");
   }
+}
+
+void check_rotation(const RotaryParams& how, int head_dim) {
+  const auto require = [](bool holds, std::string_view what) {
+    if (!holds) throw Error(ErrorCode::internal, cat("ops::rotary_store: ", what));
+  };
+  if (how.cos_sin != nullptr && (how.rotary_dim < 2 || how.rotary_dim > head_dim || how.rotary_dim % 2 != 0)) {
+    require(false, cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", head_dim, "]"));
+  }
+  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "q_norm and k_norm must both be set or both be null");
+  require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after),
+          "squares needs q_norm, and a norm before the rotation");
+  require(!how.v_norm || how.q_norm != nullptr, "v_norm needs q_norm");
+  require(!how.v_from_k || how.squares == nullptr, "v_from_k needs a norm of each head");
 }
 
 }  // namespace charonia::ops

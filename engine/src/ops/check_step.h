@@ -1,9 +1,10 @@
-// Checks that every device makes before it accepts a step.
+// Checks that every device makes before it accepts a step or an operation.
 #pragma once
 
 #include <cstdint>
 
 #include "base/cache_kind.h"
+#include "ops/operations.h"
 #include "ops/step.h"
 
 namespace charonia::ops {
@@ -17,11 +18,14 @@ struct StepFacts {
   int block_len = 0;
   PerKind<int> num_blocks{};
   // As in StepLimits.
-  int max_rows = 0, max_sequences = 0, max_positions = 0;
+  int max_rows = 0, max_sequences = 0, max_positions = 0, max_logits_rows = 0;
 };
 
 // Throws Error(internal) if an array's size, an id, a position, a table or a row is out of its range. sampled_before:
 // the number of sample rows of the previous step.
 void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sampled_before);
+
+// Throws Error(internal) if rotary_store() cannot do this with heads of `head_dim` elements.
+void check_rotation(const RotaryParams& how, int head_dim);
 
 }  // namespace charonia::ops

@@ -30,8 +30,8 @@ void KvLayout::check() const {
       continue;
     }
     refuse_if(layer.kv_heads < 1 || layer.k_dim < 2 || layer.k_dim % 2 != 0 || layer.v_dim < 0 || layer.v_dim % 2 != 0,
-              "of ", layer.kv_heads, " heads of ", layer.k_dim, " and ", layer.v_dim, " elements (k and v) in layer ", i,
-              ": it must have at least 1 head, and even numbers of elements");
+              "of ", layer.kv_heads, " heads of ", layer.k_dim, " and ", layer.v_dim, " elements (k and v) in layer ",
+              i, ": it must have at least 1 head, and even numbers of elements");
     refuse_if(layer.v_dim == 0 && layer.kv_heads != 1, "of ", layer.kv_heads, " latents in layer ", i,
               ": latent attention has one for all heads");
     if (layer.v_dim == 0 && quant_bits != 0) {
@@ -91,6 +91,10 @@ void KvCache::check_commit(const PerKind<int>& num_blocks) const {
     throw Error(ErrorCode::internal,
                 cat("ops::commit_blocks: ", num_blocks[kind], " blocks, but the cache has ", num_blocks_[kind]));
   }
+}
+
+void Operations::add_low_rank(const Tensor&, const Tensor&, std::span<const LowRankRows>) {
+  throw Error(ErrorCode::unsupported, "LoRA adapters are not supported on this device: use device = cpu");
 }
 
 void Operations::latent_store(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const LatentParams&, KvCache&,

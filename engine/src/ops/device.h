@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/cache_kind.h"
@@ -104,8 +105,8 @@ struct KvLayout {
   std::size_t storage_of(std::size_t layer) const {
     return layers[layer].storage < 0 ? layer : static_cast<std::size_t>(layers[layer].storage);
   }
-  // Bytes of one block or slot: of k and v of one head in one layer, of one layer, of all layers of a kind. A layer that
-  // shares its storage adds none. Slots of a layer begin at multiples of 64 bytes.
+  // Bytes of one block or slot: of k and v of one head in one layer, of one layer, of all layers of a kind. A layer
+  // that shares its storage adds none. Slots of a layer begin at multiples of 64 bytes.
   std::size_t head_bytes(const KvLayer& layer) const;
   std::size_t layer_bytes(const KvLayer& layer) const;
   std::size_t block_bytes(CacheKind kind) const;
@@ -119,6 +120,11 @@ class KvCache {
   virtual ~KvCache() = default;
   const KvLayout& layout() const { return layout_; }
   const PerKind<int>& num_blocks() const { return num_blocks_; }  // 0 for a kind without layers
+  // The device's address of a block or slot in a layer with its own storage: KvLayout::layer_bytes(). Null if the
+  // device has no memory for it.
+  virtual std::byte* block(std::size_t /*layer*/, int /*block*/) const { return nullptr; }
+  // Bytes of the blocks that the system allocates only when they are written. Any thread.
+  virtual std::size_t untouched_bytes() const { return 0; }
   // Throws Error(internal) if the cache does not have these numbers of blocks.
   void check_commit(const PerKind<int>& num_blocks) const;
 
@@ -128,6 +134,12 @@ class KvCache {
 
   KvLayout layout_;
   PerKind<int> num_blocks_;
+};
+
+// A range of the device's memory.
+struct DevicePart {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
 };
 
 class Device {
@@ -148,11 +160,18 @@ class Device {
   virtual Precision precision(DType weight) const = 0;
   virtual std::size_t free_memory() const = 0;  // bytes that each rank may still allocate
 
-  // Copies are complete on return, and are ordered after all earlier work. Only tests use download(); the engine gets
-  // results from Steps::collect().
+  // Copies are complete on return, and are ordered after all earlier work. The engine uses them between steps, for
+  // blocks of the KV cache (KvCache::block()).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;
+  // Like upload() and download(), for several parts. In host memory, one part follows another.
+  virtual void upload_parts(std::span<const DevicePart> parts, const std::byte* host) {
+    for (const auto& part : parts) upload(part.data, std::exchange(host, host + part.bytes), part.bytes);
+  }
+  virtual void download_parts(std::byte* host, std::span<const DevicePart> parts) {
+    for (const auto& part : parts) download(std::exchange(host, host + part.bytes), part.data, part.bytes);
+  }
 
   // Stacks `parts` along the rows (out_features). Each part may have its own element type and is converted to `weight`.
   // bias: empty, or one entry per part (an entry without data means zeros).
@@ -161,7 +180,8 @@ class Device {
   // in_host_memory: a GPU does not copy the table. Its kernels read the rows from memory of the host.
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight,
                                                     bool in_host_memory = false) = 0;
-  // The table is `weight` [vocab, hidden], which make_linear() made and which must outlive it. Its bytes() are 0.
+  // The table is `weight` [vocab, hidden], which make_linear() made and which must outlive it. Its bytes() are 0. Not on
+  // a GPU: also a weight of make_quantised_linear() whose activations are not converted.
   virtual std::unique_ptr<Embedding> make_embedding(const Linear& weight) = 0;
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
   // Like make_linear() and make_experts(), for weights that stay quantised. All parts have one format and the same
@@ -178,8 +198,8 @@ class Device {
   virtual std::unique_ptr<KvCache> make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
                                                  const std::optional<PerKind<int>>& committed = {}) = 0;
   // Provides memory for the first `num_blocks` blocks of each kind. Blocks that have memory keep their contents. Throws
-  // Error(resource_exhausted) if memory runs out: then some layers may have the memory, which does no harm. Call between
-  // steps.
+  // Error(resource_exhausted) if memory runs out: then some layers may have the memory, which does no harm. Call
+  // between steps.
   virtual void commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) = 0;
 };
 

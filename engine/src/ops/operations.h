@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "ops/low_rank.h"
 #include "ops/norm_params.h"
 #include "ops/tensor.h"
 
@@ -65,8 +66,8 @@ struct ShortConvParams {
   bool gated = false;             // in [rows, 3 * channels] = B, C, x: u = B * x and out = C * y
 };
 
-// A gated delta net (Yang et al., Gated Delta Networks, 2025) over the rows of each sequence, with all numbers in f32. v
-// head h has the k head h / (v_heads / k_heads), and a state s [k_dim, v_dim]. A row with q, k, v, a and b does
+// A gated delta net (Yang et al., Gated Delta Networks, 2025) over the rows of each sequence, with all numbers in f32.
+// v head h has the k head k_head(h), and a state s [k_dim, v_dim]. A row with q, k, v, a and b does
 //   q = q / sqrt(|q|^2 + 1e-6) / sqrt(k_dim);  k = k / sqrt(|k|^2 + 1e-6)
 //   alpha = exp(-decay * softplus(a + dt_bias));  s = alpha s;  s += k (sigmoid(b) (v - s^T k))^T;  o = s^T q
 // Rows follow one after the other, so their bits do not depend on how a sequence is divided into steps.
@@ -75,14 +76,17 @@ struct DeltaNetParams {
   const float* decay = nullptr;                        // [v_heads] on the device, positive
   const float* dt_bias = nullptr;                      // [v_heads] on the device
   std::int64_t state = 0;                              // the first float of s in a slot, a multiple of 16
+  bool tiled = false;                                  // the k heads of the v heads are 0, 1, 0, 1, not 0, 0, 1, 1
 
-  // s is stored as [v_heads][strips of a head][k_dim][kStrip]: a strip has kStrip columns, the last one also unused ones.
+  // s is stored as [v_heads][strips of a head][k_dim][kStrip]: a strip has kStrip columns, the last one also unused
+  // ones.
   static constexpr int kStrip = 32;
   constexpr int strips() const { return (v_dim + kStrip - 1) / kStrip; }
   constexpr std::int64_t state_floats() const { return std::int64_t{v_heads} * strips() * k_dim * kStrip; }
   constexpr std::int64_t columns() const {
     return std::int64_t{2} * k_heads * k_dim + std::int64_t{v_heads} * v_dim;
   }
+  constexpr int k_head(int v_head) const { return tiled ? v_head % k_heads : v_head / (v_heads / k_heads); }
   static constexpr int kMaxKDim = 256;
   // Whether the numbers are in their ranges.
   constexpr bool fits() const {
@@ -171,8 +175,9 @@ class Operations {
   virtual void add_embedding(const Tensor& x, const Embedding& table, const EmbeddingSum& how) = 0;
 
   // If delta has data: residual = residual_scale * residual + delta_scale * delta, with norm(delta, delta_weight)
-  // instead of delta if there is a weight. Then out = norm(residual, weight), see NormParams. An `out` without data is not
-  // written. residual [rows, hidden] residual type; delta [rows, hidden] GEMM type; out [rows, hidden] activation type.
+  // instead of delta if there is a weight. Then out = norm(residual, weight), see NormParams. An `out` without data is
+  // not written. residual [rows, hidden] residual type; delta [rows, hidden] GEMM type; out [rows, hidden] activation
+  // type.
   virtual void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) = 0;
 
   // Announces that the `out` of the next rms_norm() or gated_linear() is used only as the input of linear() with this
@@ -182,6 +187,10 @@ class Operations {
 
   // out [rows, n] GEMM type or f32 = in [rows, k] activation type * weight^T + bias.
   virtual void linear(const Tensor& out, const Tensor& in, const Linear& weight) = 0;
+
+  // Adds to rows of out [rows, n] GEMM type or f32 the change of a weight by LoRA adapters, for in [rows, k] activation
+  // type. A row is in at most one entry of `changes`. Throws Error(unsupported) on a device without it.
+  virtual void add_low_rank(const Tensor& out, const Tensor& in, std::span<const LowRankRows> changes);
 
   // sums [rows, 2] f32 = the sums of the squares of the first q_size elements of each row of qkv, and of the next
   // k_size.
@@ -222,9 +231,9 @@ class Operations {
   virtual void short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache,
                           int layer) = 0;
 
-  // qkv [rows, how.columns()] GEMM type: q heads, k heads, v heads. gates [rows, 2 * v_heads] f32: b of each v head, then
-  // a. Replaces v by o. q, k and gates are undefined afterwards. Reads and writes how.state_floats() floats of the state
-  // of `layer`, as AttentionBatch says.
+  // qkv [rows, how.columns()] GEMM type: q heads, k heads, v heads. gates [rows, 2 * v_heads] f32: b of each v head,
+  // then a. Replaces v by o. q, k and gates are undefined afterwards. Reads and writes how.state_floats() floats of the
+  // state of `layer`, as AttentionBatch says.
   virtual void delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetParams& how, KvCache& cache,
                          int layer) = 0;
 
@@ -234,8 +243,8 @@ class Operations {
   // x [rows, cols] activation type *= sigmoid(gate). gate [rows, cols] GEMM type.
   virtual void sigmoid_gate(const Tensor& x, const Tensor& gate) = 0;
 
-  // out [rows, heads * head_dim] activation type = norm(x, weight) * silu(gate), for each head of a row, with the norm of
-  // NormParams and weight [head_dim]. x, gate [rows, heads * head_dim] GEMM type.
+  // out [rows, heads * head_dim] activation type = norm(x, weight) * silu(gate), for each head of a row, with the norm
+  // of NormParams and weight [head_dim]. x, gate [rows, heads * head_dim] GEMM type.
   virtual void gated_norm(const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
                           int head_dim) = 0;
 

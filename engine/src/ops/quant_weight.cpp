@@ -32,8 +32,9 @@ float number_of(Code code, std::uint8_t bits) {
       constexpr int kBias = 7, kMantissaBits = 3;
       const int exponent = (bits >> kMantissaBits) & 15, mantissa = bits & 7;
       if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
-      const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissaBits)
-                                            : std::ldexp(static_cast<float>(8 + mantissa), exponent - kBias - kMantissaBits);
+      const float magnitude = exponent == 0
+                                  ? std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissaBits)
+                                  : std::ldexp(static_cast<float>(8 + mantissa), exponent - kBias - kMantissaBits);
       return (bits & 0x80U) != 0 ? -magnitude : magnitude;
     }
     case Code::f4_e2m1: {
@@ -48,6 +49,7 @@ float number_of(Code code, std::uint8_t bits) {
 std::string to_string(const QuantFormat& format) {
   std::string out = cat(to_string(format.code), ", groups of ", format.group);
   if (format.zeros) out += ", zeros";
+  if (format.minimums) out += ", minimums";
   switch (format.activations) {
     case Activations::as_is:
       break;

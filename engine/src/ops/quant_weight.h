@@ -2,7 +2,8 @@
 //
 // A weight [rows, cols] (out_features, in_features) has a code for each element. `group` columns of a row share a scale
 // and, if the format has zeros, a zero:
-//   weight[r, c] = scale[r, g] * (number(code[r, c]) - zero[r, g]),  g = c / group
+//   weight[r, c] = scale[r, g] * (number(code[r, c]) - zero[r, g]) + minimum[r, g],  g = c / group
+// Only GGUF's types have minimums. A zero is a whole number; a minimum is any number.
 // If a format shares scales between rows (one for the whole tensor, blocks of 128 x 128), they are repeated for every
 // row. If a format does not quantise columns in their own order (GPTQ's desc_act), the columns are sorted by group, and
 // order() returns the input feature of each column.
@@ -46,6 +47,7 @@ struct QuantFormat {
   bool zeros = false;             // false: every zero is 8 for u4, and 0 for other codes
   DType scale_type = DType::f32;  // f32, f16, bf16 or f8_e8m0: a type that represents all scales exactly
   Activations activations = Activations::as_is;
+  bool minimums = false;  // false: every minimum is 0
 
   auto operator<=>(const QuantFormat&) const = default;
 };
@@ -67,6 +69,9 @@ class QuantSource {
   // name for invalid values (NaN).
   virtual void read(std::int64_t first, std::int64_t n, std::uint8_t* codes, float* scales,
                     std::int8_t* zeros) const = 0;
+
+  // Writes the minimums [n, groups] of rows [first, first + n), if the format has them. Like read().
+  virtual void read_minimums(std::int64_t /*first*/, std::int64_t /*n*/, float* /*minimums*/) const {}
 
   // [cols]: column c of read() multiplies input feature order()[c]. Empty: column c multiplies feature c.
   virtual std::span<const std::int32_t> order() const { return {}; }

@@ -27,12 +27,12 @@ class KvCache;
 // in block block_tables[kind][s * table_stride + p / block_len], slot p % block_len, for layers of this kind of cache.
 // In a table of kind `window`, entries of blocks that no window of the step reaches may be any block.
 //
-// Recurrent layers (kind `state`): sequence s has the rows above, from position p = positions[query_start[s]] on. Such a
-// layer reads the state after the positions 0 .. p - 1 from slot state_in[s], and writes the state after the sequence's
-// last row to slot state_out[s]. state_in[s] = -1 exactly if p = 0: the state is all zeros. Both may be one slot. Two
-// sequences may read one slot, but no sequence reads or writes a slot that another one writes. A sequence without rows
-// reads and writes nothing. The scheduler ends a sequence's rows at a snapshot (docs/cache_and_scheduler.md), so a step
-// writes one state of each sequence.
+// Recurrent layers (kind `state`): sequence s has the rows above, from position p = positions[query_start[s]] on. Such
+// a layer reads the state after the positions 0 .. p - 1 from slot state_in[s], and writes the state after the
+// sequence's last row to slot state_out[s]. state_in[s] = -1 exactly if p = 0: the state is all zeros. Both may be one
+// slot. Two sequences may read one slot, but no sequence reads or writes a slot that another one writes. A sequence
+// without rows reads and writes nothing. The scheduler ends a sequence's rows at a snapshot
+// (docs/cache_and_scheduler.md), so a step writes one state of each sequence.
 struct AttentionBatch {
   std::span<const std::int32_t> query_start;   // [sequences + 1]
   std::span<const std::int32_t> positions;     // [rows], ascending by one within a sequence
@@ -46,8 +46,9 @@ struct AttentionBatch {
 class TokenMask {
  public:
   virtual ~TokenMask() = default;
-  // Waits until the mask is ready, or computes it. Bit t % 32 of word t / 32 says whether token t may be sampled, [ceil(vocab / 32)].
-  // Valid until the step is collected. Throws Error if there is no mask: the text becomes the row's error.
+  // Waits until the mask is ready, or computes it. Bit t % 32 of word t / 32 says whether token t may be sampled,
+  // [ceil(vocab / 32)]. Valid until the step is collected. Throws Error if there is no mask: the text becomes the row's
+  // error.
   virtual std::span<const std::uint32_t> wait() const = 0;
 };
 
@@ -103,10 +104,13 @@ struct StepShape {
 // The limits of an engine's steps, and the layout of its KV blocks.
 struct StepLimits {
   int max_rows = 0;       // the token budget
-  int max_sequences = 0;  // in a step; also the limit for rows of logits
+  int max_sequences = 0;  // in a step
   int max_positions = 0;  // of a sequence: session_len
   int block_len = 0;      // of the KV cache; 0: any
   int kv_quant_bits = 0;  // KvLayout::quant_bits
+  int max_logits_rows = 0;  // in a step; 0: max_sequences. Only the CPU allows more than max_sequences
+
+  int logits_rows() const { return max_logits_rows > 0 ? max_logits_rows : max_sequences; }
 };
 
 inline constexpr int kMaxStepsInFlight = 2;

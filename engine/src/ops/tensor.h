@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
 
@@ -36,6 +37,12 @@ struct HostMatrix {
     return static_cast<const std::byte*>(data) + static_cast<std::size_t>(index * row_stride()) * size_of(dtype);
   }
 };
+
+// From the first byte of a matrix to its last byte.
+inline std::span<const std::byte> bytes_of(const HostMatrix& matrix) {
+  const auto* const last = matrix.row(matrix.rows - 1) + static_cast<std::size_t>(matrix.cols) * size_of(matrix.dtype);
+  return {matrix.row(0), last};
+}
 
 // The biases of an expert, at any element stride: gate and up [inter, 1], down [hidden, 1]. Without data: none.
 struct ExpertBiases {

@@ -20,11 +20,12 @@ class CacheSalts {
   // most >= 1.
   explicit CacheSalts(std::size_t most = std::size_t{1} << 16) : most_(most) {}
 
-  // Returns the number for the prefix cache. Without a salt, this is prefix_class. Prompts of different classes share
-  // no blocks, with or without a salt. prefix_class is less than 2^32; the numbers of salts are larger.
-  std::uint64_t number(std::string_view salt, std::uint64_t prefix_class) {
-    if (salt.empty()) return prefix_class;
-    std::string text = std::to_string(prefix_class) + '/';
+  // Returns the number for the prefix cache. Without a salt and an adapter, this is prefix_class. Prompts of different
+  // classes or adapters share no blocks, with or without a salt. prefix_class is less than 2^32; other numbers are
+  // larger. adapter: a number of a LoRA adapter; 0: none.
+  std::uint64_t number(std::string_view salt, std::uint64_t prefix_class, std::uint64_t adapter = 0) {
+    if (salt.empty() && adapter == 0) return prefix_class;
+    std::string text = std::to_string(prefix_class) + '/' + std::to_string(adapter) + '/';
     text += salt;
     if (const auto found = by_text_.find(text); found != by_text_.end()) {
       used_.splice(used_.begin(), used_, found->second);

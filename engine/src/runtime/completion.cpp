@@ -1,6 +1,7 @@
 #include "runtime/completion.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "runtime/request_state.h"
@@ -19,7 +20,8 @@ Completion::Completion(RequestState& state_in, int index_in, std::uint64_t id_in
       id(id_in),
       max_tokens(max_tokens_in),
       seed_(state.seed + static_cast<std::uint64_t>(index)),
-      text_(table, state.stop_words, state.request.strip_leading_space, state.stop_until) {}
+      text_(table, state.stop_words, state.request.strip_leading_space, state.stop_until),
+      thinking_(state.thinking) {}
 
 bool Completion::scores() const {
   const auto& sampling = state.request.sampling;
@@ -30,25 +32,39 @@ bool Completion::is_first() const { return state.completions.front().get() == th
 
 int Completion::num_input() const { return static_cast<int>(state.request.input_ids.size()); }
 
-ops::SampleRow Completion::sample_row(std::span<const TokenId> tokens) {
+ops::SampleRow Completion::sample_row(std::span<const TokenId> tokens, std::size_t row_number) {
+  if (!state.request.pooling.empty()) {
+    ops::SampleRow whole;
+    whole.target = 0;
+    whole.logits = true;
+    return whole;
+  }
   const auto& sampling = state.request.sampling;
   const auto prompt_size = state.request.input_ids.size();
   const TokenId pending = tokens.back() < 0 ? -1 - tokens.back() : -1;
   const auto known = tokens.first(tokens.size() - (pending >= 0 ? 1 : 0));
   const bool at_first = std::ssize(tokens) - num_input() < sampling.min_tokens && !sampling.ignore_eos;
   const auto& always = at_first ? state.banned_at_first : state.banned;
-  banned_.clear();
+  if (row_number >= banned_.size()) banned_.resize(row_number + 1);
+  auto& banned = banned_[row_number];
+  banned.clear();
+  std::optional<Thinking> thinking;
+  if (thinking_ && pending < 0) {
+    thinking = thinking_;
+    for (const auto token : known.subspan(prompt_size + static_cast<std::size_t>(num_output))) thinking->push(token);
+    std::ranges::copy(thinking->banned(), std::back_inserter(banned));
+  }
   for (const auto& word : sampling.bad_words) {
     const auto head = word.size() - 1;  // a word may begin in the prompt
     if (known.size() >= head && std::equal(word.begin(), word.end() - 1, known.end() - static_cast<long>(head))) {
-      banned_.push_back(word.back());
+      banned.push_back(word.back());
     }
   }
-  if (!banned_.empty()) {
-    std::ranges::sort(banned_);
-    const auto own = std::ssize(banned_);
-    banned_.insert(banned_.end(), always.begin(), always.end());
-    std::inplace_merge(banned_.begin(), banned_.begin() + own, banned_.end());
+  if (!banned.empty()) {
+    std::ranges::sort(banned);
+    const auto own = std::ssize(banned);
+    banned.insert(banned.end(), always.begin(), always.end());
+    std::inplace_merge(banned.begin(), banned.begin() + own, banned.end());
   }
   ops::SampleRow row;
   static_cast<RowSampling&>(row) = sampling;
@@ -58,18 +74,22 @@ ops::SampleRow Completion::sample_row(std::span<const TokenId> tokens) {
   row.output = known.subspan(prompt_size);
   row.pending = pending;
   row.bias = sampling.logit_bias;
-  row.banned = banned_.empty() ? always : banned_;
+  row.banned = banned.empty() ? always : banned;
   row.logprobs = scores() ? std::max(sampling.logprobs, 0) : -1;
-  row.mask = mask.get();
+  row.mask = mask == nullptr ? nullptr : mask->row(row_number);
+  if (thinking) {
+    if (const auto forced = thinking->forced()) row.target = *forced;
+  }
   return row;
 }
 
 bool Completion::needs_last_token() const {
-  return !state.request.sampling.bad_words.empty();
+  return !state.request.sampling.bad_words.empty() || (thinking_ && thinking_->may_decide_next());
 }
 
 bool Completion::resume(std::span<const TokenId> tokens) {
   for (const auto token : tokens) {
+    if (thinking_) thinking_->push(token);
     const bool ends = !state.request.sampling.ignore_eos && std::ranges::binary_search(state.end_ids, token);
     if (ends || text_.push(token, ++num_output >= state.request.sampling.min_tokens)) return false;
   }
@@ -80,7 +100,14 @@ bool Completion::resume(std::span<const TokenId> tokens) {
 FinishReason Completion::accept(const ops::Sampled& sampled, Clock::time_point now) {
   const auto& sampling = state.request.sampling;
   ++num_output;
-  if (scores()) cumulative_logprob_ += sampled.logprob;
+  if (scores()) {
+    cumulative_logprob_ += sampled.logprob;
+    if (!forces_next()) {
+      scored_logprob_ += sampled.logprob;
+      ++num_scored_;
+    }
+  }
+  if (thinking_) thinking_->push(sampled.token);
   if (!first_token) first_token = now;
   last_token = now;
   TokenInfo info{sampled.token, sampled.logprob, {}};
@@ -139,6 +166,7 @@ void Completion::fill(Result& result, const text::TextChunk& chunk, Clock::time_
     prompt_logprobs->move_to(result);
     prompt_logprobs.reset();
   }
+  result.pooled = std::move(pooled);
   fill_numbers(result, now);
 }
 
@@ -152,6 +180,8 @@ void Completion::fill_numbers(Result& result, Clock::time_point now) const {
   result.timings.queue_ms = milliseconds(first_scheduled.value_or(now) - state.submitted);
   result.timings.first_token_ms = first_token ? milliseconds(*first_token - state.submitted) : 0;
   result.timings.total_ms = milliseconds(now - state.submitted);
+  result.num_proposed_tokens = num_proposed;
+  result.num_accepted_tokens = num_accepted;
 }
 
 }  // namespace charonia::runtime

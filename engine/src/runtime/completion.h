@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,7 +13,10 @@
 #include "charonia/types.h"
 #include "ops/step.h"
 #include "runtime/mask_threads.h"
+#include "runtime/pooling.h"
+#include "runtime/proposals.h"
 #include "runtime/prompt_logprobs.h"
+#include "runtime/thinking.h"
 #include "text/text_stream.h"
 
 namespace charonia::runtime {
@@ -27,11 +31,20 @@ class Completion {
   Completion(RequestState& state, int index, std::uint64_t id, const text::TokenTable& table, int max_tokens);
 
   // Returns how to sample the next token. tokens: the prompt and the output so far; the last token may be a placeholder
-  // (see schedule/scheduler.h). The spans in the row are valid until the next call, and while `tokens` is valid.
-  ops::SampleRow sample_row(std::span<const TokenId> tokens);
+  // (see schedule/scheduler.h). row: its number among the rows of this completion in the step, which has several rows
+  // with proposals. The spans in it are valid until the next call with the same number, and while `tokens` is valid.
+  ops::SampleRow sample_row(std::span<const TokenId> tokens, std::size_t row = 0);
 
   // Whether sample_row() needs the last token, so that it cannot be called with a placeholder.
   bool needs_last_token() const;
+
+  // Returns the mean log probability of the sampled tokens, without those that were forced: -infinity without tokens.
+  double mean_logprob() const {
+    return num_scored_ == 0 ? -std::numeric_limits<double>::infinity() : scored_logprob_ / num_scored_;
+  }
+
+  // Whether the next token is known before it is sampled: the thinking ends.
+  bool forces_next() const { return thinking_ && thinking_->forced(); }
 
   // Adds tokens that were sampled and delivered by another engine (Request::resumed). Returns false if the completion
   // has ended with one of them.
@@ -58,10 +71,19 @@ class Completion {
   const std::uint64_t id;
   const int max_tokens;
   std::optional<Clock::time_point> first_scheduled, first_token, last_token;
+  std::optional<MeanRow> mean;  // of a request for an embedding that is a mean
+  std::vector<float> pooled;    // moved into the last response
   int num_output = 0;
   int num_cached = 0;
   std::optional<PromptLogprobs> prompt_logprobs;  // of completion 0, if they were requested
   std::shared_ptr<SequenceMask> mask;             // null: all tokens are allowed
+
+  // Speculation.
+  std::uint64_t salt = 0;                  // SeqOptions::salt
+  std::unique_ptr<ProposalSource> source;  // null: before its first proposals
+  Acceptance acceptance;
+  int confidence = 0;  // of the last proposals
+  int num_proposed = 0, num_accepted = 0;  // tokens so far
 
  private:
   struct TokenInfo {
@@ -74,9 +96,12 @@ class Completion {
 
   const std::uint64_t seed_;
   text::TextStream text_;
+  std::optional<Thinking> thinking_;  // unset: it has no budget
   std::vector<TokenInfo> unsent_;  // sampled tokens that are not in a result yet
   double cumulative_logprob_ = 0;
-  std::vector<TokenId> banned_;
+  double scored_logprob_ = 0;  // without forced tokens
+  int num_scored_ = 0;
+  std::vector<std::vector<TokenId>> banned_;  // by row of the step
   std::optional<Clock::time_point> last_sent_;
 };
 

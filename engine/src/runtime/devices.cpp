@@ -166,7 +166,7 @@ int sms_of(const std::vector<int>& gpus) {
   return minimum;
 }
 
-std::string arithmetic_of(const EngineConfig& config, std::string_view instruction_set) {
+std::string kernels_of(const EngineConfig& config, std::string_view instruction_set) {
   auto out = cat(config.device, " ", instruction_set);
   if (config.device == "cpu") {
     if (ops::cpu::has_fixed_kernel(*ops::cpu::instruction_set(instruction_set).kernels)) out += " fixed-point";
@@ -181,7 +181,11 @@ std::string arithmetic_of(const EngineConfig& config, std::string_view instructi
     if (config.reproducible) out += ", reproducible";
   }
   // libm chooses its functions by the processor, and its last bits change between versions.
-  return cat(out, ", glibc ", gnu_get_libc_version(), ", session_len ", config.session_len);
+  return cat(out, ", glibc ", gnu_get_libc_version());
+}
+
+std::string arithmetic_of(const EngineConfig& config, std::string_view instruction_set) {
+  return cat(kernels_of(config, instruction_set), ", session_len ", config.session_len);
 }
 
 Devices make_devices(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {

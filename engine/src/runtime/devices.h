@@ -28,6 +28,8 @@ int sms_of(const std::vector<int>& gpus);
 
 // EngineInfo::arithmetic. The configuration is resolved; instruction_set: Device::instruction_set() of its devices.
 std::string arithmetic_of(const EngineConfig& config, std::string_view instruction_set);
+// The part of it without session_len.
+std::string kernels_of(const EngineConfig& config, std::string_view instruction_set);
 
 // Returns the operations of the tensor_para_size ranks, in the order of the ranks. Resolves `device`, `device_ids`,
 // `threads` and the sizes of steps (memory_plan.h) in the configuration; see choose_devices() for auto. Throws

@@ -9,9 +9,13 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "model/manifest.h"
+#include "model/rounding.h"
+#include "ops/cpu/free_memory.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/devices.h"
 #include "runtime/engine_impl.h"
+#include "runtime/memory_plan.h"
 #include "grammar/guide_compiler.h"
 #include "runtime/settings.h"
 
@@ -23,8 +27,10 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
   load(weights_dir, overrides);
   make_scheduler();
   info.arithmetic = runtime::arithmetic_of(info.config, info.instruction_set);
+  make_offload(weights_dir);
   make_sessions();
   make_guides(weights_dir);
+  for (const auto& [name, folder] : runtime::adapter_folders(info.config.lora_adapters)) load_adapter(name, folder);
   stats_.blocks_total = stats_.blocks_free = blocks_->num_blocks();
   if (sink_) {
     const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
@@ -56,7 +62,10 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   // This file is small. It is read first, so that a workspace without it fails before its weights are loaded.
   tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
   const bool automatic = config.device == "auto";
-  executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config);
+  plan_draft(weights_dir);
+  executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config,
+                                                  draft_plan_ ? draft_plan_->bytes : 0);
+  max_positions_ = config.session_len;
   info.device = executor_->device();
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
   if (auto warning = executor_->warning(); !warning.empty()) info.warnings.push_back(std::move(warning));
@@ -79,6 +88,18 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   info.num_states = executor_->num_blocks().state;
 }
 
+// Before the model is loaded, so that its KV cache leaves memory for the draft model, and errors come early.
+void Engine::Impl::plan_draft(const std::filesystem::path& weights_dir) {
+  if (info.config.speculative_method != "draft_model") return;
+  auto config = info.config;
+  config.device = runtime::choose_devices(config).device;
+  model::Manifest manifest(weights_dir, config.tensor_para_size);
+  auto model = info.model;
+  model::round_weights(model, manifest, config.quantization);
+  draft_plan_ = runtime::plan_draft(config, model, manifest, ops::cpu::free_memory());
+  if (draft_plan_) runtime::check_vocabulary(*draft_plan_, *tokens_);
+}
+
 void Engine::Impl::make_scheduler() {
   auto& config = info.config;
   const auto commit = [this](CacheKind kind) {
@@ -97,9 +118,21 @@ void Engine::Impl::make_scheduler() {
       cache::BlockManager::default_hash, kinds);
   step_time_ =
       std::make_unique<schedule::StepTime>(config.step_time_ms, config.stream_interval_ms, config.token_budget);
-  // The decoder has memory for max_batch_size rows of logits. Prompts that need a row per token share these rows.
-  scheduler_ = std::make_unique<schedule::Scheduler>(
-      schedule::Limits{config.max_batch_size, config.token_budget, config.max_batch_size}, *blocks_, step_time_.get());
+  // Prompts that need a row of logits per token, and proposals, share the rows that the decoder has memory for.
+  const int logits_rows = runtime::step_limits(config, info.model, info.num_states > 0).max_logits_rows;
+  schedule::Limits limits{config.max_batch_size, config.token_budget, logits_rows};
+  limits.load_bytes = runtime::KvOffload::kBytesPerStep;
+  scheduler_ = std::make_unique<schedule::Scheduler>(limits, *blocks_, step_time_.get());
+  if (runtime::speculates(config, info.model, info.num_states > 0) && !executor_->asynchronous()) {
+    speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget));
+    if (draft_plan_) draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size);
+  } else if (config.speculative_method != "off") {
+    info.warnings.push_back(cat("speculative_method = ", config.speculative_method, " has no effect: ",
+                                info.num_states > 0 ? "the model has recurrent layers"
+                                : info.model.model_task != "generate"
+                                    ? "the model does not generate text"
+                                    : cat("device = ", config.device, ", and it needs the CPU")));
+  }
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",
                                 scheduler_->capacity_tokens(), ", which is what the ", info.num_blocks,
@@ -107,6 +140,16 @@ void Engine::Impl::make_scheduler() {
     config.session_len = static_cast<int>(scheduler_->capacity_tokens());
   }
   load_ = std::make_unique<runtime::LoadTracker>(config);
+}
+
+void Engine::Impl::make_offload(const std::filesystem::path& weights_dir) {
+  if (info.config.kv_offload_path.empty() && info.config.kv_offload_memory.empty()) return;
+  runtime::KvFiles::Options options;
+  options.changed = [this] { hand_task([] {}); };
+  offload_ = std::make_unique<runtime::KvOffload>(weights_dir, info, max_positions_, *executor_, *blocks_, *load_,
+                                                  draft_ ? draft_->untouched_bytes() : 0, std::move(options),
+                                                  info.warnings);
+  scheduler_->set_offload(offload_.get());
 }
 
 void Engine::Impl::make_sessions() {
@@ -125,10 +168,10 @@ void Engine::Impl::make_sessions() {
 }
 
 void Engine::Impl::make_guides(const std::filesystem::path& weights_dir) {
-  if (info.config.jump_forward) {
+  if (info.config.jump_forward || speculation_) {
     std::string why;
     token_split_ = text::TokenSplit::load(weights_dir / "token_split.safetensors", *tokens_, why);
-    if (!token_split_) info.warnings.push_back(cat("jump_forward is off: ", why));
+    if (!token_split_ && info.config.jump_forward) info.warnings.push_back(cat("jump_forward is off: ", why));
   }
   auto make = [this] {
     return std::make_unique<grammar::GuideCompiler>(*tokens_, info.model.vocab_size, info.model.end_ids,
@@ -151,6 +194,7 @@ void Engine::Impl::close() {
   const std::lock_guard one(shutdown_mutex_);
   on_engine_thread([] {});  // waits until the engine thread has destroyed the last requests and their callbacks
   guides_->close();
+  if (offload_) offload_->close();
   delivery_.close();
 }
 
@@ -170,6 +214,13 @@ void Engine::Impl::shutdown(int timeout_ms) {
   }
   lock.unlock();
   sessions_->flush();
+  // The last steps may still be in flight. A second shutdown has nothing to store.
+  for (bool done = !offload_ || std::exchange(stored_, true); !done;) {
+    on_engine_thread([&] {
+      done = in_flight_ == nullptr;
+      if (done) offload_->flush();
+    });
+  }
 }
 
 EngineStats Engine::Impl::stats() const {
@@ -215,7 +266,10 @@ void Engine::Impl::on_engine_thread(const std::function<void()>& task) {
 }
 
 void Engine::Impl::check_integrity() {
-  on_engine_thread([this] { scheduler_->check_integrity(); });
+  on_engine_thread([this] {
+    scheduler_->check_integrity();
+    if (draft_) draft_->check_integrity(completions_.size());
+  });
 }
 
 std::vector<std::string> Engine::Impl::kernel_report() {
@@ -238,6 +292,11 @@ bool Engine::stop(Handle handle) { return impl_->end(handle, true); }
 bool Engine::stop(std::string_view id) { return impl_->end(id, true); }
 bool Engine::end_session(std::string_view session_id) { return impl_->end_session(session_id); }
 std::vector<SessionInfo> Engine::sessions() const { return impl_->sessions(); }
+void Engine::load_adapter(const std::string& name, const std::filesystem::path& folder) {
+  impl_->load_adapter(name, folder);
+}
+bool Engine::unload_adapter(std::string_view name) { return impl_->unload_adapter(name); }
+std::vector<AdapterInfo> Engine::adapters() const { return impl_->adapters(); }
 std::string_view Engine::token_bytes(TokenId id) const { return impl_->token_bytes(id); }
 std::string_view Engine::raw_token_bytes(TokenId id) const { return impl_->raw_token_bytes(id); }
 void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -18,14 +19,18 @@
 #include "cache/block_manager.h"
 #include "charonia/engine.h"
 #include "ops/step.h"
+#include "runtime/adapter.h"
 #include "runtime/load_tracker.h"
 #include "runtime/cache_salts.h"
 #include "runtime/delivery.h"
+#include "runtime/draft_model.h"
 #include "runtime/executor.h"
 #include "runtime/request_state.h"
 #include "runtime/guide_thread.h"
+#include "runtime/kv_offload.h"
 #include "runtime/completion.h"
 #include "runtime/mask_threads.h"
+#include "runtime/proposals.h"
 #include "runtime/session_store.h"
 #include "schedule/scheduler.h"
 #include "text/token_split.h"
@@ -44,6 +49,9 @@ class Engine::Impl {
   bool end(std::string_view id, bool keep);
   bool end_session(std::string_view session_id);
   std::vector<SessionInfo> sessions() const { return sessions_->list(); }
+  void load_adapter(const std::string& name, const std::filesystem::path& folder);
+  bool unload_adapter(std::string_view name);
+  std::vector<AdapterInfo> adapters() const;
   void shutdown(int timeout_ms);
   void close();
   void on_failure(std::function<void()> function) { on_failure_ = std::move(function); }
@@ -92,16 +100,25 @@ class Engine::Impl {
     std::vector<std::int32_t> state_in, state_out;
     std::vector<ops::SampleRow> sample_rows;
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
+    std::vector<std::shared_ptr<const runtime::Adapter>> adapters;  // [sequences]; null: none
+    std::vector<std::vector<TokenId>> histories;  // used by sample_rows: the tokens of parts with proposals
     double streams = 0;  // sum of stream_weight() of the sequences that sample
+    std::int32_t num_accepted = 0;  // proposals
     Clock::time_point begun;
   };
 
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
+  void plan_draft(const std::filesystem::path& weights_dir);
   void make_scheduler();
   void make_sessions();
+  void make_offload(const std::filesystem::path& weights_dir);
   void make_guides(const std::filesystem::path& weights_dir);
   // Runs a task between two steps and waits for it. Rethrows its exception. Must not be called from the engine thread.
   void on_engine_thread(const std::function<void()>& task);
+  // engine_adapters.cpp, any thread.
+  std::shared_ptr<const runtime::Adapter> find_adapter(std::string_view name) const;
+  // Null if the request names none. Throws Error(not_found).
+  std::shared_ptr<const runtime::Adapter> adapter_of(const Request& request) const;
   // Queues a task to run between two steps, and does not wait. From any thread.
   void hand_task(std::function<void()> task);
   // engine_requests.cpp, the calling thread.
@@ -110,6 +127,7 @@ class Engine::Impl {
   void check_resumed(const Request& request) const;
   void check_tokens(std::string_view field, const std::vector<TokenId>& ids) const;
   void fit_max_tokens(Request& request) const;
+  void check_fits(const Request& request) const;
   void check_fits(const std::vector<TokenId>& input, const SamplingParams& sampling) const;
   std::vector<TokenId> end_ids_of(const SamplingParams& sampling) const;
   std::unique_ptr<RequestState> make_state(Request request, Callback callback, std::vector<TokenId> end_ids) const;
@@ -126,6 +144,8 @@ class Engine::Impl {
   void set_prompt(RequestState& state);
   // Prompts of different classes do not share KV blocks: the model computes them differently.
   std::uint64_t prefix_class(int prompt_tokens) const;
+  // SeqOptions::scope: what decides the KV of the request's tokens besides KvOffload's identity, and who may find it.
+  std::string kv_scope(const RequestState& state) const;
   void end_overdue(Clock::time_point now);
   void end_request(RequestState& state, FinishReason reason, const std::string& error = {},
                    ErrorCode code = ErrorCode::internal);
@@ -140,6 +160,8 @@ class Engine::Impl {
   void run();
   // Whether there is nothing to compute.
   bool idle() const { return completions_.empty() && in_flight_ == nullptr; }
+  // Whether the engine thread has anything to do, besides its inbox.
+  bool has_work() const { return (!idle() && !waits_for_load_) || (offload_ && offload_->has_work()); }
   void step();
   bool may_overlap(const Step& running) const;
   Step* launch_next();
@@ -148,8 +170,8 @@ class Engine::Impl {
   void fill_rows(Step& step, const schedule::ScheduledSeq& part, Completion& completion);
   void schedule_first(Completion& completion, Clock::time_point now);
   void settle(Step& step);
-  void measure(const Step& step);
-  void deliver(const schedule::StepPlan& plan, std::vector<ops::Sampled> sampled);
+  void measure(const Step& step, Clock::time_point now);
+  void deliver(Step& step, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
   void report_progress(const schedule::ScheduledSeq& part, const Completion& completion, Clock::time_point now);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion);
@@ -157,6 +179,19 @@ class Engine::Impl {
   int accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now);
   void fail(const std::exception& error);
   void end_all(const std::string& error);
+
+  // engine_speculation.cpp, the engine thread: proposals
+  struct Proposed {
+    Completion* completion;
+    int most;  // tokens
+    runtime::Proposal proposal;
+  };
+  void propose();
+  std::optional<Proposed> propose_known(SeqId id);
+  runtime::SpeculationPolicy::Candidate drafts_of(const Proposed& one);
+  void draft(std::span<Proposed> all, std::span<runtime::SpeculationPolicy::Candidate> candidates);
+  int accept_all(Step& step, const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows,
+                 Completion& completion, Clock::time_point now);
 
   // engine_metrics.cpp
   void count_requests(EngineStats& stats) const;
@@ -166,11 +201,12 @@ class Engine::Impl {
 
   std::shared_ptr<MetricsSink> sink_;
   std::unique_ptr<runtime::Executor> executor_;
+  int max_positions_ = 0;  // of the executor
   std::unique_ptr<cache::BlockManager> blocks_;
   std::unique_ptr<schedule::StepTime> step_time_;
   std::unique_ptr<schedule::Scheduler> scheduler_;
   std::unique_ptr<text::TokenTable> tokens_;
-  std::unique_ptr<const text::TokenSplit> token_split_;  // null: no jump-forward
+  std::unique_ptr<const text::TokenSplit> token_split_;  // null: text of grammars is neither forced nor proposed
   std::unique_ptr<runtime::LoadTracker> load_;
   std::unique_ptr<runtime::SessionStore> sessions_;
 
@@ -183,9 +219,15 @@ class Engine::Impl {
   Handle next_handle_ = 1;
   bool closing_ = false, stop_ = false;
   std::string failure_;  // why the engine has failed; empty while it works; written only by the engine thread
+  std::map<std::string, std::shared_ptr<const runtime::Adapter>, std::less<>> adapters_;
   EngineStats stats_;
   std::mt19937_64 seeds_{std::random_device{}()};
+  std::mutex adapters_mutex_;        // one load at a time
+  std::uint64_t last_adapter_ = 0;   // under adapters_mutex_
   std::mutex shutdown_mutex_;  // one shutdown at a time
+  bool stored_ = false;        // under shutdown_mutex_: offload_ was flushed
+  // After the members that its thread uses by hand_task(). Null: no KV offload.
+  std::unique_ptr<runtime::KvOffload> offload_;
 
   // Engine thread.
   std::unordered_map<Handle, std::unique_ptr<RequestState>> requests_;
@@ -201,6 +243,7 @@ class Engine::Impl {
   Clock::time_point last_settled_{};
   std::chrono::nanoseconds interval_{};  // between two responses of a stream; from the last settled step
   std::array<Step, ops::kMaxStepsInFlight> steps_;
+  bool waits_for_load_ = false;  // all sequences wait for KV that is being read
   Step* in_flight_ = nullptr;  // launched and advanced, but not settled; only on asynchronous devices
   std::function<void()> on_failure_;
   int num_sessions_ = 0;
@@ -208,6 +251,12 @@ class Engine::Impl {
   bool reported_any_ = false;
   int reported_committed_ = 0;  // KV blocks that have memory
   double reported_usage_ = 0;   // the share of blocks in use, of the kind of cache that has the largest
+
+  std::unique_ptr<runtime::SpeculationPolicy> speculation_;  // null: speculation is off
+  std::optional<runtime::DraftPlan> draft_plan_;             // of the model to load
+  std::unique_ptr<runtime::DraftModel> draft_;               // null: no draft model
+  double draft_s_ = 0;                                       // seconds that it took since the last settled step
+  std::vector<SeqId> decodes_;                               // the sequences that sampled in the last settled step
 
   runtime::MaskThreads masks_;
   std::unique_ptr<runtime::GuideThread> guides_;

@@ -13,6 +13,7 @@
 #include "cache/units.h"
 #include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
+#include "runtime/pooling.h"
 #include "runtime/stream_interval.h"
 
 namespace charonia {
@@ -25,7 +26,7 @@ void Engine::Impl::run() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      const auto ready = [&] { return stop_ || !inbox_.empty() || !inbox.empty() || !idle(); };
+      const auto ready = [&] { return stop_ || !inbox_.empty() || !inbox.empty() || has_work(); };
       // An idle engine wakes for deadlines and for sessions that expire.
       if (const auto timer = next_timer(); timer) {
         wake_.wait_until(lock, *timer, ready);
@@ -46,7 +47,12 @@ void Engine::Impl::run() {
       if (!failure_.empty()) end_all(failure_);  // ends requests that were submitted before the failure
       end_overdue(Clock::now());
       delivery_.wake();
+      waits_for_load_ = false;
       if (!idle()) step();
+      if (offload_) {
+        offload_->settled(in_flight_ != nullptr);
+        offload_->work(idle());
+      }
     } catch (const std::exception& error) {
       fail(error);
     }
@@ -86,6 +92,7 @@ bool Engine::Impl::wants_mask(const StepPlan& plan) const {
 // Returns the step that was launched; null if there is nothing to compute before the step in flight is settled.
 Engine::Impl::Step* Engine::Impl::launch_next() {
   if (completions_.empty()) return nullptr;
+  if (speculation_) propose();
   auto plan = scheduler_->plan();
   // A sequence with a mask begins. This step is planned again after the step in flight is settled.
   if (in_flight_ != nullptr && wants_mask(plan)) return nullptr;
@@ -98,6 +105,8 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
         ErrorCode::resource_exhausted);
   }
   if (plan.empty()) {
+    waits_for_load_ = plan.waits_for_load && in_flight_ == nullptr;
+    if (waits_for_load_) return nullptr;
     if (in_flight_ != nullptr || !plan.impossible.empty() || idle()) return nullptr;
     throw Error(ErrorCode::internal, "the scheduler planned nothing though sequences wait");
   }
@@ -115,7 +124,8 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
-                     .block_copies = step.plan.block_copies});
+                     .block_copies = step.plan.block_copies},
+                    step.adapters);
   count(Metric::engine_steps, 1);
   return &step;
 }
@@ -130,6 +140,9 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.prompt_tokens.clear();
   step.sample_rows.clear();
   step.masks.clear();
+  step.histories.clear();
+  step.adapters.clear();
+  step.num_accepted = 0;
   step.streams = 0;
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
@@ -147,12 +160,15 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     auto& completion = *completions_.at(part.id);
     if (!completion.first_scheduled) schedule_first(completion, step.begun);
     // A placeholder of the scheduler is also the device's number for a sample of the previous step.
-    const auto planned = scheduler_->tokens(part.id).subspan(static_cast<std::size_t>(part.first_position),
-                                                             static_cast<std::size_t>(part.num_tokens));
-    step.ids.insert(step.ids.end(), planned.begin(), planned.end());
+    const auto num_known = static_cast<std::size_t>(part.num_tokens - part.num_proposed);
+    const auto known = scheduler_->tokens(part.id).subspan(static_cast<std::size_t>(part.first_position), num_known);
+    step.ids.insert(step.ids.end(), known.begin(), known.end());
+    const auto proposed = scheduler_->proposed(part.id);
+    step.ids.insert(step.ids.end(), proposed.begin(), proposed.begin() + part.num_proposed);
     for (std::int32_t i = 0; i < part.num_tokens; ++i) step.positions.push_back(part.first_position + i);
     step.query_start.push_back(static_cast<std::int32_t>(step.ids.size()));
     step.prompt_tokens.push_back(completion.num_input());
+    step.adapters.push_back(completion.state.adapter);
     const auto blocks = scheduler_->blocks(part.id);
     const auto row = static_cast<std::ptrdiff_t>(s * table_stride);
     std::ranges::copy(blocks, step.block_tables.full.begin() + row);
@@ -171,19 +187,32 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
 }
 
 // Adds the rows of logits of a part, whose tokens were added to the step last. A row of the prompt reports the next
-// token of the prompt. The last row is sampled from.
+// token of the prompt. The row of the last known token, and the rows of proposals, are sampled from.
 void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Completion& completion) {
-  const auto tokens = scheduler_->tokens(part.id);
+  auto tokens = scheduler_->tokens(part.id);
+  if (part.num_proposed > 0) {
+    auto& history = step.histories.emplace_back(tokens.begin(), tokens.end());
+    const auto proposed = scheduler_->proposed(part.id);
+    history.insert(history.end(), proposed.begin(), proposed.begin() + part.num_proposed);
+    tokens = history;
+  }
+  if (part.samples && completion.mask && !completion.forces_next()) {
+    masks_.begin(completion.mask, tokens.last(static_cast<std::size_t>(part.num_proposed)));
+    step.masks.push_back(completion.mask);
+  }
   const auto end = static_cast<std::int32_t>(step.ids.size());
   const auto rows = part.num_logits_rows();
+  const auto first_sampled = part.num_tokens - 1 - part.num_proposed;
   for (std::int32_t i = part.num_tokens - rows; i < part.num_tokens; ++i) {
     step.logits_rows.push_back(end - part.num_tokens + i);
-    const bool samples = part.samples && i == part.num_tokens - 1;
-    step.sample_rows.push_back(samples ? completion.sample_row(tokens)
-                                       : runtime::PromptLogprobs::row(part.first_position + i, tokens,
-                                                                      completion.state.request));
+    const bool samples = part.samples && i >= first_sampled;
+    const auto so_far = tokens.first(static_cast<std::size_t>(part.first_position + i + 1));
+    const auto proposal = static_cast<std::size_t>(std::max(i - first_sampled, 0));
+    step.sample_rows.push_back(
+        samples || completion.mean
+            ? completion.sample_row(so_far, proposal)
+            : runtime::PromptLogprobs::row(part.first_position + i, tokens, completion.state.request));
     step.sample_rows.back().sequence = part.id;
-    if (samples && completion.mask) step.masks.push_back(completion.mask);
   }
 }
 
@@ -203,32 +232,33 @@ void Engine::Impl::schedule_first(Completion& completion, Clock::time_point now)
 // Waits for a launched step and delivers its tokens.
 void Engine::Impl::settle(Step& step) {
   auto sampled = executor_->collect();
-  std::vector<TokenId> tokens;
+  step.adapters.clear();  // an adapter may have been unloaded meanwhile
+  std::vector<TokenId> tokens;  // after the known tokens of each part
   std::size_t rows = 0;
   for (const auto& part : step.plan.seqs) {
     rows += static_cast<std::size_t>(part.num_logits_rows());
     if (!part.samples) continue;
-    const auto& last = sampled[rows - 1];
-    tokens.push_back(last.error.empty() ? last.token : 0);
+    const auto& first = sampled[rows - 1 - static_cast<std::size_t>(part.num_proposed)];
+    tokens.push_back(first.error.empty() ? first.token : 0);
   }
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
-  measure(step);
+  const auto now = Clock::now();
   interval_ = runtime::stream_interval(info.config, step.streams);
-  deliver(step.plan, std::move(sampled));
+  deliver(step, std::move(sampled));
+  measure(step, now);
 }
 
-// Measures the time of the step. The time starts when the step began, or when the previous step was settled, if that is
-// later.
-void Engine::Impl::measure(const Step& step) {
-  const auto now = Clock::now();
+// Measures the time of the step until `now`, when it was settled. The time starts when the step began, or when the
+// previous step was settled, if that is later.
+void Engine::Impl::measure(const Step& step, Clock::time_point now) {
   schedule::StepWork work;
   std::int64_t positions = 0;
-  std::int32_t output_tokens = 0;  // including forced tokens
+  std::int32_t output_tokens = step.num_accepted;  // including forced tokens
   for (const auto& part : step.plan.seqs) {
-    if (part.forced || (part.samples && part.num_tokens == 1)) {
-      ++work.decodes;
-      output_tokens += part.num_tokens;
+    if (part.forced || (part.samples && part.num_tokens - part.num_proposed == 1)) {
+      work.decodes += 1 + part.num_proposed;
+      output_tokens += part.num_tokens - part.num_proposed;
     } else {  // tokens of prompts, and tokens that are computed again
       work.prefill_tokens += part.num_tokens;
       positions += std::int64_t{part.num_tokens} * part.first_position;
@@ -237,18 +267,21 @@ void Engine::Impl::measure(const Step& step) {
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
   step_time_->measured(work, took_s);
-  load_->step(work.prefill_tokens, output_tokens, took_s);
-  observe(Metric::engine_step_seconds, took_s);
+  if (speculation_ && work.prefill_tokens == 0) speculation_->measured(work.decodes, took_s);
+  const auto with_draft_s = took_s + std::exchange(draft_s_, 0);
+  load_->step(work.prefill_tokens, output_tokens, with_draft_s);
+  observe(Metric::engine_step_seconds, with_draft_s);
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
   observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + output_tokens));
   last_settled_ = now;
 }
 
-void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampled) {
+void Engine::Impl::deliver(Step& step, std::vector<ops::Sampled> sampled) {
   const auto now = Clock::now();
   std::span<ops::Sampled> rest(sampled);
   int accepted = 0;
-  for (const auto& part : plan.seqs) {
+  decodes_.clear();
+  for (const auto& part : step.plan.seqs) {
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
     rest = rest.subspan(rows.size());
     const auto found = completions_.find(part.id);
@@ -260,11 +293,7 @@ void Engine::Impl::deliver(const StepPlan& plan, std::vector<ops::Sampled> sampl
       report_progress(part, completion, now);
       continue;
     }
-    if (!rows.back().error.empty()) {
-      fail_row(part.id, rows.back().error);
-      continue;
-    }
-    accepted += accept(completion, rows.back(), now);
+    accepted += accept_all(step, part, rows.last(static_cast<std::size_t>(1 + part.num_proposed)), completion, now);
   }
   masks_.hand_over();  // now, so that they are computed while the next forward pass runs
   count(Metric::generation_tokens, accepted);
@@ -285,6 +314,7 @@ void Engine::Impl::fail_row(SeqId id, const std::string& error) {
     return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
   }
   scheduler_->forget_prefix(id);
+  if (offload_) offload_->forget(completions_.at(id)->state.kv_scope, scheduler_->tokens(id));
   finish(id, FinishReason::error, error);
 }
 
@@ -298,8 +328,9 @@ bool Engine::Impl::take_prompt_rows(const ScheduledSeq& part, std::span<ops::Sam
       fail_row(part.id, reports[i].error);
       return false;
     }
-    if (!completion.prompt_logprobs) continue;  // already sent; this row was computed again
     const auto position = part.first_position + static_cast<std::int32_t>(i);
+    if (completion.mean) completion.mean->add(position, reports[i].logits);
+    if (!completion.prompt_logprobs) continue;  // already sent; this row was computed again
     if (!completion.prompt_logprobs->take(position, reports[i]) || reports[i].logits.empty()) continue;
     if (logits.prompt_logits.empty()) logits.first_logits = position;
     logits.prompt_logits.push_back(std::move(reports[i].logits));
@@ -330,6 +361,14 @@ bool Engine::Impl::deliver_rows(Result result, const Completion& completion) {
 int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Clock::time_point now) {
   const auto seconds_since = [&](Clock::time_point then) { return std::chrono::duration<double>(now - then).count(); };
   auto& state = completion.state;
+  if (!state.request.pooling.empty()) {
+    completion.first_token = now;
+    if (completion.mean) completion.mean->add(completion.num_input() - 1, sampled.logits);
+    const auto row = completion.mean ? completion.mean->mean() : sampled.logits;
+    completion.pooled = runtime::pool(row, info.model, state.request.dimensions);
+    finish(completion.id, FinishReason::stop);
+    return 0;
+  }
   const auto take = [&](const ops::Sampled& token) {
     if (completion.first_token) {
       observe(Metric::inter_token_latency_seconds, seconds_since(*completion.last_token));
@@ -345,7 +384,7 @@ int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Cl
   if (completion.mask && reason == FinishReason::none) {
     tokens.push_back(sampled.token);
     if (!state.steered() && !completion.scores()) completion.mask->add_forced(tokens);
-    for (; taken < std::ssize(tokens) && reason == FinishReason::none; ++taken) {
+    for (; taken < std::ssize(tokens) && reason == FinishReason::none && !completion.forces_next(); ++taken) {
       ops::Sampled forced;
       forced.token = tokens[static_cast<std::size_t>(taken)];
       scheduler_->append(completion.id, forced.token);
@@ -357,9 +396,9 @@ int Engine::Impl::accept(Completion& completion, const ops::Sampled& sampled, Cl
     finish(completion.id, reason);
     return taken;
   }
-  if (completion.mask) masks_.next(completion.mask, tokens);
-  if (auto result = completion.due(now, interval_)) {
-    delivery_.push(state.callback, std::move(*result));
+  if (completion.mask) {  // with speculation, fill_rows() requests it, after the proposals
+    const bool wanted = !speculation_ && !completion.forces_next();
+    masks_.next(completion.mask, std::span(tokens).first(static_cast<std::size_t>(taken)), wanted);
   }
   return taken;
 }
@@ -375,6 +414,7 @@ void Engine::Impl::fail(const std::exception& error) {
     if (failure_.empty()) failure_ = text;
   }
   in_flight_ = nullptr;
+  if (offload_) offload_->drop();
   end_all(failure_);
 }
 

@@ -39,6 +39,11 @@ void Engine::Impl::report_gauges() {
   now.num_preemptions = scheduler_->num_preemptions();
   now.prefix_queries_tokens = scheduler_->prefix_query_tokens();
   now.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
+  if (offload_) {
+    now.offload_queries_tokens = offload_->query_tokens();
+    now.offload_hit_tokens = scheduler_->loaded_tokens();
+    now.offload_bytes = offload_->bytes();
+  }
   now.num_sessions = num_sessions_;
   now.gemms_rejected = executor_->gemms_rejected();
   {
@@ -47,6 +52,8 @@ void Engine::Impl::report_gauges() {
     now.prompt_tokens = stats_.prompt_tokens;
     now.generation_tokens = stats_.generation_tokens;
     now.jump_forward_tokens = stats_.jump_forward_tokens;
+    now.proposed_tokens = stats_.proposed_tokens;
+    now.accepted_tokens = stats_.accepted_tokens;
     stats_ = now;
   }
   if (!sink_) return;
@@ -78,6 +85,11 @@ void Engine::Impl::report_gauges() {
   counter(&EngineStats::num_preemptions, Metric::num_preemptions);
   counter(&EngineStats::prefix_queries_tokens, Metric::prefix_cache_queries);
   counter(&EngineStats::prefix_hit_tokens, Metric::prefix_cache_hits);
+  counter(&EngineStats::offload_queries_tokens, Metric::external_prefix_cache_queries);
+  counter(&EngineStats::offload_hit_tokens, Metric::external_prefix_cache_hits);
+  if (changed(&EngineStats::offload_bytes)) {
+    sink_->set(Metric::kv_offload_bytes, static_cast<double>(now.offload_bytes));
+  }
   counter(&EngineStats::gemms_rejected, Metric::gemms_rejected);
   reported_ = now;
 }
@@ -90,6 +102,8 @@ void Engine::Impl::count(Metric metric, double value, int label) {
     if (metric == Metric::prompt_tokens) stats_.prompt_tokens += amount;
     if (metric == Metric::generation_tokens) stats_.generation_tokens += amount;
     if (metric == Metric::jump_forward_tokens) stats_.jump_forward_tokens += amount;
+    if (metric == Metric::spec_decode_num_draft_tokens) stats_.proposed_tokens += amount;
+    if (metric == Metric::spec_decode_num_accepted_tokens) stats_.accepted_tokens += amount;
   }
   if (sink_) sink_->add(metric, value, label);
 }

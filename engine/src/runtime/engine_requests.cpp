@@ -11,8 +11,10 @@
 #include "base/duration.h"
 #include "base/guide_name.h"
 #include "base/text.h"
+#include "model/layers.h"
 #include "model/rope.h"
 #include "runtime/engine_impl.h"
+#include "runtime/pooling.h"
 #include "text/utf8.h"
 
 namespace charonia {
@@ -93,6 +95,7 @@ void Engine::Impl::check(const Request& request) const {
   }
   if (request.guide) check_guide(request);
   check_resumed(request);
+  runtime::check_pooling(request, info.model);
   if (request.cache_salt.size() > kMaxCacheSalt) {
     reject("cache_salt has ", request.cache_salt.size(), " bytes and must have at most ", kMaxCacheSalt);
   }
@@ -141,8 +144,9 @@ void Engine::Impl::check_guide(const Request& request) const {
   const auto type = to_string(request.guide->type);
   if (request.mask) reject("a request has a guide or a token mask provider of its own, and not both");
   if (request.sampling.ignore_eos || request.sampling.min_tokens > 0) {
-    reject("ignore_eos and min_tokens cannot be combined with structured output: its grammar says where the text ends, ",
-           "so leave them out");
+    reject(
+        "ignore_eos and min_tokens cannot be combined with structured output: its grammar says where the text ends, ",
+        "so leave them out");
   }
   if (end_ids_of(request.sampling).empty()) {
     reject("structured output needs a token that ends the text: the model names none. Send end_id");
@@ -209,7 +213,8 @@ std::unique_ptr<Engine::Impl::RequestState> Engine::Impl::make_state(Request req
   if (!sessions_->enabled()) request.session_id.clear();
   const auto& config = info.config;
   state->submitted = Clock::now();
-  if (config.max_queue_time_s > 0 && request.resumed.empty()) state->queue_deadline = state->submitted + duration_of(config.max_queue_time_s);
+  if (config.max_queue_time_s > 0 && request.resumed.empty())
+    state->queue_deadline = state->submitted + duration_of(config.max_queue_time_s);
   if (request.timeout_ms) {
     state->deadline = state->submitted + duration_of(*request.timeout_ms / 1000.0);
   } else if (config.request_timeout_s > 0) {
@@ -222,6 +227,7 @@ std::unique_ptr<Engine::Impl::RequestState> Engine::Impl::make_state(Request req
       state->stop_until = std::make_shared<const text::StopWords>(std::exchange(request.stop_until, {}));
     }
   }
+  if (sampling.thinking_budget) state->thinking.emplace(sampling, *tokens_);
   sort_bias(sampling.logit_bias);
   state->banned = take_single(sampling.bad_words);
   std::ranges::set_union(state->banned, end_ids, std::back_inserter(state->banned_at_first));
@@ -231,8 +237,26 @@ std::unique_ptr<Engine::Impl::RequestState> Engine::Impl::make_state(Request req
   return state;
 }
 
+// The input of an embedding may fill the context. The scheduler has a token more, which is never computed.
+void Engine::Impl::check_fits(const Request& request) const {
+  if (request.pooling.empty()) {
+    check_fits(request.input_ids, request.sampling);
+    return check_fits(request.continuation_ids, request.sampling);
+  }
+  const auto blocks = std::int64_t{info.num_blocks} * info.config.cache_block_seq_len;
+  const auto most = std::min<std::int64_t>(info.config.session_len, blocks - 1);
+  const auto size = std::ssize(request.input_ids);
+  if (size <= most) return;
+  throw Error(ErrorCode::invalid_argument, cat("the input does not fit: it has ", size, " tokens and at most ", most,
+                                               " fit into the context (session_len). Shorten it by at least ",
+                                               size - most, " tokens"));
+}
+
 Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
+  if (request.pooling == "any") request.pooling = model::pools(info.model) ? info.model.model_task : "";
   check(request);
+  auto adapter = adapter_of(request);
+  if (!request.pooling.empty()) request.sampling.max_tokens = 1;
   auto end_ids = end_ids_of(request.sampling);
   if (request.sampling.bad_words.size() + end_ids.size() >= static_cast<std::size_t>(info.model.vocab_size)) {
     throw Error(ErrorCode::invalid_argument,
@@ -241,13 +265,13 @@ Engine::Handle Engine::Impl::submit(Request request, Callback callback) {
   }
   try {
     if (request.fit_max_tokens) fit_max_tokens(request);
-    check_fits(request.input_ids, request.sampling);
-    check_fits(request.continuation_ids, request.sampling);
+    check_fits(request);
   } catch (const Error&) {
     reject(runtime::Rejection::never_fits);
     throw;
   }
   auto state = make_state(std::move(request), std::move(callback), std::move(end_ids));
+  state->adapter = std::move(adapter);
   // The history of a session is not counted, because much of it is found in the prefix cache.
   const auto& asked = state->request;
   const auto prompt = static_cast<std::int64_t>(std::max(asked.input_ids.size(), asked.continuation_ids.size()));
@@ -333,8 +357,8 @@ void Engine::Impl::take(std::unique_ptr<RequestState> taken) {
   if (state.queue_deadline) timers_.insert({*state.queue_deadline, state.handle, Timer::Kind::queue_deadline});
   if (state.deadline) timers_.insert({*state.deadline, state.handle, Timer::Kind::deadline});
   if (auto& guide = state.request.guide) {
-    state.grammar = guides_->compile(std::move(*guide), state.request.strip_leading_space && tokens_->strip_leading_space(),
-                                     state.request.owner);
+    state.grammar = guides_->compile(
+        std::move(*guide), state.request.strip_leading_space && tokens_->strip_leading_space(), state.request.owner);
     guide.reset();
   }
   if (!state.in_session()) return begin(state);
@@ -381,14 +405,15 @@ void Engine::Impl::begin_compiled() {
 }
 
 void Engine::Impl::make_providers(RequestState& state) {
-  std::optional<std::vector<TokenId>> prompt;  // unset: no tokens are forced
-  if (token_split_ && !state.steered()) {
+  std::optional<std::vector<TokenId>> prompt;  // unset: no text is forced or proposed
+  const bool proposes = speculation_ && !info.config.jump_forward;
+  if (token_split_ && (proposes || !state.steered())) {
     const auto& input = state.request.input_ids;
     prompt.emplace(input.end() - std::min(std::ssize(input), std::ptrdiff_t{text::TokenSplit::kContext + 1}),
                    input.end());
   }
   for (int i = 0; i < state.num_completions(); ++i) {
-    state.masks.push_back(state.grammar->compiled()->provider(state.end_ids, prompt));
+    state.masks.push_back(state.grammar->compiled()->provider(state.end_ids, prompt, proposes));
   }
 }
 
@@ -399,19 +424,23 @@ void Engine::Impl::make_completions(RequestState& state) {
   auto& request = state.request;
   const auto& sampling = request.sampling;
   const int prompt = static_cast<int>(request.input_ids.size());
-  const int left = info.config.session_len - prompt;
+  const int left = request.pooling.empty() ? info.config.session_len - prompt : 1;
   const int max_tokens = std::min(sampling.max_tokens.value_or(left), left);
   count(Metric::prompt_tokens, prompt);
   observe(Metric::request_prompt_tokens, prompt);
   state.begun = true;
   if (state.num_completions() > 1) several_.insert(&state);
-  const auto salt = salts_.number(request.cache_salt, prefix_class(prompt));
+  const auto salt = salts_.number(request.cache_salt, prefix_class(prompt), state.adapter ? state.adapter->id : 0);
+  // No request reads the stored KV of a mean: it computes all its tokens, and so do all others of its model.
+  const bool is_mean = !request.pooling.empty() && info.model.pooling == "mean";
+  if (offload_ && !is_mean) state.kv_scope = kv_scope(state);
   const bool resumes = !request.resumed.empty();
   for (int i = 0; i < state.num_completions(); ++i) {
     if (resumes && !request.resumed[static_cast<std::size_t>(i)]) continue;
     auto& completion = *state.completions.emplace_back(
         std::make_unique<Completion>(state, i, next_completion_++, *tokens_, max_tokens));
     completions_.emplace(completion.id, &completion);
+    completion.salt = salt;
     ++state.num_live;
     if (state.masks.empty()) continue;
     auto& provider = state.masks[static_cast<std::size_t>(i)];
@@ -419,8 +448,8 @@ void Engine::Impl::make_completions(RequestState& state) {
         std::move(provider), info.model.vocab_size, state.grammar != nullptr && !executor_->asynchronous(),
         [this](double seconds) { observe(Metric::token_mask_seconds, seconds); });
     if (resumes) {
-      masks_.next(completion.mask, *request.resumed[static_cast<std::size_t>(i)]);
-    } else {
+      masks_.next(completion.mask, *request.resumed[static_cast<std::size_t>(i)], false);
+    } else if (!completion.forces_next()) {
       masks_.begin(completion.mask);
     }
   }
@@ -429,6 +458,7 @@ void Engine::Impl::make_completions(RequestState& state) {
   const bool wants_rows = sampling.prompt_logprobs >= 0 && prompt > 1 && first.index == 0 &&
                           (!resumes || request.resumed.front()->empty());
   if (wants_rows) first.prompt_logprobs.emplace(prompt, sampling.prompt_logprobs);
+  if (is_mean) first.mean.emplace();
   for (const auto& completion : state.completions) {
     const bool is_first = completion.get() == &first;
     // A sequence that has tokens of its own begins like a preempted one, without a parent.
@@ -436,8 +466,9 @@ void Engine::Impl::make_completions(RequestState& state) {
                     {.priority = request.priority,
                      .owner = std::hash<std::string>{}(request.owner),
                      .salt = salt,
-                     .all_rows = is_first && wants_rows,
-                     .parent = is_first || resumes ? 0 : first.id});
+                     .all_rows = is_first && (wants_rows || is_mean),
+                     .parent = is_first || resumes ? 0 : first.id,
+                     .scope = state.kv_scope});
     if (resumes) resume(*completion, *request.resumed[static_cast<std::size_t>(completion->index)]);
   }
 }
@@ -456,6 +487,13 @@ void Engine::Impl::resume(Completion& completion, const std::vector<TokenId>& to
 
 std::uint64_t Engine::Impl::prefix_class(int prompt_tokens) const {
   return model::rotary_class(info.model, prompt_tokens);
+}
+
+// Depends on the same things as the number for the prefix cache (CacheSalts), but holds for all processes.
+std::string Engine::Impl::kv_scope(const RequestState& state) const {
+  const auto& request = state.request;
+  return cat(prefix_class(static_cast<int>(request.input_ids.size())), state.adapter ? "+" : "",
+             state.adapter ? state.adapter->digest : "", "/", request.cache_salt);
 }
 
 void Engine::Impl::set_prompt(RequestState& state) {
@@ -509,6 +547,8 @@ void Engine::Impl::tidy_sessions() {
 std::optional<Engine::Impl::Clock::time_point> Engine::Impl::next_timer() const {
   std::optional<Clock::time_point> out = next_expiry_;
   if (!timers_.empty() && (!out || timers_.begin()->when < *out)) out = timers_.begin()->when;
+  // A Load gives up some time after its disk has stopped to answer.
+  if (const auto soon = Clock::now() + std::chrono::seconds(1); waits_for_load_ && (!out || soon < *out)) out = soon;
   return out;
 }
 
@@ -547,9 +587,13 @@ void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, Erro
   auto& state = completion.state;
   const bool answered = reason == FinishReason::stop || reason == FinishReason::length;
   if (state.turn && (answered || (reason == FinishReason::cancelled && state.keep_turn))) keep_turn(completion);
+  if (offload_ && failure_.empty() && !state.kv_scope.empty()) {
+    offload_->offer(state.kv_scope, scheduler_->tokens(id), scheduler_->inserted(id), scheduler_->hit_ends(id));
+  }
   scheduler_->remove(id);
+  if (draft_) draft_->forget(id);
   completions_.erase(found);
-  auto last = state.ended(completion.last(reason, Clock::now(), std::move(error), code));
+  auto last = state.ended(completion.last(reason, Clock::now(), std::move(error), code), completion.mean_logprob());
   if (--state.num_live == 0) {
     close(state, std::move(last));
   } else {

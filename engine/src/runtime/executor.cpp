@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "model/decoder.h"
+#include "model/rounding.h"
 #include "model/weights.h"
 #include "ops/cpu/free_memory.h"
 #include "ops/ops.h"
@@ -30,15 +31,20 @@ struct Executor::Rank {
     }
   }
 
+  std::size_t free_memory() const {
+    const auto free = ops->free_memory();
+    return free - std::min(free, reserved);
+  }
+
   // Throws the error of check_model_fits(). All ranks check before any rank loads, because they may share the memory.
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
     const auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
     step_bytes = needs.steps;
-    const auto free = ops->free_memory();
+    const auto free = free_memory();
     left = free - std::min(free, needs.all_but_cache());
-    check_model_fits(config, ops->device(), needs, free);
+    check_model_fits(config, ops->device(), needs, free, reserved);
     check_host_memory(needs, config.tensor_para_size, ops::cpu::free_memory());
   }
 
@@ -49,7 +55,7 @@ struct Executor::Rank {
 
   // Call it after load(). Memory that is planned but not yet written counts as used.
   std::size_t free_for_cache() const {
-    const auto now = ops->free_memory();
+    const auto now = free_memory();
     return std::min(left, now - std::min(now, step_bytes));
   }
 
@@ -59,8 +65,12 @@ struct Executor::Rank {
     decoder->prepare(*cache);
   }
 
-  void launch(const ops::StepInput& input) {
-    decoder->launch(input);
+  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> of_sequences) {
+    adapters.clear();
+    for (const auto& one : of_sequences) {
+      adapters.push_back(one ? one->ranks[static_cast<std::size_t>(ops->rank())].get() : nullptr);
+    }
+    decoder->launch(input, adapters);
     ++in_flight;
   }
   std::vector<ops::Sampled> collect() {
@@ -69,22 +79,29 @@ struct Executor::Rank {
   }
 
   int in_flight = 0;              // steps that are launched, but not collected
+  std::size_t reserved = 0;       // memory that something else will take later
   std::size_t left = 0;           // free memory before loading, minus the memory of the model and its steps
   std::size_t step_bytes = 0;     // memory that steps allocate after the model is loaded
   std::unique_ptr<ops::Ops> ops;  // the following members use it
   std::unique_ptr<model::Decoder> decoder;
   ops::KvLayout layout;
   std::unique_ptr<ops::KvCache> cache;
+  std::vector<const model::Adapter*> adapters;  // of the sequences of the last step
 };
 
-Executor::Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config) {
+Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model, EngineConfig& config,
+                   std::size_t reserved_bytes) {
   for (auto& device : make_devices(weights_dir, model, config)) {
     ranks_.push_back(std::make_unique<Rank>(std::move(device)));
+    ranks_.back()->reserved = reserved_bytes / static_cast<std::size_t>(config.tensor_para_size);
   }
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
-  const auto limits = step_limits(config);
-  const model::WeightFiles files(weights_dir, config.tensor_para_size);
+  model::Manifest manifest(weights_dir, config.tensor_para_size);
+  const auto limits = step_limits(config, model, has_states(manifest));
+  model::round_weights(model, manifest, config.quantization);
+  modules_ = manifest.modules();
+  const model::WeightFiles files(std::move(manifest));
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](Rank& rank) { rank.load(model, files, limits); });
   num_blocks_ = blocks_by_kind(config, cache_memory(*ranks_.front()), blocks_of_all(config));
@@ -142,8 +159,24 @@ void Executor::commit_blocks(CacheKind kind, int num_blocks) {
 
 int Executor::window() const { return ranks_.front()->layout.window; }
 
-void Executor::launch(const ops::StepInput& input) {
-  on_ranks([&](Rank& rank) { rank.launch(input); });
+void Executor::launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters) {
+  on_ranks([&](Rank& rank) { rank.launch(input, adapters); });
+}
+
+std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model::AdapterFiles& files,
+                                                                   std::int64_t reserved_bytes) const {
+  const auto bytes = sum([&](const Rank& rank) { return rank.decoder->adapter_bytes(files, modules_); });
+  const auto reserved = untouched_bytes() + reserved_bytes;
+  const auto free = sum([](const Rank& rank) { return rank.ops->free_memory(); });
+  if (bytes + reserved > free) {
+    throw Error(ErrorCode::resource_exhausted,
+                cat("adapter ", files.name(), " needs ", bytes, " bytes, and only ",
+                    std::max<std::int64_t>(0, free - reserved),
+                    " are free beside the KV cache: unload another adapter, or lower cache_max_entry_count"));
+  }
+  std::vector<std::unique_ptr<model::Adapter>> out;
+  for (const auto& rank : ranks_) out.push_back(rank->decoder->make_adapter(files, modules_));
+  return out;
 }
 
 std::vector<ops::Sampled> Executor::collect() {
@@ -184,6 +217,42 @@ std::int64_t Executor::weight_bytes() const {
 
 std::int64_t Executor::weight_bytes_per_step() const {
   return sum([](const Rank& rank) { return rank.decoder->weight_bytes_per_step(); });
+}
+
+PerKind<std::size_t> Executor::block_bytes() const {
+  PerKind<std::size_t> out;
+  for (const auto kind : kCacheKinds) {
+    out[kind] = static_cast<std::size_t>(sum([&](const Rank& rank) { return rank.layout.block_bytes(kind); }));
+  }
+  return out;
+}
+
+std::vector<ops::DevicePart> Executor::layers_of(const Rank& rank, CacheKind kind, int block) {
+  std::vector<ops::DevicePart> out;
+  const auto& layers = rank.layout.layers;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].storage >= 0 || layers[i].kind != kind) continue;
+    out.push_back({rank.cache->block(i, block), rank.layout.layer_bytes(layers[i])});
+  }
+  return out;
+}
+
+void Executor::read_block(CacheKind kind, int block, std::byte* to) const {
+  for (const auto& rank : ranks_) {
+    rank->ops->download_parts(to, layers_of(*rank, kind, block));
+    to += rank->layout.block_bytes(kind);
+  }
+}
+
+void Executor::write_block(CacheKind kind, int block, const std::byte* from) {
+  for (const auto& rank : ranks_) {
+    rank->ops->upload_parts(layers_of(*rank, kind, block), from);
+    from += rank->layout.block_bytes(kind);
+  }
+}
+
+std::int64_t Executor::untouched_bytes() const {
+  return sum([](const Rank& rank) { return rank.cache->untouched_bytes(); });
 }
 
 std::int64_t Executor::kv_cache_bytes() const {

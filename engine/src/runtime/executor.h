@@ -5,11 +5,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "charonia/config.h"
 #include "ops/step.h"
+#include "model/adapter.h"
+#include "model/manifest.h"
+#include "runtime/adapter.h"
 #include "runtime/rank_threads.h"
 
 namespace charonia::runtime {
@@ -22,7 +26,9 @@ class Executor {
   // cache_max_entry_count. Resolves config.device, device_ids, threads and the sizes of steps. session_len must be
   // resolved. Throws Error: unsupported (no such device), resource_exhausted (weights or cache do not fit),
   // invalid_argument (the files do not match the model).
-  Executor(const std::filesystem::path& weights_dir, const ModelConfig& model, EngineConfig& config);
+  // reserved_bytes: memory that something else will take later.
+  Executor(const std::filesystem::path& weights_dir, ModelConfig& model, EngineConfig& config,
+           std::size_t reserved_bytes = 0);
   ~Executor();
 
   // Whether launch() returns before the step is computed. Then the next step may be launched before the previous step
@@ -32,7 +38,8 @@ class Executor {
   // Issues a step. The input's arrays must live until launch() returns, and if the executor is not asynchronous, until
   // the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error is
   // from the first rank that fails, and names this rank if there are several.
-  void launch(const ops::StepInput& input);
+  // adapters: of each sequence; null: none. They must live until the step is collected.
+  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters);
   // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
 
@@ -44,6 +51,18 @@ class Executor {
   // Error(resource_exhausted): then some ranks may have the memory, which does no harm. Call it between steps.
   void commit_blocks(CacheKind kind, int num_blocks);
 
+  // Makes a LoRA adapter for each rank. May be called from any thread, while steps run. Throws the errors of
+  // model::Adapter, and Error(resource_exhausted) if there is not enough memory beside the KV cache and
+  // reserved_bytes.
+  std::vector<std::unique_ptr<model::Adapter>> make_adapter(const model::AdapterFiles& files,
+                                                            std::int64_t reserved_bytes) const;
+
+  // The bytes of a block of each kind on all ranks: its memory in one layer after another. Call the copies between
+  // steps. They wait for the steps in flight.
+  PerKind<std::size_t> block_bytes() const;
+  void read_block(CacheKind kind, int block, std::byte* to) const;
+  void write_block(CacheKind kind, int block, const std::byte* from);
+
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
   std::string warning() const;          // ops::Ops::warning(): why the device is slow; empty if it is not
@@ -53,6 +72,7 @@ class Executor {
   std::int64_t weight_bytes() const;
   std::int64_t weight_bytes_per_step() const;  // read from memory by a step of one token
   std::int64_t kv_cache_bytes() const;
+  std::int64_t untouched_bytes() const;  // of the KV cache: memory that it takes when it is written
 
  private:
   struct Rank;  // a device, its share of the model, its KV cache
@@ -64,9 +84,12 @@ class Executor {
   std::int64_t sum(const Function& function) const;
   CacheMemory cache_memory(const Rank& rank) const;
   int blocks_of_all(const EngineConfig& config) const;
+  // The memory of a block of a rank, in one layer after another.
+  static std::vector<ops::DevicePart> layers_of(const Rank& rank, CacheKind kind, int block);
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
+  model::Modules modules_;
   PerKind<int> num_blocks_, chunk_blocks_, committed_;
   std::unique_ptr<RankThreads> threads_;
 };

@@ -23,7 +23,8 @@ std::optional<LoadTracker::Rejected> LoadTracker::admit(int waiting, std::int64_
                                                max_queue_size_, "; retry after ", retry_after_locked(), " s")};
   }
   // A prompt longer than the limit is admitted if no prompt waits; otherwise it would never be admitted.
-  if (!resumed && max_queue_tokens_ > 0 && total_.waiting_tokens > 0 && total_.waiting_tokens + prompt_tokens > max_queue_tokens_) {
+  if (!resumed && max_queue_tokens_ > 0 && total_.waiting_tokens > 0 &&
+      total_.waiting_tokens + prompt_tokens > max_queue_tokens_) {
     return Rejected{
         Rejection::queue_tokens,
         cat("the queue is full: prompts of ", total_.waiting_tokens, " tokens wait, this one has ", prompt_tokens,
@@ -71,7 +72,25 @@ void LoadTracker::ended(Work& work, std::int64_t output_tokens) {
 void LoadTracker::step(std::int64_t prompt_tokens, std::int64_t decodes, double seconds) {
   if (seconds <= 0) return;
   const std::lock_guard lock(mutex_);
-  average(prompt_tokens > 0 ? prefill_per_s_ : decode_per_s_, static_cast<double>(prompt_tokens + decodes) / seconds);
+  (prompt_tokens > 0 ? prefill_ : decode_).add(static_cast<double>(prompt_tokens + decodes), seconds);
+  average(step_s_, seconds);
+}
+
+void LoadTracker::Speed::add(double more_tokens, double more_seconds) {
+  constexpr double kMemory = 4096;  // tokens
+  tokens += more_tokens;
+  seconds += more_seconds;
+  if (tokens > kMemory) tokens /= 2, seconds /= 2;
+}
+
+double LoadTracker::prefill_per_s() const {
+  const std::lock_guard lock(mutex_);
+  return prefill_.per_s();
+}
+
+double LoadTracker::step_s() const {
+  const std::lock_guard lock(mutex_);
+  return step_s_;
 }
 
 int LoadTracker::retry_after_s() const {
@@ -81,8 +100,9 @@ int LoadTracker::retry_after_s() const {
 
 int LoadTracker::retry_after_locked() const {
   double seconds = 0;
-  if (prefill_per_s_ > 0) seconds += static_cast<double>(total_.prompt_tokens) / prefill_per_s_;
-  if (decode_per_s_ > 0) seconds += static_cast<double>(total_.output_tokens) / decode_per_s_;
+  const auto prefill_per_s = prefill_.per_s(), decode_per_s = decode_.per_s();
+  if (prefill_per_s > 0) seconds += static_cast<double>(total_.prompt_tokens) / prefill_per_s;
+  if (decode_per_s > 0) seconds += static_cast<double>(total_.output_tokens) / decode_per_s;
   return static_cast<int>(std::clamp(std::ceil(seconds), 1.0, 600.0));
 }
 

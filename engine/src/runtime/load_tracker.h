@@ -46,16 +46,27 @@ class LoadTracker {
 
   // Returns the estimated seconds until all waiting and running requests are done, within [1, 600].
   int retry_after_s() const;
+  double prefill_per_s() const;  // tokens of prompts per second; 0: not yet measured
+  double step_s() const;         // average seconds of the last steps; 0: not yet measured
 
  private:
+  // The speed of the last steps, each with the weight of its tokens.
+  struct Speed {
+    double tokens = 0, seconds = 0;
+    void add(double more_tokens, double more_seconds);
+    double per_s() const { return seconds > 0 ? tokens / seconds : 0; }  // 0: not yet measured
+  };
+
   int retry_after_locked() const;
 
   const int max_queue_size_;
   const std::int64_t max_queue_tokens_;
   mutable std::mutex mutex_;
   Work total_;
-  // Moving averages; 0: not yet measured. Steps with prompt tokens and steps without them are measured separately.
-  double prefill_per_s_ = 0, decode_per_s_ = 0;
+  // Steps with prompt tokens and steps without them are measured separately.
+  Speed prefill_, decode_;
+  // Moving averages; 0: not yet measured.
+  double step_s_ = 0;
   double output_tokens_ = 0;  // of the completions that have ended
 };
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -15,13 +16,16 @@
 #include "model/decoder_plan.h"
 #include "model/layers.h"
 #include "model/rope.h"
+#include "model/rounding.h"
 #include "model/weights.h"
 #include "ops/cpu/free_memory.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/make_cuda_ops.h"
+#include "runtime/adapter.h"
 #include "runtime/devices.h"
+#include "runtime/proposals.h"
 #include "runtime/settings.h"
 
 namespace charonia::runtime {
@@ -113,7 +117,8 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
 }
 
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
-// blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state wait.
+// blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state
+// wait.
 int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
   constexpr int kTokensOfSnapshot = 512;
   if (full_blocks == 0) return 0;
@@ -204,13 +209,26 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device) {
   if (config.max_batch_size == 0) config.max_batch_size = size_by(kSequences, device);
 }
 
-ops::StepLimits step_limits(const EngineConfig& config) {
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states) {
   require_step_sizes(config);
+  // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
+  const bool all_rows = model.pooling == "mean" && config.device == "cpu";
+  const int proposed = speculates(config, model, has_states) ? 2 * config.speculative_tokens : 0;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
           .block_len = config.cache_block_seq_len,
-          .kv_quant_bits = config.quant_policy};
+          .kv_quant_bits = config.quant_policy,
+          .max_logits_rows = all_rows ? std::max(config.token_budget, config.max_batch_size)
+                                      : config.max_batch_size + proposed};
+}
+
+bool has_states(const model::Manifest& manifest) {
+  return std::ranges::any_of(manifest.layers(), [](const auto& layer) { return layer.mixer != "attention"; });
+}
+
+bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+  return config.device == "cpu" && !has_states && model.model_task == "generate" && config.speculative_method != "off";
 }
 
 model::DeviceRules rules_of(std::string_view device) {
@@ -227,7 +245,7 @@ model::DeviceRules rules_of(std::string_view device) {
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits) {
   const auto precision = rules.precision(model::data_type(model));
-  auto elements = manifest.elements(shard.rank);
+  auto elements = manifest.elements(shard.rank, model.normalize_output);
   // An fp32 router is stored as two halves, so it counts twice.
   for (int i = 0; model.router_fp32 && precision.weight != DType::f32 && i < model.num_layer; ++i) {
     if (!model::has_experts(manifest.layers()[static_cast<std::size_t>(i)])) continue;
@@ -240,7 +258,7 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     elements.matrices -= table.rows * table.cols;
     out.host = static_cast<std::size_t>(table.rows * table.cols) * size_of(precision.weight);
   }
-  if (model::shares_embedding(model, manifest)) {
+  if (model::shares_embedding(model, manifest, device)) {
     const auto& table = manifest.tensor("tok_embeddings.weight");
     elements.matrices -= table.rows * table.cols;
   }
@@ -263,9 +281,10 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
                   static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
                   model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
   }
+  out.quantised = elements.quantised_bytes > 0;
   out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
-    out.loaded_steps = elements.quantised_bytes > 0 ? cuda::kDequantisedBytes : 0;
+    out.loaded_steps = out.quantised ? cuda::kDequantisedBytes : 0;
     out.steps = cuda_step_bytes(model, shard, limits);
   }
   for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
@@ -274,17 +293,21 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
 }
 
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
-                      std::size_t free_bytes) {
+                      std::size_t free_bytes, std::size_t reserved_bytes) {
   require_step_sizes(config);
   const auto kv_block = one_block_each(memory.kv_block);
-  if (memory.all_but_cache() + kv_block <= free_bytes) return;
+  const auto needed = memory.all_but_cache() + kv_block;
+  if (needed <= free_bytes) return;
+  const bool half_fits = device == "cpu" && !memory.quantised && needed - memory.weights / 2 <= free_bytes;
   throw Error(ErrorCode::resource_exhausted,
               cat("the model does not fit: its weights take ", text(memory.weights), ", the activations of ",
                   config.token_budget, " tokens (token_budget) and ", config.max_batch_size,
                   " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights), ", one KV block ",
                   text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
-                  "). Take a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
-                  "max_batch_size, or free memory"));
+                  reserved_bytes > 0 ? cat(", beside ", text(reserved_bytes), " for speculative_model") : "", "). ",
+                  half_fits ? "Set quantization = w8a16, which halves most 16-bit weights, or take" : "Take",
+                  " a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
+                  "max_batch_size, ", reserved_bytes > 0 ? "leave speculative_model out, " : "", "or free memory"));
 }
 
 void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_bytes) {
@@ -330,6 +353,93 @@ int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory) {
                   " that are free beside the model hold ", most, ". ", asked.remedy, ", or free memory"));
 }
 
+Error of_draft(const Error& error, const std::filesystem::path& weights_dir) {
+  return {error.code(), cat("speculative_model = ", weights_dir.string(), ": ", error.what())};
+}
+
+namespace {
+
+// The settings of the draft model come from its own config.ini, except sizes that depend on the engine.
+ResolvedSettings draft_settings(const EngineConfig& engine, const std::filesystem::path& weights_dir) {
+  auto out = read_settings(weights_dir, {{"device", "cpu"},
+                                         {"tensor_para_size", "1"},
+                                         {"speculative_method", "off"},
+                                         {"speculative_model", ""},
+                                         {"cache_size", ""},
+                                         {"cache_users", "0"},
+                                         {"cache_chunk_size", "-1"},
+                                         {"quant_policy", "0"}});
+  auto& config = out.config;
+  config.threads = engine.threads;
+  config.session_len = std::min(config.session_len, engine.session_len);
+  config.max_batch_size = engine.max_batch_size;
+  config.token_budget = std::max(kMostDraftRows, engine.max_batch_size);
+  config.enable_prefix_caching = engine.enable_prefix_caching;
+  config.cache_block_seq_len = engine.cache_block_seq_len;
+  config.cache_user_tokens = engine.cache_block_seq_len;  // so that each block has a window block
+  if (out.model.model_task != "generate") {
+    throw Error(ErrorCode::unsupported, cat("it is a model for task = ", out.model.model_task,
+                                            ", and a draft model must generate text"));
+  }
+  return out;
+}
+
+// Memory of all ranks on the CPU, with one KV block.
+std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, const model::Manifest& manifest) {
+  std::size_t out = 0;
+  for (int rank = 0; rank < engine.tensor_para_size; ++rank) {
+    const model::Shard shard(model, manifest, rank);
+    const auto needs = rank_memory("cpu", rules_of("cpu"), model, manifest, shard, step_limits(engine, model));
+    out += needs.all_but_cache() + one_block_each(needs.kv_block);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig& model,
+                                    const model::Manifest& manifest, std::size_t free_bytes) {
+  if (given.speculative_method != "draft_model" || !speculates(given, model, has_states(manifest))) return std::nullopt;
+  auto engine = given;
+  resolve_step_sizes(engine, {.device = "cpu"});
+  constexpr int kSequences = 16;
+  DraftPlan out;
+  out.weights_dir = engine.speculative_model;
+  std::error_code ignored;  // reading it will say more
+  const auto inside = out.weights_dir / "triton_models" / "weights";
+  if (exists(inside, ignored)) out.weights_dir = inside;
+  try {
+    auto settings = draft_settings(engine, out.weights_dir);
+    out.model = settings.model;
+    auto& config = out.config = std::move(settings.config);
+    model::Manifest files(out.weights_dir, 1);
+    if (has_states(files)) {
+      throw Error(ErrorCode::unsupported,
+                  "a draft model with recurrent layers is not supported, because their state cannot be taken back to "
+                  "the last accepted token: choose another draft model, or speculative_method = ngram");
+    }
+    model::round_weights(settings.model, files, config.quantization);
+    const model::Shard shard(settings.model, files, 0);
+    const auto limits = step_limits(config, settings.model);
+    const auto needs = rank_memory("cpu", rules_of("cpu"), settings.model, files, shard, limits);
+    check_model_fits(config, "cpu", needs, free_bytes);
+    const auto left = free_bytes - needs.all_but_cache();
+    const auto of_model = std::min(left, least_memory(engine, model, manifest));
+    const CacheMemory memory{needs.kv_block, needs.window, left - of_model};
+    const auto sequences = std::min(kSequences, config.max_batch_size);
+    const auto wanted = std::max(blocks_of(config, config.session_len),
+                                 sequences * blocks_of(config, std::min(kShortChatTokens, config.session_len)));
+    config.cache_max_entry_count = 1;  // blocks, while the number is not known
+    const auto blocks = static_cast<int>(
+        std::max<std::int64_t>(1, std::min(wanted, most_blocks(config, memory, memory.free_bytes / 4))));
+    config.cache_max_entry_count = blocks;
+    out.bytes = needs.all_but_cache() + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
+  } catch (const Error& error) {
+    throw of_draft(error, out.weights_dir);
+  }
+  return out;
+}
+
 int blocks_per_chunk(int cache_chunk_size, int num_blocks) {
   if (cache_chunk_size < 0) return num_blocks;
   if (cache_chunk_size > 0) return std::min(cache_chunk_size, num_blocks);
@@ -372,6 +482,23 @@ std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std:
   return out;
 }
 
+// The engine loads them after it has reserved the memory of the cache.
+void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules) {
+  const auto type = rules.precision(model::data_type(plan.model)).activation;
+  for (const auto bytes : runtime::adapter_bytes(plan.config, plan.model.model_name, manifest.modules(), type)) {
+    plan.adapter_bytes += static_cast<std::int64_t>(bytes);
+  }
+  const auto others = plan.weight_bytes + plan.activation_bytes + plan.speculative_bytes +
+                      plan.num_blocks * plan.kv_block_bytes + plan.num_window_blocks * plan.kv_window_block_bytes +
+                      plan.num_states * plan.state_bytes;
+  if (plan.num_blocks == 0 || plan.adapter_bytes <= plan.free_bytes - others) return;
+  plan.warnings.push_back(cat("the LoRA adapters do not fit: they take ", bytes_text(plan.adapter_bytes), ", and ",
+                              bytes_text(plan.free_bytes - others),
+                              " are free beside the model, ", plan.speculative_bytes > 0 ? "its draft model, " : "",
+                              "and its KV cache. Leave an adapter out, lower cache_max_entry_count, or free memory"));
+  plan.num_blocks = plan.num_window_blocks = plan.num_states = 0;
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings& overrides, std::int64_t memory_bytes) {
@@ -381,7 +508,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.config = std::move(settings.config);
   out.warnings = std::move(settings.warnings);
   const auto& config = out.config;
-  const model::Manifest manifest(weights_dir, config.tensor_para_size);
+  model::Manifest manifest(weights_dir, config.tensor_para_size);
+  model::round_weights(out.model, manifest, config.quantization);
   if (!manifest.files().empty()) {
     const model::WeightFiles checked(manifest);
   }
@@ -394,22 +522,35 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const auto free = free_memory(choice, ranks, memory_bytes);
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
-  const auto limits = runtime::step_limits(config);
+  const bool has_states = runtime::has_states(manifest);
+  const auto limits = runtime::step_limits(config, out.model, has_states);
   int blocks = std::numeric_limits<int>::max();
+  try {
+    const auto all_free = std::accumulate(free.begin(), free.end(), std::size_t{0});
+    if (const auto draft = runtime::plan_draft(out.config, out.model, manifest, all_free)) {
+      out.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resource_exhausted) throw;
+    out.warnings.push_back(error.what());
+    blocks = 0;
+  }
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
     const auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
-    const auto free_bytes = free[static_cast<std::size_t>(rank)];
+    const auto all_free = free[static_cast<std::size_t>(rank)];
+    const auto draft = static_cast<std::size_t>(out.speculative_bytes) / static_cast<std::size_t>(ranks);
+    const auto free_bytes = all_free - std::min(all_free, draft);
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
     out.host_bytes += static_cast<std::int64_t>(needs.host);
     out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights);
     for (const auto kind : kCacheKinds) kv_block[kind] += static_cast<std::int64_t>(needs.kv_block[kind]);
     out.window = needs.window;
-    out.free_bytes += static_cast<std::int64_t>(free_bytes);
+    out.free_bytes += static_cast<std::int64_t>(all_free);
     if (blocks == 0) continue;  // one rank's warning is enough
     try {
-      runtime::check_model_fits(config, out.device, needs, free_bytes);
+      runtime::check_model_fits(config, out.device, needs, free_bytes, draft);
       if (memory_bytes == 0) runtime::check_host_memory(needs, ranks, ops::cpu::free_memory());
       blocks = std::min(blocks,
                         runtime::blocks_that_fit(
@@ -429,6 +570,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.kv_window_block_bytes = kv_block.window;
   out.state_bytes = kv_block.state;
   out.kv_token_bytes = (kv_block.full + kv_block.window) / config.cache_block_seq_len;
+  count_adapters(out, manifest, rules);
   return out;
 }
 

@@ -4,9 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "charonia/config.h"
+#include "charonia/error.h"
 #include "model/activations.h"
 #include "model/manifest.h"
 #include "model/shard.h"
@@ -55,8 +58,16 @@ struct StepDevice {
 // Replaces token_budget = 0 and max_batch_size = 0 by the sizes for the device.
 void resolve_step_sizes(EngineConfig& config, const StepDevice& device);
 
+// Whether the model has recurrent layers.
+bool has_states(const model::Manifest& manifest);
+
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
-ops::StepLimits step_limits(const EngineConfig& config);
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
+
+// Whether steps may have proposals (runtime/proposals.h). Only on the CPU: a step with proposals needs known tokens, so
+// it cannot overlap with the step before it, and the other devices overlap steps. A state cannot be taken back to the
+// last accepted token. A model for embeddings or scores generates no tokens. config.device must be resolved.
+bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states);
 
 // ---- memory of one rank ----
 
@@ -72,6 +83,7 @@ struct RankMemory {
   std::size_t steps = 0;          // for steps, allocated later: arrays, workspace, captured CUDA graphs
   PerKind<std::size_t> kv_block{};  // one block or state of each kind, in all its layers
   int window = 0;                   // KvLayout::window
+  bool quantised = false;           // some weights are
 
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps; }
 };
@@ -79,8 +91,9 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits);
 
 // Throws Error(resource_exhausted), with the numbers and the remedy, if not even one KV block fits next to the model.
+// reserved_bytes: of the draft model, not in free_bytes.
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
-                      std::size_t free_bytes);
+                      std::size_t free_bytes, std::size_t reserved_bytes = 0);
 
 // Throws Error(resource_exhausted) if the weights that GPUs read from host memory exceed free_bytes. Each of the ranks
 // has its own copy.
@@ -92,11 +105,11 @@ void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_byt
 // A model with windows has window blocks next to its full blocks: at most one for each full block, and enough for the
 // windows of the sequences that the full blocks hold, and for one step. The assumed length of these sequences is
 // cache_user_tokens. If this is not set, the length is session_len with cache_users, the length of a CPU's default, or
-// four windows. With four windows, the cache holds more long sequences than with a window block for each full block, and
-// fewer short ones.
+// four windows. With four windows, the cache holds more long sequences than with a window block for each full block,
+// and fewer short ones.
 //
-// A model with recurrent layers has a state for each running sequence (max_batch_size), and further states for snapshots:
-// one for every 512 tokens of the full blocks, but no more than take as much memory as the full blocks.
+// A model with recurrent layers has a state for each running sequence (max_batch_size), and further states for
+// snapshots: one for every 512 tokens of the full blocks, but no more than take as much memory as the full blocks.
 
 struct CacheMemory {
   PerKind<std::size_t> block_bytes{};  // one block or state of each kind, in all its layers
@@ -114,5 +127,27 @@ PerKind<int> blocks_by_kind(const EngineConfig& config, const CacheMemory& memor
 
 // Returns cache_chunk_size as a number of blocks: -1 means all blocks, 0 means the square root of their number.
 int blocks_per_chunk(int cache_chunk_size, int num_blocks);
+
+// ---- the draft model ----
+//
+// speculative_method = draft_model runs a second model on the CPU, as one rank. Its KV cache holds one sequence of full
+// length, or 16 sequences of 1024 tokens if that is more, but takes at most a quarter of the memory that is free beside
+// both models and one block of each cache.
+
+struct DraftPlan {
+  std::filesystem::path weights_dir;
+  ModelConfig model;
+  EngineConfig config;    // resolved; cache_max_entry_count is the number of its KV blocks
+  std::size_t bytes = 0;  // weights, steps and KV cache
+};
+// Returns the plan of speculative_model; null if steps have no proposals of a draft model. engine, model, manifest: of
+// the engine's model, rounded; the device must be resolved. free_bytes: before any weights are loaded. Throws Error
+// with the name of the draft model: resource_exhausted if it does not fit, unsupported for a model that cannot draft,
+// invalid_argument for its files.
+std::optional<DraftPlan> plan_draft(const EngineConfig& engine, const ModelConfig& model,
+                                    const model::Manifest& manifest, std::size_t free_bytes);
+
+// An error of the draft model, with its name.
+Error of_draft(const Error& error, const std::filesystem::path& weights_dir);
 
 }  // namespace charonia::runtime

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "charonia/engine.h"
+#include "runtime/adapter.h"
 #include "runtime/load_tracker.h"
 #include "runtime/guide_thread.h"
 #include "runtime/completion.h"
 #include "runtime/session_store.h"
+#include "runtime/thinking.h"
 #include "runtime/unread_rows.h"
 
 namespace charonia::runtime {
@@ -27,9 +29,12 @@ struct RequestState {
   std::vector<TokenId> banned_at_first;                   // `banned` and end_ids, for the first min_tokens; ascending
   std::shared_ptr<const text::StopWords> stop_words;      // null: none
   std::shared_ptr<const text::StopWords> stop_until;      // null: none. See Request::stop_until
+  std::string kv_scope;                                   // Engine::Impl::kv_scope(), or empty: its KV is not stored
+  std::optional<Thinking> thinking;                       // of a completion without tokens; unset: no budget
   std::uint64_t seed = 0;                                 // of the first completion
   std::vector<std::shared_ptr<TokenMaskProvider>> masks;  // one for each completion, or none
   GuideThread::Handle grammar;                           // of the request's guide; null: none
+  std::shared_ptr<const Adapter> adapter;                // null: none
   Clock::time_point submitted;
   std::optional<Clock::time_point> queue_deadline;  // it must begin before; unset once it has begun
   std::optional<Clock::time_point> deadline;
@@ -56,16 +61,17 @@ struct RequestState {
   }
   bool in_session() const { return !request.session_id.empty(); }
 
-  // Called when a completion has ended with this result. Returns the results to send now. If best_of is greater than n,
-  // this is nothing until all completions have ended, and then the n best, best first. Otherwise it is this result.
-  std::vector<Result> ended(Result result);
+  // Called when a completion has ended with this result and mean log probability. Returns the results to send now. If
+  // best_of is greater than n, this is nothing until all completions have ended, and then the n best, best first.
+  // Otherwise it is this result.
+  std::vector<Result> ended(Result result, double mean_logprob);
 
   // Sums over the completions that have ended.
   FinishReason reason = FinishReason::none;  // error if a completion failed, else the reason of the first completion
   std::int64_t num_output = 0;
 
  private:
-  std::vector<Result> held_;
+  std::vector<std::pair<double, Result>> held_;  // with the mean log probability
 };
 
 }  // namespace charonia::runtime

@@ -30,12 +30,6 @@ constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
 constexpr std::chrono::seconds kLockRetry{1};
 constexpr std::int64_t kClockSkew_s = 60;
 
-// The hash of Fowler, Noll and Vo.
-std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325U) {
-  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
-  return hash;
-}
-
 std::string hex(std::string_view bytes) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string out;

@@ -39,8 +39,9 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
   try {
     out.warnings = apply_settings(stored, out.config, &out.model);
   } catch (const Error& error) {
-    throw Error(error.code(), cat(file.string(), ": ", error.what(), ". If another version of Charonia has written it, ",
-                                  "create the workspace again with: charonia convert MODEL --dst-path WORKSPACE --force"));
+    throw Error(error.code(),
+                cat(file.string(), ": ", error.what(), ". If another version of Charonia has written it, ",
+                    "create the workspace again with: charonia convert MODEL --dst-path WORKSPACE --force"));
   }
   for (const auto& [key, value] : overrides) {
     for (const auto& field : config_fields()) {
@@ -53,6 +54,21 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
   for (auto& warning : apply_settings(overrides, out.config)) out.warnings.push_back(std::move(warning));
 
   auto& config = out.config;
+  if (config.task != "auto" && config.task != out.model.model_task) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("task = ", config.task, ", but this workspace was converted for task = ", out.model.model_task,
+                    ". Leave task out, or convert the model again with: charonia convert MODEL --task ", config.task));
+  }
+  const bool drafts = config.speculative_method == "draft_model";
+  if (drafts && config.speculative_model.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "speculative_method = draft_model needs speculative_model: a small model with the same vocabulary");
+  }
+  if (!drafts && !config.speculative_model.empty()) {
+    out.warnings.push_back(cat("speculative_model = ", config.speculative_model,
+                               " has no effect: speculative_method = ", config.speculative_method,
+                               ", and it needs draft_model"));
+  }
   model::apply_engine_settings(out.model, config);
   if (config.generation_config == "auto") {
     out.default_sampling = default_sampling(out.model);

@@ -86,7 +86,9 @@ bool Scheduler::Impl::begin_with_prefix(Seq& seq, std::int32_t slack) {
     seq.num_cached_tokens = match.num_tokens;
     if (!seq.all_rows) prefix_query_tokens += seq.prompt_tokens;
     prefix_hit_tokens += match.num_tokens;
+    seq.counts_loaded = true;
   }
+  begin_load(seq, last);
   return true;
 }
 

@@ -1,10 +1,11 @@
 // Policy: limits the rows of logits of a step. A row has vocab_size numbers, so max_logits_rows bounds their memory.
 //
 // A sequence needs a row of logits when it samples; with all_rows it needs one for each row of its prompt. Each decode
-// has one row. The limit is at least max_batch_size, so the decodes always fit. (The engine sets it to max_batch_size,
-// so only all_rows is affected.) The other sequences share the remaining rows in the order of the plan. A sequence that
-// gets no row computes all its tokens except the last, and samples in a later step. A sequence with all_rows leaves at
-// least a quarter of all rows, so that a long prompt does not delay the admission of others.
+// has one row. The limit is at least max_batch_size, so the decodes always fit. (The engine adds rows only for
+// proposals, so only all_rows and proposals are affected.) The other sequences share the remaining rows in the order of
+// the plan. A sequence that gets no row computes all its tokens except the last, and samples in a later step. A
+// sequence with all_rows leaves at least a quarter of all rows, so that a long prompt does not delay the admission of
+// others.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +22,8 @@ class LogitsRows {
 
   void begin_step() { left_ = max_; }
   bool any_left() const { return left_ > 0; }
+  int left() const { return left_; }
+  void take(int rows) { left_ -= rows; }
 
   // The part of a step that computes at most `num_tokens` of the sequence's next tokens; takes its rows. May have no
   // tokens.

@@ -41,7 +41,11 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
   seq.prefill_end = seq.branch = 0;
   seq.last_snapshot = {};
+  seq.load.reset();
+  seq.counts_loaded = false;
   seq.forced = false;
+  seq.proposed.clear();
+  seq.planned_proposals = 0;
   if (std::exchange(seq.forked, false)) seq.num_cached_tokens = -1;
   waiting_tokens += seq.prompt_tokens;
   leave_children(seq);
@@ -59,11 +63,16 @@ void Scheduler::Impl::insert_blocks(Seq& seq) {
     units_of_block.clear();
     for (std::size_t k = 0; k < num_kinds(); ++k) {
       const auto end = (seq.inserted_blocks + 1) * pool.block_len();
-      units_of_block.push_back(is_state(k) ? snapshot_at(seq, k, end) : seq.units[k].at(seq.inserted_blocks));
+      const bool passed = !is_state(k) && seq.inserted_blocks < seq.units[k].first;  // it was loaded without the unit
+      units_of_block.push_back(is_state(k) ? snapshot_at(seq, k, end)
+                               : passed    ? cache::kNone
+                                           : seq.units[k].at(seq.inserted_blocks));
     }
     const auto node = pool.insert(parent, block, tokens.subspan(index * length, length), seq.salt, units_of_block);
     for (std::size_t k = 0; k < num_kinds(); ++k) {
-      if (!is_state(k)) seq.units[k].at(seq.inserted_blocks) = units_of_block[k];
+      if (!is_state(k) && units_of_block[k] != cache::kNone) {
+        seq.units[k].at(seq.inserted_blocks) = units_of_block[k];
+      }
     }
     if (node.unique_id == parent.unique_id) continue;  // there is no index, or the parent has left it
     for (std::size_t k = 0; k < num_kinds(); ++k) {
@@ -118,6 +127,7 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
   seq.round = impl_->rounds.add(options.priority, options.owner);
   seq.arrival = impl_->arrivals++;
   seq.salt = options.salt;
+  seq.scope = options.scope;
   seq.all_rows = options.all_rows;
   seq.prompt_tokens = static_cast<std::int32_t>(prompt.size());
   seq.max_total_tokens = max_total_tokens;
@@ -142,6 +152,7 @@ StepPlan Scheduler::plan() {
   plan.seqs.reserve(std::min(impl.seqs.size(), static_cast<std::size_t>(impl.limits.max_batch_size)));
   impl.begin_plan();
   impl.plan_decodes(plan);
+  impl.plan_proposals(plan);
   impl.plan_prefill(plan);
   impl.plan_starved(plan);
   for (const auto* seq : impl.impossible) plan.impossible.push_back(seq->id);
@@ -157,7 +168,8 @@ void Scheduler::advance(const StepPlan& plan) {
     if (seq != nullptr && seq->planned == 0) seq = nullptr;
     planned.push_back(seq);
     if (seq == nullptr) continue;
-    if (seq->planned != part.num_tokens || seq->computed != part.first_position) {
+    if (seq->planned != part.num_tokens || seq->planned_proposals != part.num_proposed ||
+        seq->computed != part.first_position) {
       broken(cat("sequence ", part.id, " advances from position ", part.first_position, " by ", part.num_tokens,
                  " tokens, but the plan was from ", seq->computed, " by ", seq->planned));
     }
@@ -169,13 +181,14 @@ void Scheduler::advance(const StepPlan& plan) {
     rows += part.num_logits_rows();
     if (planned[i] == nullptr) continue;
     auto& seq = *planned[i];
-    seq.computed += std::exchange(seq.planned, 0);
+    seq.computed += std::exchange(seq.planned, 0) - std::exchange(seq.planned_proposals, 0);
+    seq.proposed.resize(static_cast<std::size_t>(part.num_proposed));
     if (part.all_rows) seq.rows_given = seq.computed;
     if (std::exchange(seq.forked, false)) impl_->leave_parent(seq);
     impl_->insert_blocks(seq);
     impl_->release_units_before_windows(seq);
     if (part.samples) {
-      seq.tokens.push_back(-rows);  // the placeholder
+      seq.tokens.push_back(-(rows - part.num_proposed));  // the placeholder
       seq.forced = false;
     }
     if (seq.has_computed_prompt()) impl_->queue_children(seq);
@@ -200,7 +213,8 @@ void Scheduler::resolve(const StepPlan& plan, std::span<const TokenId> sampled) 
     if (seq == nullptr) continue;
     // It may have been removed and added again with the same id.
     const bool is_its_placeholder =
-        seq->tokens.back() == -rows && seq->num_tokens() - 1 == part.first_position + part.num_tokens;
+        seq->tokens.back() == -(rows - part.num_proposed) &&
+        seq->num_tokens() - 1 == part.first_position + part.num_tokens - part.num_proposed;
     if (!is_its_placeholder) continue;
     seq->tokens.back() = result;
   }
@@ -213,6 +227,7 @@ void Scheduler::append(SeqId id, TokenId token) {
   if (seq.is_full())
     broken(cat("cannot append to sequence ", id, ": it already has all its ", seq.max_total_tokens, " tokens"));
   seq.forced |= seq.is_decode() && seq.state == State::running;
+  seq.proposed.clear();
   seq.tokens.push_back(token);
 }
 
@@ -221,6 +236,8 @@ void Scheduler::forget_prefix(SeqId id) {
   const auto& seq = impl_->at(id);
   impl_->pool.forget_prefix(seq.tokens, seq.salt);
 }
+
+void Scheduler::set_offload(Offload* offload) { impl_->offload = offload; }
 
 bool Scheduler::remove(SeqId id) {
   const auto found = impl_->seqs.find(id);
@@ -238,10 +255,21 @@ bool Scheduler::remove(SeqId id) {
 }
 
 std::span<const TokenId> Scheduler::tokens(SeqId id) const { return impl_->at(id).tokens; }
+std::span<const TokenId> Scheduler::proposed(SeqId id) const { return impl_->at(id).proposed; }
 std::span<const cache::BlockId> Scheduler::blocks(SeqId id) const { return impl_->at(id).blocks; }
 std::span<const cache::UnitRange> Scheduler::units(SeqId id) const { return impl_->at(id).units; }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
 std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
+std::vector<std::int32_t> Scheduler::hit_ends(SeqId id) const {
+  const auto& seq = impl_->at(id);
+  const auto computed = static_cast<std::int32_t>(seq.nodes.size()), length = impl_->pool.block_len();
+  std::vector<std::int32_t> out;
+  for (const auto end : {(seq.prompt_tokens - 1) / length, seq.branch / length, computed}) {
+    if (end > 0 && end <= computed) out.push_back(end);
+  }
+  return out;
+}
+
 std::int32_t Scheduler::num_cached_tokens(SeqId id) const { return impl_->at(id).num_cached_tokens; }
 int Scheduler::num_running() const { return static_cast<int>(impl_->running.size()); }
 int Scheduler::num_waiting() const { return static_cast<int>(impl_->seqs.size() - impl_->running.size()); }
@@ -249,6 +277,7 @@ std::int64_t Scheduler::waiting_tokens() const { return impl_->waiting_tokens; }
 std::int64_t Scheduler::num_preemptions() const { return impl_->num_preemptions; }
 std::int64_t Scheduler::prefix_query_tokens() const { return impl_->prefix_query_tokens; }
 std::int64_t Scheduler::prefix_hit_tokens() const { return impl_->prefix_hit_tokens; }
+std::int64_t Scheduler::loaded_tokens() const { return impl_->loaded_tokens; }
 
 std::int64_t Scheduler::capacity_tokens() const {
   return std::int64_t{impl_->pool.num_blocks()} * impl_->pool.block_len();

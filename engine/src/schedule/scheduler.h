@@ -20,13 +20,16 @@
 //              admitted. A plan that preempts admits no sequence.
 //   Windows    (windows.cpp) Of each kind with a window, a sequence gets the units for its window and the largest step.
 //              advance() releases the units before the window, and prefill takes others for its next tokens.
-//   States     (states.cpp) Of kind `state`, a sequence has one unit. Prefill ends a part at the positions of snapshots,
-//              and at the end of a block a decode leaves one too. The next step then writes another unit.
+//   States     (states.cpp) Of kind `state`, a sequence has one unit. Prefill ends a part at the positions of
+//              snapshots, and at the end of a block a decode leaves one too. The next step then writes another unit.
 //   Blocks     A decode may take blocks from sequences after it, never from sequences before it. So the first sequence
 //              always progresses. Two sequences that computed the same full block share one copy from then on.
 //   Rows       (logits_rows.h) The rows of logits of a step may be limited.
+//   Proposals  (proposals.cpp) A decode may compute proposed next tokens with it. They take no block in reserve.
 //   Children   (children.cpp) A sequence may begin with the blocks of another sequence that has the same prompt.
 //   Memory     (fewer_blocks.cpp) The pool may shrink when memory runs out; then some sequences are impossible.
+//   Loads      (loads.cpp) An admitted sequence may find KV of its next blocks in an offload. It computes no token
+//              until these blocks are read and copied. Other sequences continue.
 //   Held       A sequence whose next token cannot be sampled yet releases its blocks, so that no other sequence waits.
 //
 // The next step may be planned while one still runs. advance() counts its tokens as computed, and adds a placeholder
@@ -46,10 +49,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/cache_kind.h"
 #include "cache/block_manager.h"
+#include "schedule/offload.h"
 #include "schedule/step_time.h"
 
 namespace charonia::schedule {
@@ -63,6 +68,7 @@ struct Limits {
   int max_logits_rows = 0;  // most rows of logits in a step: at least max_batch_size, or 0 for no bound
   // With a kind `state`: the distance of the snapshots of a long prefill, rounded up to whole blocks.
   int snapshot_tokens = 2048;
+  std::int64_t load_bytes = 1;  // after so many bytes, no block is copied from an offload for a step with other tokens
 };
 
 struct SeqOptions {
@@ -77,17 +83,21 @@ struct SeqOptions {
   // that token, if this block holds other tokens of the prompt. It becomes an ordinary sequence if the parent is
   // removed or preempted before, or with all_rows.
   SeqId parent = 0;
+  // Like `salt`, for an offload: sequences of one scope have equal KV for equal tokens, also in other engines that use
+  // the offload. Empty: no offload.
+  std::string scope = {};
 };
 
 struct ScheduledSeq {
   SeqId id = 0;
   std::int32_t first_position = 0;  // position of the first token to compute
   std::int32_t num_tokens = 0;      // >= 1
-  bool samples = false;             // after this step all its tokens are computed: the last row gives the next token
+  bool samples = false;             // after this step all its tokens are computed: its last one gives the next token
   bool all_rows = false;            // every row gives logits; such a part ends at the end of the prompt at the latest
   bool forced = false;              // computes appended tokens and the sampled token before them (see append())
+  std::int32_t num_proposed = 0;    // the last tokens are proposals (see propose()); each has a row of logits
   // The rows of logits of a step are ordered by part in plan order, then by token.
-  std::int32_t num_logits_rows() const { return all_rows ? num_tokens : samples ? 1 : 0; }
+  std::int32_t num_logits_rows() const { return all_rows ? num_tokens : samples ? 1 + num_proposed : 0; }
 };
 
 struct StepPlan {
@@ -99,6 +109,7 @@ struct StepPlan {
   // Sequences that cannot continue: the pool's memory did not grow as planned, and they need more blocks than the pool
   // now has. Every plan names them until they are removed.
   std::vector<SeqId> impossible;
+  bool waits_for_load = false;  // a sequence waits for KV that is being read
   bool empty() const { return seqs.empty(); }
 };
 
@@ -109,20 +120,24 @@ class Scheduler {
   Scheduler(Limits limits, cache::BlockManager& blocks, StepTime* step_time = nullptr);
   ~Scheduler();
 
+  // Null: no offload. It must outlive the scheduler.
+  void set_offload(Offload* offload);
+
   // Queues a sequence. The prompt has >= 1 token. max_total_tokens limits prompt plus sampled tokens; it is more than
   // the prompt and at most capacity_tokens() at construction. Throws Error(internal) if one of these does not hold, if
   // the id exists, or if the parent is unknown or has another prompt or salt.
   void add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_total_tokens, const SeqOptions& options = {});
 
   // Plans the next step: allocates blocks, matches prefixes, preempts. Empty only if there is no sequence, or if all
-  // sequences wait for placeholders or are impossible. If a plan never advances, the next plan discards
-  // it, with its block copies. Its step must not have been launched if there is a kind `state`, because a step changes
-  // states in place. Throws Error(internal) if a sequence that has all its max_total_tokens was
-  // not removed.
+  // sequences wait for placeholders or for KV that is being read, or are impossible. If a plan never advances, the next
+  // plan discards it, with its block copies. Its step must not have been launched if there is a kind `state`, because a
+  // step changes states in place. Throws Error(internal) if a sequence that has all its max_total_tokens was not
+  // removed.
   StepPlan plan();
 
   // Counts the planned tokens as computed, inserts full blocks into the prefix index, and adds placeholders to the
-  // sequences with `samples`: -1 - i for the step's i-th row of logits. Skips sequences that were removed since plan().
+  // sequences with `samples`: -1 - i for the step's i-th row of logits. Proposals do not count as computed yet. Skips
+  // sequences that were removed since plan().
   // Throws Error(internal) and changes nothing if the plan does not fit or an earlier placeholder is unresolved.
   void advance(const StepPlan& plan);
 
@@ -134,6 +149,17 @@ class Scheduler {
   // token. Throws Error(internal) if the sequence has a placeholder or all its max_total_tokens.
   void append(SeqId id, TokenId token);
 
+  // Proposes tokens that may follow the last one, between resolve() and the next plan(). If the sequence is a decode,
+  // the plan may compute the first of them in the same step. Such a plan must be resolved before the next plan(). Has
+  // no effect if the sequence waits, has not computed its prompt, has a larger gap or a placeholder, or with a kind
+  // `state`.
+  void propose(SeqId id, std::vector<TokenId> tokens);
+
+  // Adds a token that the resolved step sampled after a proposal. Returns false and drops the remaining proposals if
+  // the last token of the sequence differs from its proposal. Otherwise counts the proposal as computed, appends
+  // `next`, which was sampled in the row of the proposal, and returns true. Call it between resolve() and the next
+  // plan().
+  bool accept(SeqId id, TokenId next);
 
   // The contents of a sequence's blocks may be wrong (its logits were not finite). Removes them and all descendants of
   // the first block from the prefix index, so that no later sequence begins with them. Shared blocks leave the index
@@ -145,14 +171,19 @@ class Scheduler {
 
   // For a known sequence (otherwise Error(internal)). Spans stay valid until the next call that is not const.
   std::span<const TokenId> tokens(SeqId id) const;  // prompt and sampled tokens; the last may be a placeholder: < 0
+  std::span<const TokenId> proposed(SeqId id) const;  // the proposals of the plan that are not accepted or dropped yet
   std::span<const cache::BlockId> blocks(SeqId id) const;  // for at least the tokens planned so far
-  // Its units of each kind after kind 0: for its window and at least the tokens planned so far. Of kind `state`: the next
-  // step reads the first one if the sequence has computed tokens, and writes the last one. Empty while it waits.
+  // Its units of each kind after kind 0: for its window and at least the tokens planned so far. Of kind `state`: the
+  // next step reads the first one if the sequence has computed tokens, and writes the last one. Empty while it waits.
   std::span<const cache::UnitRange> units(SeqId id) const;
   // The nodes of the prefix index for its full computed blocks, in order, for a session to pin. Empty while it waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;
-  // Prompt tokens that came from the prefix index or from the parent at the first admission; -1 before it. Tokens from
-  // the parent do not count in prefix_query_tokens and prefix_hit_tokens.
+  // Where later sequences may begin, in blocks: at the end of its prompt, at a branch, and after its computed blocks.
+  // Units of these places are in the index, unless they were evicted. Empty while it waits.
+  std::vector<std::int32_t> hit_ends(SeqId id) const;
+  // Prompt tokens that came from the prefix index, an offload or the parent after the first admission; -1 before it.
+  // Tokens from the parent do not count in prefix_query_tokens and prefix_hit_tokens, tokens from an offload not in
+  // prefix_hit_tokens.
   std::int32_t num_cached_tokens(SeqId id) const;
 
   int num_running() const;                   // sequences that hold blocks
@@ -161,6 +192,7 @@ class Scheduler {
   std::int64_t num_preemptions() const;      // since construction
   std::int64_t prefix_query_tokens() const;  // prompt tokens looked up at first admission
   std::int64_t prefix_hit_tokens() const;
+  std::int64_t loaded_tokens() const;  // from the offload
   std::int64_t capacity_tokens() const;  // num_blocks * block_len; shrinks when the pool's memory runs out
 
   // For tests.

@@ -58,8 +58,10 @@ void check_units(const Seq& seq, const cache::BlockManager& pool, int token_budg
     require(begins && range.end() * pool.block_len() >= seq.computed + seq.planned,
             "sequence ", seq.id, " has units for the blocks ", range.first, " to ", range.end(), " with ", seq.computed,
             " tokens computed and ", seq.planned, " planned");
-    require(std::ssize(range.units) <= kinds[k].most_for(token_budget + 1), "sequence ", seq.id, " has ",
-            range.units.size(), " units, more than ", kinds[k].most_for(token_budget + 1));
+    // While it loads, also the units of the window after the load.
+    const auto most = kinds[k].most_for(token_budget + 1) + (seq.load ? kinds[k].most_for(1) : 0);
+    require(std::ssize(range.units) <= most, "sequence ", seq.id, " has ", range.units.size(), " units, more than ",
+            most);
   }
 }
 
@@ -67,8 +69,10 @@ void check_running(const Seq& seq, int block_len) {
   const auto id = seq.id;
   const auto capacity = static_cast<std::int32_t>(seq.blocks.size()) * block_len;
   require(seq.gap() >= 1, "sequence ", id, " has ", seq.computed, " computed of ", seq.num_tokens(), " tokens");
-  require(seq.computed + seq.planned <= std::min(capacity, seq.num_tokens()), "sequence ", id, " has blocks for ",
-          capacity, " tokens, but ", seq.computed, " are computed and ", seq.planned, " planned");
+  require(seq.computed + seq.planned <= std::min(capacity, seq.num_tokens() + seq.planned_proposals), "sequence ", id,
+          " has blocks for ", capacity, " tokens, but ", seq.computed, " are computed and ", seq.planned, " planned");
+  require(seq.planned_proposals <= std::ssize(seq.proposed), "sequence ", id, " has planned ", seq.planned_proposals,
+          " of ", seq.proposed.size(), " proposals");
   require(seq.inserted_blocks == seq.computed / block_len, "sequence ", id, " has ", seq.inserted_blocks,
           " inserted blocks with ", seq.computed, " tokens computed");
   // Fewer after forget_prefix().
@@ -78,6 +82,9 @@ void check_running(const Seq& seq, int block_len) {
     require(seq.nodes[i].block == seq.blocks[i], "sequence ", id, " inserted block ", seq.nodes[i].block,
             ", but uses block ", seq.blocks[i], " instead");
   }
+  require(!seq.load || (seq.computed % block_len == 0 && seq.planned == 0 && seq.gap() > 1 &&
+                        seq.inserted_blocks < seq.load->end),
+          "sequence ", id, " loads blocks, but ", seq.computed, " tokens are computed and ", seq.planned, " planned");
   require(seq.num_cached_tokens >= 0, "sequence ", id, " runs, but its prefix was never looked up");
 }
 
@@ -106,8 +113,8 @@ void Scheduler::Impl::check_lists() const {
   require(tokens == waiting_tokens, tokens, " tokens wait, but the counter is ", waiting_tokens);
   require(std::ssize(running) <= limits.max_batch_size, running.size(),
           " sequences run, more than max_batch_size = ", limits.max_batch_size);
-  const auto decodes =
-      std::ranges::count_if(running, [](const Seq* seq) { return seq->is_decode() || (seq->forced && !seq->is_full()); });
+  const auto decodes = std::ranges::count_if(
+      running, [](const Seq* seq) { return seq->is_decode() || (seq->forced && !seq->is_full()); });
   require(decodes <= limits.token_budget, decodes, " decodes exceed token_budget = ", limits.token_budget);
 }
 
@@ -130,7 +137,7 @@ void Scheduler::check_integrity() const {
       }
     } else {
       require(seq.blocks.empty() && seq.units.empty() && seq.nodes.empty() && seq.computed == 0 && seq.planned == 0 &&
-                  seq.inserted_blocks == 0 && !seq.forked,
+                  seq.inserted_blocks == 0 && !seq.forked && seq.proposed.empty(),
               "sequence ", id, " does not run, but has blocks");
     }
   }

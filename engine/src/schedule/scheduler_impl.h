@@ -55,6 +55,14 @@ struct Scheduler::Impl {
   bool will_need_more_blocks(const Seq& seq) const;
   void count_reserve();
 
+  // loads.cpp: KV from an offload
+  void begin_load(Seq& seq, std::int32_t last);
+  bool load_blocks(Seq& seq, StepPlan& plan);
+  cache::BlockId place_of(Seq& seq, const PrefixPart& part);
+  void use_loaded_blocks(Seq& seq, std::int32_t end);
+  void end_load(Seq& seq);
+  bool allocate_loaded_units(Seq& seq);
+
   // windows.cpp: kinds of cache with windows
   std::size_t num_kinds() const { return units_reserve.size(); }  // after kind 0
   int units_slack(const Seq& seq, std::size_t kind) const;
@@ -72,6 +80,10 @@ struct Scheduler::Impl {
   std::int32_t up_to_snapshot(const Seq& seq, std::int32_t num_tokens) const;
   cache::BlockId snapshot_at(const Seq& seq, std::size_t kind, std::int32_t position) const;
   void keep_snapshot(Seq& seq, std::size_t kind, cache::BlockId unit, const cache::PrefixNode& node);
+
+  // proposals.cpp: proposed next tokens
+  void plan_proposals(StepPlan& plan);
+  std::int32_t allocate_proposals(Seq& seq, std::int32_t count);
 
   // children.cpp: children of one prompt
   Seq* parent_of(SeqId id, std::span<const TokenId> prompt, const SeqOptions& options) const;
@@ -92,6 +104,7 @@ struct Scheduler::Impl {
   Limits limits;
   cache::BlockManager& pool;
   StepTime* time;      // null: no limit
+  Offload* offload = nullptr;
   int initial_blocks;  // blocks of the pool at construction
   int known_blocks;    // all_blocks() at the last notice_fewer_blocks()
 
@@ -115,8 +128,11 @@ struct Scheduler::Impl {
   std::vector<cache::BlockId> units_of_block;  // of the block that is inserted, by kind after kind 0
   Seq* starved = nullptr;          // the first running sequence that got no units for its next token in this plan
   LogitsRows rows;
+  std::int64_t loaded_bytes = 0;  // that this plan has copied from the offload
+  bool any_proposed = false;  // a sequence may have proposals
+  std::size_t first_share = 0;  // of proposals: counts up (proposals.cpp)
 
-  std::int64_t num_preemptions = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0;
+  std::int64_t num_preemptions = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0, loaded_tokens = 0;
 };
 
 }  // namespace charonia::schedule

@@ -10,6 +10,7 @@ namespace charonia::schedule {
 void Scheduler::Impl::begin_plan() {
   notice_fewer_blocks();
   num_ending = num_stalled = 0;
+  loaded_bytes = 0;
   starved = nullptr;
   rows.begin_step();
   for (std::size_t i = 0; i < running.size();) {
@@ -20,7 +21,10 @@ void Scheduler::Impl::begin_plan() {
       continue;
     }
     ++i;
-    seq.planned = 0;
+    seq.planned = seq.planned_proposals = 0;
+    if (seq.has_placeholder() && !seq.proposed.empty()) {
+      broken(cat("sequence ", seq.id, " has ", seq.proposed.size(), " proposals of a step that is not resolved"));
+    }
     if (!seq.is_full()) continue;
     if (!seq.has_placeholder()) {
       broken(cat("sequence ", seq.id, " has all its ", seq.max_total_tokens, " tokens, but was not removed"));
@@ -70,13 +74,13 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
       if (cannot_fit(seq) && !seq.has_placeholder()) {
         mark_impossible(seq);
       } else if (admit(seq, plan)) {
-        schedule_prefill(seq, plan);
+        if (load_blocks(seq, plan)) schedule_prefill(seq, plan);
       } else {
         fits = notice_fewer_blocks();
       }
     } else if (next != collected.end()) {
       auto& seq = **next++;
-      if (in_time || seq.forced) schedule_prefill(seq, plan);
+      if ((in_time || seq.forced) && load_blocks(seq, plan)) schedule_prefill(seq, plan);
     } else {
       return;
     }

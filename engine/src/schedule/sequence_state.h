@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -28,6 +29,7 @@ struct Seq {
   std::uint64_t round = 0;  // from Rounds
   std::uint64_t arrival = 0;
   std::uint64_t salt = 0;
+  std::string scope;
   bool all_rows = false;
   std::int32_t prompt_tokens = 0;
   std::int32_t max_total_tokens = 0;
@@ -44,15 +46,21 @@ struct Seq {
   std::int32_t inserted_blocks = 0;      // full computed blocks that were offered to the prefix index
   std::vector<cache::PrefixNode> nodes;  // the nodes of those that are in the index
   bool forced = false;  // its gap is a sampled token and appended tokens after it; every step computes at least one
+  std::vector<TokenId> proposed;         // tokens that may follow its last token (proposals.cpp)
+  std::int32_t planned_proposals = 0;    // part of `planned`
 
   // Used by admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed
   std::vector<std::int32_t> units_need;  // available units that it needed, by kind
   std::int64_t activated_at_lookup = 0;  // Impl::activated_blocks at the last lookup
 
+  // Used by loads.cpp. Valid while it runs.
+  std::unique_ptr<Load> load;  // its next blocks, which are being read; null: none
+  bool counts_loaded = false;  // loaded tokens count in num_cached_tokens
+
   // Used by states.cpp. Valid while it runs.
   std::int32_t prefill_end = 0;    // the last end of a block before the last token that it had at admission
-  std::int32_t branch = 0;         // up to here the index has its blocks, but no state; 0: none
+  std::int32_t branch = 0;         // up to here the index or an offload has its blocks, but not its units; 0: none
   cache::PrefixNode last_snapshot;  // of its decodes
 
   // Used by children.cpp.

@@ -3,12 +3,13 @@
 // reads it and writes another unit, and the sequence releases it then. The unit of a snapshot never changes.
 //
 // A sequence leaves snapshots
-//   1. at the last end of a block before the last token that it had at admission: the same prompt, or a prompt that only
-//      continues it, begins there;
+//   1. at the last end of a block before the last token that it had at admission: the same prompt, or a prompt that
+//      only continues it, begins there;
 //   2. where a lookup found its blocks, but no state: the branch of a prompt that several sequences begin with;
-//   3. at every multiple of snapshot_tokens of its prefill: a preempted sequence begins there, and so does a prompt that
-//      leaves this one in between;
-//   4. at each end of a block of its decodes, for the next turn of a conversation. The one before is dropped.
+//   3. at every multiple of snapshot_tokens of its prefill: a preempted sequence begins there, and so does a prompt
+//      that leaves this one in between;
+//   4. at each end of a block of its decodes, for the next turn of a conversation. The one before is dropped,
+//   5. and at the end of the blocks that it has loaded.
 // Prefill ends a part at 1 to 3. Snapshots are evicted like other units: the least recently used one first. If no unit
 // is left for a sequence at a snapshot, it takes the snapshot back, and its next step changes it.
 #include <algorithm>
@@ -46,7 +47,7 @@ std::int32_t Scheduler::Impl::up_to_snapshot(const Seq& seq, std::int32_t num_to
 // The unit of a sequence with its state at `position`, the end of a block, if this becomes a snapshot; else kNone.
 cache::BlockId Scheduler::Impl::snapshot_at(const Seq& seq, std::size_t kind, std::int32_t position) const {
   const bool decodes = position > seq.prefill_end;
-  const bool wanted = decodes || position == seq.prefill_end || position == seq.branch ||
+  const bool wanted = decodes || seq.load || position == seq.prefill_end || position == seq.branch ||
                       position % snapshot_tokens == 0;
   return position == seq.computed && wanted ? seq.units[kind].units.back() : cache::kNone;
 }

@@ -88,9 +88,9 @@ void Scheduler::Impl::release_units_before_windows(Seq& seq) {
 }
 
 // If all running sequences wait for units: preempts the last ones until the first one computes. A sequence alone has
-// enough units, unless the pool has shrunk.
+// enough units, unless the pool has shrunk. A sequence that loads blocks will compute.
 void Scheduler::Impl::plan_starved(StepPlan& plan) {
-  if (starved == nullptr || !plan.seqs.empty() || num_ending > 0 || num_stalled > 0) return;
+  if (starved == nullptr || !plan.seqs.empty() || plan.waits_for_load || num_ending > 0 || num_stalled > 0) return;
   auto& seq = *starved;
   while (!schedule_prefill(seq, plan)) {
     auto& victim = *running.back();

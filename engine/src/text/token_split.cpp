@@ -32,7 +32,8 @@ std::unique_ptr<const TokenSplit> TokenSplit::load(const std::filesystem::path& 
   }
   const auto tensors = SafetensorsFile::open(file);
   const auto refuse = [&](std::string_view what) {
-    throw Error(ErrorCode::invalid_argument, cat(file.string(), " cannot be used: ", what, ". Convert the model again"));
+    throw Error(ErrorCode::invalid_argument,
+                cat(file.string(), " cannot be used: ", what, ". Convert the model again"));
   };
   const auto text_of = [&](std::string_view name) -> const std::string& {
     const auto found = tensors.metadata().find(name);
@@ -227,7 +228,8 @@ std::vector<std::int32_t> TokenSplit::forced(std::span<const std::int32_t> befor
   auto context = before.subspan(begin);
   // SentencePiece may add a space before a text.
   if (!begins || !joined_.empty()) {
-    const auto cut = std::ranges::find_if(ends, [&](auto end) { return end > 0 && cuts(joined[end - 1], joined[end]); });
+    const auto cut =
+        std::ranges::find_if(ends, [&](auto end) { return end > 0 && cuts(joined[end - 1], joined[end]); });
     if (cut == ends.end()) return {};
     context = context.subspan(static_cast<std::size_t>(cut - ends.begin()) + 1);
     joined.erase(0, *cut);

@@ -106,6 +106,21 @@ std::vector<Request> masked_requests(int max_tokens) {
   return out;
 }
 
+std::vector<std::vector<float>> pooled(const std::filesystem::path& folder, const Settings& settings,
+                                       const std::string& task) {
+  Engine engine(folder, settings);
+  std::vector<std::vector<float>> out;
+  for (int round = 0; round < 2; ++round) {  // the second round has hits of the prefix cache
+    for (const int length : {1, 3, 17, 40}) {
+      Request one;
+      one.input_ids = prompt(length, 0);
+      one.pooling = task;
+      out.push_back(Collector(engine, one).last().pooled);
+    }
+  }
+  return out;
+}
+
 // Sizes that are not multiples of the kernels' tiles: one layer without experts and two with experts.
 TinyModel mixture() {
   TinyModel model;
@@ -130,6 +145,25 @@ TinyModel tiled() {
   model.windows = {8, 0};
   model.more = "attention_soft_cap = 20\n";
   return model;
+}
+
+TEST_F(CudaEngineTest, EmbeddingsAndScoresAreNearTheCpus) {
+  for (const auto* const type : {"fp32", "bf16"}) {
+    for (const int labels : {0, 1, 2}) {
+      TinyModel model;
+      model.labels = labels;
+      const std::string task = labels > 0 ? "score" : "embed";
+      model.more = "model_task = " + task + "\nscore_labels = " + std::to_string(labels) + "\n";
+      const auto folder = write(model, type);
+      const auto expected = pooled(folder, kCpu, task), found = pooled(folder, kCuda, task);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_EQ(found[i].size(), labels > 0 ? 1U : 32U);
+        for (std::size_t n = 0; n < found[i].size(); ++n) {
+          EXPECT_NEAR(found[i][n], expected[i][n], type == std::string("fp32") ? 1e-4 : 0.05);
+        }
+      }
+    }
+  }
 }
 
 TEST_F(CudaEngineTest, tokens_of_all_variants_equal_the_cpu) {
@@ -359,6 +393,31 @@ TEST_F(CudaEngineTest, a_cache_whose_memory_grows_gives_equal_tokens) {
 
 #if defined(CHARONIA_CUDA_ON_HOST)
 // Only an emulated device can be made to fail and to work again.
+TEST_F(CudaEngineTest, kv_that_a_new_engine_loads_from_files_gives_equal_tokens) {
+  for (const auto* const kinds : {"full", "window", "state"}) {
+    TinyModel model;
+    model.ranks = 2;
+    if (kinds == std::string("window")) model.windows = {8, 0};
+    if (kinds == std::string("state")) model.mixers = {"delta_net", "attention"};
+    const auto folder = write(model, "bf16");
+    for (const auto* const bits : {"0", "8"}) {
+      SCOPED_TRACE(std::string(kinds) + " " + bits);
+      auto settings = with(with(kReproducible, "cache_block_seq_len", "4"), "device_ids", "0,0");
+      settings.insert({{"quant_policy", bits}, {"kv_offload_path", (dir_ / (kinds + std::string(bits))).string()}});
+      std::vector<Result> results;
+      for (int round = 0; round < 2; ++round) {
+        Engine engine(folder, settings);
+        Collector out(engine, request(prompt(41, 0), 8));
+        results.push_back(out.last());
+        results.back().token_ids = out.tokens();
+      }
+      EXPECT_EQ(results[1].token_ids, results[0].token_ids);
+      EXPECT_EQ(results[0].num_cached_tokens, 0);
+      EXPECT_EQ(results[1].num_cached_tokens, 40);
+    }
+  }
+}
+
 TEST_F(CudaEngineTest, a_device_that_fails_ends_all_requests_and_the_engine) {
   for (const int ranks : {1, 2}) {
     for (const auto* graphs : {"True", "False"}) {

@@ -23,7 +23,8 @@ using ops::uniform;
 
 constexpr int kBlockLen = 4, kBlocks = 50;
 constexpr int kVocab = 100, kPositions = 64;
-constexpr ops::StepFacts kFacts{.vocab = kVocab, .block_len = kBlockLen, .num_blocks = {kBlocks, 0}, .max_positions = kPositions};
+constexpr ops::StepFacts kFacts{
+    .vocab = kVocab, .block_len = kBlockLen, .num_blocks = {kBlocks, 0}, .max_positions = kPositions};
 
 // A step that owns its arrays.
 struct Step {
@@ -68,8 +69,8 @@ struct Written {
   }
 };
 
-Written write(const Step& step, const StepCapacity& capacity, const FlatTables& tables, std::span<const AttentionPlan> plans,
-              std::span<const std::byte> sampling) {
+Written write(const Step& step, const StepCapacity& capacity, const FlatTables& tables,
+              std::span<const AttentionPlan> plans, std::span<const std::byte> sampling) {
   Written out;
   out.layout = step_layout(capacity);
   out.bytes = step_bytes(out.layout, tables.blocks.size());
@@ -133,10 +134,9 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     capacity.states = trial % 3 == 0 ? 0 : sequences + uniform(random, 0, 3);
     const auto out = write(step, capacity, tables, plans, sampling);
     const auto& at = out.layout;
-    for (const auto offset :
-         {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window, at.states, at.logits_rows,
-          at.plans[0].decode, at.plans[0].prefill, at.plans[1].decode, at.plans[1].prefill, at.sampling, at.tables,
-          out.bytes}) {
+    for (const auto offset : {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window,
+                              at.states, at.logits_rows, at.plans[0].decode, at.plans[0].prefill, at.plans[1].decode,
+                              at.plans[1].prefill, at.sampling, at.tables, out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
     const auto same = [&](std::size_t offset, const auto& values) {

@@ -65,6 +65,8 @@ DeviceInfo device_info(int index) {
           .total_bytes = kDeviceBytes};
 }
 
+int major_capability(int index) { return device_info(index).major; }
+
 OnDevice::OnDevice(int) {}
 OnDevice::~OnDevice() = default;
 

@@ -22,6 +22,7 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Moved,
+    NotFound,
     Overloaded,
     Progress,
     Unavailable,
@@ -100,7 +101,7 @@ class Answer:
                 await self._send(endpoint)
                 await self._read_first()
                 return await self._keep_session(endpoint)
-            except (Overloaded, Unavailable) as error:
+            except (Overloaded, Unavailable, NotFound) as error:  # another server may have the adapter
                 if self._failed(error):
                     break
             except BaseException:
@@ -122,7 +123,7 @@ class Answer:
             try:
                 await self._send(endpoint)
                 return await self._keep_session(endpoint)
-            except (Overloaded, Unavailable) as failure:
+            except (Overloaded, Unavailable, NotFound) as failure:
                 error = failure
         if not self._stopped:
             raise self._failures[0]
@@ -130,7 +131,8 @@ class Answer:
 
     def leave_draining_server(self) -> None:
         """Moves the request if its server drains and another server can continue."""
-        if self.endpoint and self.endpoint.draining and self._moves() and self._able():
+        able = any(one.has_adapter(self._request.lora_name) for one in self._able())
+        if self.endpoint and self.endpoint.draining and self._moves() and able:
             self.endpoint.client.move(self._engine_id)
 
     def stop(self) -> None:
@@ -195,7 +197,7 @@ class Answer:
         """How long the request waits for a healthy server after its first failure."""
         if self._moves():
             return self._pool.resume_timeout_s
-        full = not self._failures or isinstance(self._failures[-1], Overloaded)
+        full = not self._failures or isinstance(self._failures[-1], Overloaded | NotFound)
         if full or len(self._pool.endpoints) == 1 or self._request.interactive:
             return 0
         return min(_BEGIN_WAIT_S, self._pool.resume_timeout_s)

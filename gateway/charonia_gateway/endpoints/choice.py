@@ -67,8 +67,9 @@ def weight(key: str, target: str) -> bytes:
 
 
 def prefix_key(request: GenerateRequest) -> str | None:
-    """The beginning of a prompt, with its cache_salt. For messages it ends with the first user message, so that all
-    turns of a conversation have the same key. None for a prompt that is too short to be worth a cache."""
+    """The beginning of a prompt, with its cache_salt and its LoRA adapter. For messages it ends with the first user
+    message, so that all turns of a conversation have the same key. None for a prompt that is too short to be worth a
+    cache."""
     if request.text is not None:
         beginning, length = request.text, len(request.text)
     elif request.prompt_token_ids is not None:
@@ -87,4 +88,4 @@ def prefix_key(request: GenerateRequest) -> str | None:
         length = sum(map(len, parts))
     if length < MIN_CHARACTERS:
         return None
-    return f"{request.cache_salt or ''}\0{beginning[:KEY_CHARACTERS]}"
+    return f"{request.cache_salt or ''}{request.lora_name or ''}\0{beginning[:KEY_CHARACTERS]}"

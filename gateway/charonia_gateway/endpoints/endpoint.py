@@ -35,6 +35,7 @@ class Endpoint:
         self.doubtful = False
         self.reason = "it has not been checked yet"  # why it is not up
         self.info: dict[str, Any] = {}  # Client.model_info() at the last passed check
+        self.adapters: list[dict[str, Any]] | None = None  # Client.adapters() as of the last answer; None: never asked
         self.removed = False  # it is no longer in the list: no new request, closed after its last one
         self.requests = 0
         self.turn = 0  # when it was chosen last: breaks ties
@@ -53,6 +54,12 @@ class Endpoint:
     def reachable(self) -> bool:
         """Whether it can receive stop requests."""
         return self.up or self.draining
+
+    def has_adapter(self, lora_name: str | None) -> bool:
+        """Whether it had the adapter NAME=FINGERPRINT when it was asked last."""
+        return lora_name is None or any(
+            f"{one['name']}={one['fingerprint']}" == lora_name for one in self.adapters or ()
+        )
 
     def acquire(self) -> None:
         self.requests += 1

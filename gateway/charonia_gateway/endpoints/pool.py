@@ -18,6 +18,7 @@ from charonia_client import (
     CharoniaError,
     Client,
     GenerateRequest,
+    NotFound,
     NotReady,
     Overloaded,
     Tls,
@@ -188,6 +189,7 @@ class Pool:
         """The error for the client: the shortest wait if a server was overloaded, else the last failure."""
         if overloaded := [failure for failure in failures if isinstance(failure, Overloaded)]:
             return min(overloaded, key=lambda failure: failure.retry_after)
+        failures = [failure for failure in failures if not isinstance(failure, NotFound)] or failures
         return failures[-1] if failures else Unavailable(f"no server can take requests: {self._reasons()}")
 
     def _reasons(self) -> str:
@@ -293,6 +295,74 @@ class Pool:
     async def model_info(self) -> dict[str, Any]:
         """Client.model_info() of a server, {} if it is not known."""
         return await self._described("info", lambda client: client.model_info(_DESCRIPTION_TIMEOUT_S), {})
+
+    # --- LoRA adapters
+
+    async def adapters(self) -> tuple[dict[str, dict[str, Any]], bool]:
+        """The LoRA adapters of all servers, by name, and whether these are all: False if a server does not respond.
+        Then its last known adapters are among them. Not cached, because they change at any time."""
+        usable = [one for one in self.endpoints if one.usable]
+        asked = (one.client.adapters(_DESCRIPTION_TIMEOUT_S) for one in usable)
+        # A server that is only reachable has not loaded the model.
+        known = bool(usable) or all(one.reachable for one in self.endpoints)
+        for endpoint, found in zip(usable, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(found, list):
+                endpoint.adapters = found
+            elif isinstance(found, CharoniaError):
+                known = False
+            else:
+                raise found
+        listed: dict[str, dict[str, Any]] = {}
+        for endpoint in sorted(self.endpoints, key=lambda one: not one.usable):
+            for adapter in endpoint.adapters or ():
+                listed.setdefault(adapter["name"], adapter)
+        return listed, known
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether a server has listed its adapters."""
+        return any(endpoint.adapters is not None for endpoint in self.endpoints)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter on all servers that can be reached; a server that has it does nothing. Raises the client's
+        errors: then no server has it that did not have it before."""
+        loaded: list[Endpoint] = []
+        try:
+            for endpoint in self._reachable():
+                had = any(one["name"] == name for one in await endpoint.client.adapters())
+                await endpoint.client.load_adapter(name, path)
+                if not had:
+                    loaded.append(endpoint)
+        except BaseException:
+            undone = (one.client.unload_adapter(name) for one in loaded)
+            await asyncio.shield(asyncio.gather(*undone, return_exceptions=True))
+            raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter from all servers. Raises NotFound if no server has it, Unavailable if a server cannot be
+        reached, and other errors of the client."""
+        found = False
+        failures: list[CharoniaError] = []
+        for endpoint in self._reachable():
+            try:
+                await endpoint.client.unload_adapter(name)
+                found = True
+            except NotFound as error:
+                failures.insert(0, error)
+            except CharoniaError as error:
+                failures.append(error)
+        if failures and not (found and isinstance(failures[-1], NotFound)):
+            raise failures[-1]
+        if away := [one.target for one in self.endpoints if not one.reachable and not one.removed]:
+            raise Unavailable(
+                f"{name} was unloaded, but not from {', '.join(away)}, which cannot be reached: unload it again later"
+            )
+
+    def _reachable(self) -> list[Endpoint]:
+        """Raises Unavailable if there is none."""
+        if found := [one for one in self.endpoints if one.reachable]:
+            return found
+        raise self.summary([])
 
     async def _described(self, what: str, question: Callable[[Server], Awaitable[Result]], unknown: Result) -> Result:
         """The last known result of a request about the model. An old result is requested again in the background.

@@ -7,7 +7,7 @@ import { apiKey } from "./preferences.js";
 /** Why a request failed. kind: "key" (the server needs another key), "busy" (retry after retryAfter seconds), "limit"
  * (as busy: the key's limit is reached), "unloaded" (the model is not loaded), "away" (the server or Triton is not
  * available), "lost" (the connection failed or broke), "silent" (no response in time), "model" (the server has another
- * model), "origin" (the server does not accept this page), "refused" (the request is wrong). key: the key of the request. */
+ * model), "origin" (the server does not accept this page), "task" (no model gives text), "refused" (the request is wrong). key: the key of the request. */
 export class ServerError extends Error {
   constructor(kind, message, { retryAfter = null, key = null } = {}) {
     super(message);
@@ -77,12 +77,12 @@ async function request(path, { body, signal } = {}) {
 
 const json = async (path, options) => (await request(path, options)).json();
 
-/** The descriptions of the models by name. The server may have none of a key's models. */
+/** The descriptions of the models that give text, by name. The server may have none of a key's models. */
 export async function models() {
   const key = apiKey();
   const { data } = await json("v1/models");
   if (!data.length) throw new ServerError("key", text("noModels"), { key });
-  return new Map(data.map((model) => [model.id, model]));
+  return new Map(data.filter(({ task }) => task !== "embed" && task !== "score").map((model) => [model.id, model]));
 }
 
 /** Loads a model, or adds one ("NAME=MODEL"), and resolves when it is ready. Needs a key of access admin. */

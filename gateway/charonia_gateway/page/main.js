@@ -71,7 +71,7 @@ const head = () => html`<header class="head">
 function banner() {
   const problem = state.refused ?? state.problem;
   if (!problem) return nothing;
-  const words = { origin: "serverRefuses", lost: "serverLost", silent: "serverLost" }[problem.kind] ?? "serverNotReady";
+  const words = { origin: "serverRefuses", task: "noChat", lost: "serverLost", silent: "serverLost" }[problem.kind] ?? "serverNotReady";
   return html`<div class="banner" role=${state.refused ? "alert" : "status"}>
     ${text(words)}
     <details><summary>${text("details")}</summary><p>${problem.message}</p></details>

@@ -1,6 +1,6 @@
 // The page's state, and the actions of its buttons.
 
-import { loadModel, models, whyNotThisPage } from "./api.js";
+import { ServerError, loadModel, models, whyNotThisPage } from "./api.js";
 import { MOMENTARY, write } from "./answering.js";
 import { exported, imported } from "./chat_files.js";
 import * as store from "./conversations.js";
@@ -167,10 +167,10 @@ async function currentModel(again = false) {
   const before = state.model;
   if (!state.models.has(before)) {
     state.model = state.models.has(preferences.model) ? preferences.model : state.models.keys().next().value;
-    if (before) notify(text("modelChanged", state.model));
+    if (before && state.model) notify(text("modelChanged", state.model));
   }
   update();
-  checkOrigin();
+  checkRefusal();
   return state.model;
 }
 
@@ -184,10 +184,11 @@ export async function loadModels() {
   }
 }
 
-/** Shows before the first message that the server will reject it. Not for a gateway with keys: it accepts its page
- * under any name, and the check would count as a request of the key. */
-async function checkOrigin() {
-  state.refused = apiKey() ? null : await whyNotThisPage(state.model);
+/** Shows before the first message that the server will reject it. The origin is not checked for a gateway with keys: it
+ * accepts its page under any name, and the check would count as a request of the key. */
+async function checkRefusal() {
+  if (!state.models.size) state.refused = new ServerError("task", text("noChatText"));
+  else state.refused = apiKey() ? null : await whyNotThisPage(state.model);
   update();
 }
 
@@ -624,7 +625,7 @@ export async function start(draw) {
     if (document.hidden) return;
     settle();
     if (outdated) loadModels();
-    else if (state.refused) checkOrigin();
+    else if (state.refused) checkRefusal();
   });
   mcp.connectAll(update);
   watch(serverChanged);

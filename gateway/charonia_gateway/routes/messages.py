@@ -59,7 +59,8 @@ async def messages(request: Request, gateway: GatewayState) -> Response:
     body = await gateway.read(request, MessagesRequest)
     head = Head(gateway, request, body, "msg_")
     headers = {**head.headers, ANTHROPIC_ID_HEADER: head.headers[REQUEST_ID_HEADER]}
-    engine_request = body.engine_request(reasons=await head.engine.pool.reasons())
+    reasoning = (await head.engine.pool.answer_formats()).get("reasoning")
+    engine_request = body.engine_request(reasons=bool(reasoning))
     if body.stream:
         form = _format(head.headers[REQUEST_ID_HEADER])
         return EventStream(_stream(body, engine_request, head), headers, form, heartbeat_s=gateway.settings.heartbeat_s)

@@ -58,6 +58,7 @@ async def replay(request: Request, gateway: GatewayState) -> JSONResponse:
     asked = parse(ReplayRequest, await read_body(request, gateway.settings.max_body_bytes))
     record = record_of(request.scope)
     record.given_seeds = asked.seeds
+    record.replays = True
     record.prompt_time = asked.prompt_time or record.prompt_time
     record.tokens = {}
     unread: list[Message] = [{"type": "http.request", "body": asked.body.encode(), "more_body": False}]

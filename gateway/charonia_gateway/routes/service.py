@@ -33,7 +33,7 @@ async def ready(gateway: GatewayState) -> Response:
     reasons = await asyncio.gather(*(engine.pool.why_not_ready() for engine in gateway.engines.values()))
     states = dict(zip(gateway.engines, ("not ready" if reason else "ready" for reason in reasons), strict=True))
     more = {"models": states} if len(states) > 1 else {}
-    if all(reasons):
+    if all(reasons) and not (gateway.settings.models_autoload and gateway.is_reachable):
         return JSONResponse({"status": "not ready", "reason": reasons[0], **more}, 503)
     return JSONResponse({"status": "ready", **more})
 

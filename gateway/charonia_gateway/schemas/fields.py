@@ -241,14 +241,48 @@ def template_end(add_generation_prompt: bool | None, continue_final_message: boo
 
 
 def _tool_choice(value: Any) -> Any:
-    """Check tool_choice: a string, or OpenAI's object that names a function."""
+    """Check tool_choice: a string, or one of OpenAI's objects, which name one function or the allowed ones."""
     if value is None or (isinstance(value, str) and value in ("auto", "none", "required")):
         return value
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise wrong_value('send "auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        mode, tools = allowed_tools(value.get("allowed_tools"))
+        names = [_named_function(tool) for tool in tools]
+        if None in names:
+            raise wrong(
+                f"allowed_tools: entry {names.index(None)} of tools is not a function: send "
+                '{"type": "function", "function": {"name": ...}}'
+            )
+        named = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    name = _named_function(value)
+    if name is None:
+        raise wrong_value(
+            'send "auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type": '
+            '"allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+        )
     return {"type": "function", "function": {"name": name}}
+
+
+def _named_function(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def allowed_tools(value: Any) -> tuple[str, list[Any]]:
+    """Check an object with the mode and the tools of allowed_tools, and return both. Does not check each tool."""
+    mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else (None, None)
+    if mode not in ("auto", "required"):
+        raise wrong('allowed_tools: send its mode, "auto" or "required"')
+    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        raise wrong(f"allowed_tools: send a list of 1 to {MAX_TOOLS} tools, or tool_choice = none to allow no tool")
+    return str(mode), tools
+
+
+def check_allowed(names: Iterable[str], offered: Container[str]) -> None:
+    """Check that all names of allowed_tools are names of functions in `tools`."""
+    if unknown := next((name for name in names if name not in offered), None):
+        raise wrong(f"tool_choice: allowed_tools names {unknown[:64]!r}, which is not a function in tools")
 
 
 def _template_variables(value: dict[str, Any]) -> dict[str, Any]:
@@ -406,4 +440,5 @@ CacheSalt = Annotated[
 ]
 ADD_GENERATION_PROMPT = "false: the prompt ends after the last message, without the beginning of a new one"
 CONTINUE_FINAL_MESSAGE = "true: the last message is the assistant's, and the response continues its text"
+THINKING_BUDGET = "most tokens of reasoning; then the engine ends it, and the content follows"
 CACHE_SALT = "the request finds only those cache entries that requests with the same salt computed"

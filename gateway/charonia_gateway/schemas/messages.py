@@ -125,7 +125,7 @@ def _thinking(value: Any) -> Any:
         raise wrong('send {"type": "adaptive"}, {"type": "enabled", "budget_tokens": ...} or {"type": "disabled"}')
     budget = value.get("budget_tokens")
     if kind == "enabled" and (type(budget) is not int or not MIN_BUDGET <= budget <= INT32):
-        raise wrong(f"budget_tokens is missing, or is not a whole number from {MIN_BUDGET} on")
+        raise wrong(f"budget_tokens is missing, or is not a whole number from {MIN_BUDGET} on, at most {INT32}")
     if value.get("display") not in (None, "summarized", "omitted"):
         raise wrong('display: send "summarized" or "omitted"')
     return value
@@ -258,7 +258,7 @@ class CountTokensRequest(BaseModel):
         None, description="auto, any, none, or tool with its name; disable_parallel_tool_use"
     )
     thinking: Annotated[Any, BeforeValidator(_thinking), OBJECT] = Field(
-        None, description="enabled, adaptive or disabled; budget_tokens is a variable of the chat template"
+        None, description="enabled, adaptive or disabled; budget_tokens: then the engine ends the thinking"
     )
     output_config: Annotated[Any, BeforeValidator(_output_config), OBJECT] = Field(
         None, description="`format` of type json_schema; `effort`, a variable of the chat template"
@@ -429,6 +429,7 @@ class MessagesRequest(CountTokensRequest):
             parsed=True if tools or reasons else None,
             cache_salt=self.cache_salt,
             max_tokens=self.max_tokens,
+            thinking_budget=self.template_variables().get("thinking_budget") if reasons else None,
             stop_words=self.stop_sequences or (),
             name_stop_word=bool(self.stop_sequences) or None,
             temperature=self.temperature,

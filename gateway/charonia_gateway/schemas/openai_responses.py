@@ -13,9 +13,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from charonia_gateway.schemas.fields import (
     CACHE_SALT,
     OBJECT,
+    THINKING_BUDGET,
     TOOL_LIST,
     CacheSalt,
     Effort,
+    allowed_tools,
+    check_allowed,
     check_function,
     check_names,
     function_list,
@@ -47,6 +50,8 @@ _FORMAT = {
     "json_schema": ("type", "name", "schema", "description", "strict"),
 }
 _ENCRYPTED = "reasoning.encrypted_content"  # here reasoning is plain text within its item
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, _ENCRYPTED)
 
 
 def _text(value: Any) -> Any:
@@ -107,10 +112,25 @@ def _checked_names(tools: list[Any], namespace: str) -> Iterator[str]:
 
 
 def _tool_choice(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        _, tools = allowed_tools(value)
+        if any(not isinstance(tool, dict) or not isinstance(tool.get("type"), str) for tool in tools):
+            raise wrong('allowed_tools: a tool has no type: send {"type": "function", "name": ...}')
+        if not _allowed_names(value):
+            raise wrong('allowed_tools: none of its tools is a function: send {"type": "function", "name": ...}')
+        return value
     named = isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str)
     if value not in (None, "auto", "none", "required") and not named:
-        raise wrong_value('send "auto", "none", "required" or {"type": "function", "name": ...}')
+        raise wrong_value(
+            'send "auto", "none", "required", {"type": "function", "name": ...} or {"type": "allowed_tools", "mode": '
+            '..., "tools": [...]}'
+        )
     return value
+
+
+def _allowed_names(choice: dict[str, Any]) -> list[str]:
+    """The names of the functions in allowed_tools. OpenAI's own tools have no effect there, as in `tools`."""
+    return [str(tool.get("name")) for tool in choice["tools"] if tool["type"] == "function"]
 
 
 def _reasoning(value: Any) -> Any:
@@ -124,20 +144,9 @@ def _reasoning(value: Any) -> Any:
 
 
 def _include(value: Any) -> Any:
-    if value is not None and (not isinstance(value, list) or any(name != _ENCRYPTED for name in value)):
-        raise wrong(f"nothing more can be included: leave include out, or send [{_ENCRYPTED!r}]")
+    if value is not None and (not isinstance(value, list) or any(name not in _INCLUDED for name in value)):
+        raise wrong(f"nothing more can be included: leave include out, or send some of {', '.join(_INCLUDED)}")
     return value
-
-
-def _only_empty(what: str) -> BeforeValidator:
-    """The check of a field that accepts only an empty list, false or null."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value is not False and not (isinstance(value, list) and not value):
-            raise wrong(what)
-        return value
-
-    return BeforeValidator(check)
 
 
 def _truncation(value: Any) -> Any:
@@ -146,7 +155,7 @@ def _truncation(value: Any) -> Any:
     return value
 
 
-def _metadata(value: dict[str, str] | None) -> dict[str, str] | None:
+def checked_metadata(value: dict[str, str] | None) -> dict[str, str] | None:
     if value is not None and (
         len(value) > MAX_METADATA or any(len(key) > 64 or len(text) > 512 for key, text in value.items())
     ):
@@ -178,7 +187,7 @@ class ResponsesRequest(BaseModel):
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; unset: the model's default")
     top_p: float | None = Field(None, ge=0, le=1)
     stream: bool | None = Field(None, description="server-sent events")
-    metadata: Annotated[dict[str, str] | None, AfterValidator(_metadata)] = Field(
+    metadata: Annotated[dict[str, str] | None, AfterValidator(checked_metadata)] = Field(
         None, description="returned with the response"
     )
     text: Annotated[Any, BeforeValidator(_text), OBJECT] = Field(
@@ -197,21 +206,24 @@ class ResponsesRequest(BaseModel):
     reasoning: Annotated[Any, BeforeValidator(_reasoning), OBJECT] = Field(
         None, description="`effort` is a variable of the chat template; none also sets enable_thinking = false"
     )
+    thinking_budget: int | None = Field(None, ge=0, le=INT32, description=THINKING_BUDGET)
     max_tool_calls: Annotated[Any, refused("this server calls no tools: leave max_tool_calls out")] = None
     include: Annotated[
         Any,
         BeforeValidator(_include),
-        WithJsonSchema({"anyOf": [{"type": "array", "items": {"const": _ENCRYPTED}}, {"type": "null"}]}),
-    ] = Field(None, description=f"nothing, or `{_ENCRYPTED}`, which has no effect")
+        WithJsonSchema({"anyOf": [{"type": "array", "items": {"enum": list(_INCLUDED)}}, {"type": "null"}]}),
+    ] = Field(None, description=f"`{_LOGPROBS}`; or `{_ENCRYPTED}`, which has no effect")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description=f"number of most likely tokens per position; needs include = [`{_LOGPROBS}`]"
+    )
     cache_salt: CacheSalt = Field(None, description=CACHE_SALT)
-    background: Annotated[
-        Any,
-        _only_empty("responses are not generated in the background: leave background out"),
-        WithJsonSchema({"enum": [False, None]}),
-    ] = None
+    background: bool | None = Field(
+        None,
+        description="return immediately, and generate the response in the background; GET /v1/responses/{id} returns "
+        "it. It is stored",
+    )
     conversation: Annotated[Any, refused("there are no conversations: send previous_response_id")] = None
     prompt: Annotated[Any, refused("there are no stored prompts: send instructions and input")] = None
-    top_logprobs: Annotated[Any, refused("this route has no log probabilities: use /v1/chat/completions")] = None
     context_management: Annotated[Any, refused("this server does not shorten conversations: leave it out")] = None
     moderation: Annotated[Any, refused("this server does not moderate: leave it out")] = None
 
@@ -229,19 +241,53 @@ class ResponsesRequest(BaseModel):
                 "input: the last message is the assistant's: end with the user's message, or send "
                 "continue_final_message = true to /v1/chat/completions"
             )
+        if self.background and self.store is False:
+            raise wrong("background = true needs a stored response: send store = true, or leave store out")
+        if self.top_logprobs and not self.with_logprobs:
+            raise wrong(f"top_logprobs needs include = [{_LOGPROBS!r}]")
         forced = self.tool_choice not in (None, "auto", "none")
         if forced and not self.functions():
             raise wrong("tool_choice needs tools")
-        if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in (
-            one["function"]["name"] for one in self.functions() or ()
-        ):
+        names = [one["function"]["name"] for one in self.functions() or ()]
+        if forced and self._allows:
+            check_allowed(_allowed_names(self.tool_choice), names)
+        elif isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in names:
             raise wrong(f"tool_choice: there is no function {self.tool_choice['name'][:64]!r} in tools")
         return self
 
     @property
+    def with_logprobs(self) -> bool:
+        return _LOGPROBS in (self.include or ())
+
+    @property
+    def is_stored(self) -> bool:
+        return bool(self.store or self.background)
+
+    @property
+    def _allows(self) -> bool:
+        """Whether tool_choice is allowed_tools."""
+        return isinstance(self.tool_choice, dict) and self.tool_choice["type"] == "allowed_tools"
+
+    @property
+    def _engine_tool_choice(self) -> Any:
+        """tool_choice in the form of chat completions."""
+        if not isinstance(self.tool_choice, dict):
+            return self.tool_choice
+        names = _allowed_names(self.tool_choice) if self._allows else [self.tool_choice["name"]]
+        named = [{"type": "function", "function": {"name": name}} for name in names]
+        if not self._allows:
+            return named[0]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": self.tool_choice["mode"], "tools": named}}
+
+    @property
     def engine_names(self) -> dict[str, str]:
         """This request's names for fields of the engine, where they differ."""
-        return {"guided_decoding_guide": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
+        return {
+            "guided_decoding_guide": "text.format",
+            "max_tokens": "max_output_tokens",
+            "messages": "input",
+            "logprobs": "top_logprobs",
+        }
 
     @property
     def guide(self) -> Guide | None:
@@ -287,9 +333,12 @@ class ResponsesRequest(BaseModel):
 
     def template_variables(self) -> dict[str, Any] | None:
         effort = (self.reasoning or {}).get("effort")
-        if effort is None:
-            return None
-        return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+        variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if effort == "none":
+            variables["enable_thinking"] = False
+        if self.thinking_budget is not None:
+            variables["thinking_budget"] = self.thinking_budget
+        return variables or None
 
     def _with_instructions(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add `instructions` to the conversation. It has at most one system message, because some chat templates reject
@@ -306,13 +355,10 @@ class ResponsesRequest(BaseModel):
         """Build the engine's request. conversation: all messages, including the new ones, without the instructions.
         reasons: the model's responses may contain reasoning, which is returned separately."""
         tools = self.functions()
-        choice = self.tool_choice
-        if isinstance(choice, dict):
-            choice = {"type": "function", "function": {"name": choice["name"]}}
         return GenerateRequest(
             messages=self._with_instructions(conversation),
             tools=tools,
-            tool_choice=choice if tools and choice != "auto" else None,
+            tool_choice=self._engine_tool_choice if tools and self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,
             chat_template_kwargs=self.template_variables(),
             guide=self.guide,
@@ -320,7 +366,9 @@ class ResponsesRequest(BaseModel):
             session_id=session_id,
             cache_salt=self.cache_salt,
             max_tokens=self.max_output_tokens,
+            thinking_budget=self.thinking_budget,
             temperature=self.temperature,
             top_p=engine_top_p(self.top_p),
-            stream=bool(self.stream),
+            stream=bool(self.stream or self.background),
+            logprobs=(self.top_logprobs or 0) if self.with_logprobs else None,
         )

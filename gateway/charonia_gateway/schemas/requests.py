@@ -17,6 +17,7 @@ from charonia_gateway.schemas.fields import (
     CONTINUE_FINAL_MESSAGE,
     MAX_MESSAGES,
     MAX_TOOLS,
+    THINKING_BUDGET,
     Audio,
     BadWords,
     CacheSalt,
@@ -35,6 +36,7 @@ from charonia_gateway.schemas.fields import (
     TextModality,
     ToolChoice,
     Tools,
+    check_allowed,
     check_arguments,
     check_prompt_end,
     template_end,
@@ -267,7 +269,10 @@ class ChatRequest(Sampling):
         None, ge=0, le=20, description="number of most likely tokens per position; needs logprobs"
     )
     tools: Tools = Field(None, description="functions that the model may call, in the format of its chat template")
-    tool_choice: ToolChoice = Field(None, description="required, or a function's name: the response consists of calls")
+    tool_choice: ToolChoice = Field(
+        None,
+        description="required, or a function's name: the response is calls; allowed_tools: it calls only these",
+    )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     functions: Functions = Field(None, description="rejected: send tools")
     function_call: FunctionCall = Field(None, description="rejected: send tool_choice")
@@ -276,6 +281,7 @@ class ChatRequest(Sampling):
     reasoning_effort: Effort | None = Field(
         None, description="a variable of the chat template; none also sets enable_thinking = false"
     )
+    thinking_budget: int | None = Field(None, ge=0, le=INT32, description=THINKING_BUDGET)
     chat_template_kwargs: TemplateVariables | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
@@ -293,6 +299,9 @@ class ChatRequest(Sampling):
             raise wrong("top_logprobs needs logprobs = true")
         if self.tool_choice not in (None, "none", "auto") and not self.functions_offered:
             raise wrong("tool_choice needs tools")
+        if isinstance(self.tool_choice, dict) and not self.names_function:
+            named = (tool["function"]["name"] for tool in self.tool_choice["allowed_tools"]["tools"])
+            check_allowed(named, {tool["function"]["name"] for tool in self.functions_offered})
         if self.renew_session and self.session_id is None:
             raise wrong("renew_session needs a session_id")
         check_prompt_end(self.add_generation_prompt, self.continue_final_message)
@@ -315,7 +324,7 @@ class ChatRequest(Sampling):
     @property
     def names_function(self) -> bool:
         """Whether the response must be a call of one function. OpenAI's finish reason is then `stop`."""
-        return isinstance(self.tool_choice, dict)
+        return isinstance(self.tool_choice, dict) and self.tool_choice["type"] == "function"
 
     def template_variables(self) -> dict[str, Any] | None:
         """Variables of the chat template. `chat_template_kwargs` overrides values from other fields."""
@@ -324,6 +333,8 @@ class ChatRequest(Sampling):
             variables["reasoning_effort"] = self.reasoning_effort
         if self.reasoning_effort == "none":
             variables["enable_thinking"] = False
+        if self.thinking_budget is not None:
+            variables["thinking_budget"] = self.thinking_budget
         return {**variables, **(self.chat_template_kwargs or {})} or None
 
     def engine_request(self, *, reasons: bool = False) -> GenerateRequest:
@@ -336,6 +347,7 @@ class ChatRequest(Sampling):
             parallel_tool_calls=self.parallel_tool_calls if tools else None,
             chat_template_kwargs=self.template_variables(),
             continue_final_message=bool(self.continue_final_message),
+            thinking_budget=self.thinking_budget,
             prompt_progress=True if self.return_progress and self.stream else None,
             parsed=True if tools or reasons else None,
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,

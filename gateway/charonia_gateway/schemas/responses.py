@@ -52,6 +52,8 @@ class TimingsBody(_Body):
     predicted_n: int = Field(description="tokens generated")
     predicted_ms: float = Field(description="from the first token to the end")
     predicted_per_second: float | None = Field(description="of the tokens after the first")
+    draft_n: int | None = Field(None, description="tokens that speculation proposed, if any")
+    draft_n_accepted: int | None = Field(None, description="of predicted_n: proposed tokens that were accepted")
     resumes: int | None = Field(
         None, description="how often a server continued the response of a server that failed or shut down"
     )
@@ -114,12 +116,14 @@ class Model(_Body):
     object: Literal["model"]
     created: int
     owned_by: str
-    status: Literal["ready", "not ready"] = Field(
-        description="not ready: requests for this model receive status 503 now"
+    status: Literal["ready", "on demand", "not ready"] = Field(
+        description="on demand: the next request loads it; not ready: requests for this model receive status 503 now"
     )
-    max_model_len: int | None = Field(
-        description="context length in tokens; null if no server reports it, as for the fields below"
+    task: Literal["generate", "embed", "score"] | None = Field(
+        description="what the model gives: text, embeddings, or scores of a query and a document; null if no server "
+        "reports it, as for the fields below"
     )
+    max_model_len: int | None = Field(description="context length in tokens")
     weight_type: str | None = Field(description="type of the weights; for a quantised model, the type of most codes")
     data_type: str | None = Field(description="type of activations and of weights that are not quantised")
     group_size: int | None = Field(
@@ -128,6 +132,8 @@ class Model(_Body):
     default_sampling_parameters: dict[str, int | float] | None = Field(
         description="defaults of fields: the model's generation_config.json, or neutral values"
     )
+    parent: str | None = Field(None, description="the model of a LoRA adapter; null: this is not an adapter")
+    root: str | None = Field(None, description="the folder of a LoRA adapter")
     accepts_tools: bool | None = Field(description="false: requests with tools are rejected; null if unknown")
     quality: list[dict[str, Any]] = Field(
         [], description="results of `charonia evaluate`: perplexity, distance from the 16-bit model"
@@ -139,8 +145,66 @@ class ModelList(_Body):
     data: list[Model]
 
 
+class InputUsage(_Body):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(_Body):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="numbers, or with encoding_format = base64 a text")
+
+
+class Embeddings(_Body):
+    """The response of /v1/embeddings."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: InputUsage
+
+
+class RankedText(_Body):
+    text: str
+
+
+class Ranked(_Body):
+    index: int = Field(description="of the document in the request")
+    relevance_score: float
+    document: RankedText | None = Field(None, description="unless return_documents = false")
+
+
+class Ranking(_Body):
+    """The response of /v1/rerank."""
+
+    id: str
+    model: str
+    usage: InputUsage
+    results: list[Ranked]
+
+
+class Score(_Body):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(_Body):
+    """The response of /v1/score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: InputUsage
+
+
 class Ordered(_Body):
-    """The response of /models/load and /models/unload."""
+    """The response of a route that loads or unloads a model or a LoRA adapter."""
 
     success: Literal[True]
     message: str
@@ -232,9 +296,9 @@ class ResponseBody(_Body):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
-    error: None
+    error: dict[str, str] | None = Field(description="code and message of a failed response")
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -249,9 +313,10 @@ class ResponseBody(_Body):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: str
-    usage: dict[str, Any]
+    usage: dict[str, Any] | None
 
 
 class DeletedResponse(_Body):

@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/check_step.h"
 #include "ops/cpu/cpu_kv_cache.h"
 #include "ops/cpu/cpu_ops.h"
 
@@ -38,21 +39,6 @@ void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, 
       require(table[b] >= 0 && table[b] < num_blocks, op, [&] { return cat("the cache has no block ", table[b]); });
     }
   }
-}
-
-void check_rotation(const Tensor& qkv, const RotaryParams& how, int dim, int heads, int kv_heads, std::int64_t rows) {
-  require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
-          "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and in [2, ", dim, "]"); });
-  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
-          "q_norm and k_norm must both be set or both be null");
-  require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
-          "squares needs q_norm, and a norm before the rotation");
-  require((!how.v_norm || how.q_norm != nullptr) && (!how.v_from_k || how.squares == nullptr), "rotary_store",
-          "v_norm needs q_norm, and v_from_k a norm of each head");
-  require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
-              qkv.rows == rows,
-          "rotary_store",
-          "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim], without k and v if the layer shares its storage");
 }
 
 // Stores one row's k and v of one head in slot `slot` of a block; `kv` points to that head's k.
@@ -170,7 +156,11 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
   check_tables(batch, cache, layer, "rotary_store", false);
   const auto& of_layer = kv.layer(layer);
   const int dim = of_layer.k_dim, kv_heads = of_layer.stores ? of_layer.kv_heads : 0, block_len = layout.block_len;
-  check_rotation(qkv, how, dim, heads, kv_heads, static_cast<std::int64_t>(batch.positions.size()));
+  require(qkv.dtype == DType::f32 && qkv.cols == static_cast<std::int64_t>(heads + 2 * kv_heads) * dim &&
+              qkv.rows == static_cast<std::int64_t>(batch.positions.size()),
+          "rotary_store",
+          "qkv must be f32 [rows, (heads + 2 * kv_heads) * head_dim], without k and v if the layer shares its storage");
+  check_rotation(how, dim);
 
   const auto tables = batch.block_tables[of_layer.kind];
   const bool norm_heads = how.q_norm != nullptr && how.squares == nullptr;

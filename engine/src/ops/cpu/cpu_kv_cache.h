@@ -8,6 +8,7 @@
 // memory. A layer of kind `state` has [slot] { f32 [state_floats] } instead, from a multiple of 64 bytes on each.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -46,7 +47,11 @@ class CpuKvCache : public KvCache {
     }
   };
   const Layer& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
+  std::byte* block(std::size_t layer, int block) const override {
+    return layers_[layer].data + layers_[layer].block_bytes * static_cast<std::size_t>(block);
+  }
   std::size_t resident_bytes() const { return memory_.resident_bytes(); }
+  std::size_t untouched_bytes() const override { return memory_.bytes() - std::min(memory_.bytes(), resident_bytes()); }
 
  private:
   HugeMemory memory_;

@@ -8,6 +8,10 @@
 
 namespace charonia::ops::cpu {
 
+void CpuLinear::read_row(std::int64_t /*row*/, float* /*out*/) const {
+  throw Error(ErrorCode::unsupported, "an embedding cannot share a weight with 8-bit activations");
+}
+
 void CpuLinear::set_bias(std::span<const std::int64_t> rows, std::span<const HostMatrix> bias) {
   if (!bias.empty() && bias.size() != rows.size()) {
     throw Error(ErrorCode::invalid_argument,

@@ -59,6 +59,8 @@ class CpuLinear : public Linear {
   // Multiplies rows [row, row + rows) of `in` with up to gemm.panels panels, from `panel` on.
   virtual void multiply(const GemmKernel& gemm, std::int64_t panel, const Tensor& out, const GemmRows& in,
                         std::int64_t row, std::int64_t rows) const = 0;
+  // Writes a row [in_features] of the weight, rounded to its type. Throws Error(unsupported) if the class cannot.
+  virtual void read_row(std::int64_t row, float* out) const;
 
  protected:
   // rows: of each part. Throws Error(invalid_argument) if the biases do not match.

@@ -85,14 +85,14 @@ class EmbeddingTable : public CpuEmbedding {
 
 class SharedEmbedding : public CpuEmbedding {
  public:
-  explicit SharedEmbedding(const PackedLinear& weight)
+  explicit SharedEmbedding(const CpuLinear& weight)
       : CpuEmbedding(weight.out_features(), weight.in_features()), weight_(weight) {}
   void read_row(const Kernels& /*kernels*/, std::int64_t row, float* out) const override {
     weight_.read_row(row, out);
   }
 
  private:
-  const PackedLinear& weight_;
+  const CpuLinear& weight_;
 };
 
 }  // namespace
@@ -138,7 +138,7 @@ std::unique_ptr<Embedding> CpuOps::make_embedding(const HostMatrix& table, DType
 }
 
 std::unique_ptr<Embedding> CpuOps::make_embedding(const Linear& weight) {
-  return std::make_unique<SharedEmbedding>(static_cast<const PackedLinear&>(weight));
+  return std::make_unique<SharedEmbedding>(static_cast<const CpuLinear&>(weight));
 }
 
 std::unique_ptr<KvCache> CpuOps::make_kv_cache(const KvLayout& layout, const PerKind<int>& num_blocks,
@@ -157,8 +157,9 @@ void CpuOps::commit_blocks(KvCache& cache, const PerKind<int>& num_blocks) {
   const auto missing = wanted - std::min(wanted, resident), free = free_memory();
   if (missing <= free) return;
   throw Error(ErrorCode::resource_exhausted,
-              cat(num_blocks.full + num_blocks.window + num_blocks.state, " blocks of KV cache need ", missing, " more bytes, but only ",
-                  free, " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
+              cat(num_blocks.full + num_blocks.window + num_blocks.state, " blocks of KV cache need ", missing,
+                  " more bytes, but only ", free,
+                  " are free: lower cache_max_entry_count, session_len or max_batch_size, or free memory"));
 }
 
 void CpuOps::scale_logits(const Tensor& logits, float scale, float cap) {

@@ -81,6 +81,7 @@ class CpuOps : public Ops {
   void add_embedding(const Tensor& x, const Embedding& table, const EmbeddingSum& how) override;
   void rms_norm(const Tensor& out, const Tensor& residual, const Tensor& delta, const NormParams& how) override;
   void linear(const Tensor& out, const Tensor& in, const Linear& weight) override;
+  void add_low_rank(const Tensor& out, const Tensor& in, std::span<const LowRankRows> changes) override;
   void qk_squares(const Tensor& sums, const Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
   void rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& cache, int layer, int heads) override;
   void latent_store(const Tensor& queries, const Tensor& plain, const Tensor& q, const Tensor& latent,
@@ -108,6 +109,7 @@ class CpuOps : public Ops {
   void abort_collectives(std::string_view why) noexcept override;
 
  private:
+  std::int64_t split_low_rank(const Tensor& out, const Tensor& in, std::span<const LowRankRows> changes);
   // Calls fn(row) for every row; inline if rows * elements is small.
   template <class Fn>
   void for_rows(std::int64_t rows, std::int64_t elements, Fn fn) {
@@ -130,6 +132,13 @@ class CpuOps : public Ops {
   // add_expert_gemm() collects a GEMM of an expert (or of a head); multiply_experts() computes the collected GEMMs.
   void add_expert_gemm(const Tensor& out, const Tensor& in, const CpuLinear& weight);
   void multiply_experts(ExpertGemms& gemms);
+
+  // Rows of a change of a weight, with the results of `down` from low_rank_t_[t] on.
+  struct LowRankItem {
+    const LowRank* change = nullptr;
+    std::span<const std::int32_t> rows;
+    std::int64_t t = 0, first_piece = 0;
+  };
 
   // Queries [begin, end) of the (row, head of the group) pairs of a sequence and a KV head. They attend to `splits`
   // splits of their context, from `first_split` on. If several threads compute the splits, their states are at `states`
@@ -164,6 +173,8 @@ class CpuOps : public Ops {
   std::vector<AttentionTile> tiles_;           // of the current call
   std::vector<AttentionItem> items_;           // of the current call
   std::vector<float> states_;                  // of tiles whose splits are computed by several threads
+  std::vector<LowRankItem> low_rank_items_;    // of the current call
+  std::vector<float> low_rank_t_;              // of the current call
   Routing routing_;                            // of the current call
   ExpertGemms plain_gemms_;                    // collected GEMMs of experts
   ExpertGemms prepared_gemms_;                 // the same, with prepared activations

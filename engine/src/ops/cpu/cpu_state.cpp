@@ -58,7 +58,8 @@ void CpuOps::short_conv(const Tensor& out, const Tensor& in, const ShortConvPara
                      });
 }
 
-// Normalises q and k, and computes the gates of a row. Then each strip of a head's state takes the rows of its sequence.
+// Normalises q and k, and computes the gates of a row. Then each strip of a head's state takes the rows of its
+// sequence.
 void CpuOps::delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetParams& how, KvCache& cache, int layer) {
   constexpr float kLeastSquares = 1e-6F;
   static_assert(kDeltaStrip == DeltaNetParams::kStrip);
@@ -71,9 +72,10 @@ void CpuOps::delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetPar
                        " elements do not fit together, or into a state of ", of_layer.state_floats, " numbers from ",
                        how.state, " on");
           });
-  require(qkv.dtype == DType::f32 && qkv.cols == how.columns() && gates.dtype == DType::f32 &&
-              gates.rows == qkv.rows && gates.cols == std::int64_t{2} * how.v_heads,
-          "delta_net", [&] { return cat("qkv must be f32 [rows, ", how.columns(), "], gates f32 [rows, 2 * v_heads]"); });
+  require(qkv.dtype == DType::f32 && qkv.cols == how.columns() && gates.dtype == DType::f32 && gates.rows == qkv.rows &&
+              gates.cols == std::int64_t{2} * how.v_heads,
+          "delta_net",
+          [&] { return cat("qkv must be f32 [rows, ", how.columns(), "], gates f32 [rows, 2 * v_heads]"); });
   require(batch.state_in.size() + 1 == batch.query_start.size() && batch.query_start.back() == qkv.rows, "delta_net",
           "the step has no states");
   const auto q_scale = 1 / std::sqrt(static_cast<float>(how.k_dim));
@@ -93,7 +95,7 @@ void CpuOps::delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetPar
       gate[how.v_heads + head] = std::exp(-how.decay[head] * softplus);
     }
   });
-  const int strips = how.strips(), group = how.v_heads / how.k_heads;
+  const int strips = how.strips();
   const auto items = std::ssize(batch.state_in) * how.v_heads * strips;
   pool_.parallel_for(items, 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = begin; i < end; ++i) {
@@ -103,7 +105,7 @@ void CpuOps::delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetPar
       const int strip = static_cast<int>(i % strips), head = static_cast<int>(i / strips % how.v_heads);
       const auto at = how.state + (std::int64_t{head} * strips + strip) * how.k_dim * kDeltaStrip;
       const float* const from = of_layer.state(batch.state_in[s]);
-      auto* const q = reinterpret_cast<float*>(row_at(qkv, row)) + std::int64_t{head / group} * how.k_dim;
+      auto* const q = reinterpret_cast<float*>(row_at(qkv, row)) + std::int64_t{how.k_head(head)} * how.k_dim;
       kernels_.delta_net({.from = from == nullptr ? nullptr : from + at,
                           .to = of_layer.state(batch.state_out[s]) + at,
                           .q = q,

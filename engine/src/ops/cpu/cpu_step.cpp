@@ -15,7 +15,10 @@ void CpuOps::prepare(const StepLimits& limits, const Issue&) {
   begun_ = false;
   prepared_ = true;
   sampled_ids_.clear();
-  facts_ = {.max_rows = limits.max_rows, .max_sequences = limits.max_sequences, .max_positions = limits.max_positions};
+  facts_ = {.max_rows = limits.max_rows,
+            .max_sequences = limits.max_sequences,
+            .max_positions = limits.max_positions,
+            .max_logits_rows = limits.logits_rows()};
 }
 
 void CpuOps::begin_step(const StepInput& input) {

@@ -262,9 +262,28 @@ struct DeltaArgs {
   int columns = 0;          // 1 .. kDeltaStrip
 };
 
+inline constexpr int kLowRankGroup = 4;  // LowRank::kGroup
+
+// The products of a LoRA adapter for some rows of a step (kernels/low_rank.cpp). Strides are in elements.
+struct LowRankArgs {
+  const std::int32_t* rows = nullptr;  // [count]: rows of `in` and of `out`
+  int count = 0;
+  const void* in = nullptr;
+  std::int64_t in_stride = 0, in_features = 0;
+  const void* a = nullptr;                 // of all ranks, as in LowRank, with the type of `in`
+  const float* scales = nullptr;           // [all ranks]
+  std::int64_t first_rank = 0, ranks = 0;  // that the call computes: whole groups, or the last ranks; or those of `b`
+  float* t = nullptr;                      // [count, all ranks]
+  std::int64_t t_stride = 0;
+  const void* b = nullptr;  // panels of LowRank's B, with the type of `in`
+  float* out = nullptr;
+  std::int64_t out_stride = 0, first_column = 0, columns = 0;
+};
+
 // Operations::short_conv() of one sequence, for `channels` neighbouring channels. Every stride is in elements.
 struct ShortConvArgs {
-  const float* in = nullptr;    // [rows, channels] u; with gate_distance > 0: B, and C and x at this distance and twice it
+  // [rows, channels] u; with gate_distance > 0: B, and C and x at this distance and twice it
+  const float* in = nullptr;
   std::int64_t in_stride = 0;
   std::int64_t gate_distance = 0;  // 0: not gated
   std::int64_t rows = 0, channels = 0;
@@ -357,6 +376,11 @@ struct Kernels {
   void (*gated_norm_f32)(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
 
   void (*delta_net)(const DeltaArgs&);
+
+  void (*low_rank_down_bf16)(const LowRankArgs&);  // t = scale * A in
+  void (*low_rank_down_f32)(const LowRankArgs&);
+  void (*low_rank_up_bf16)(const LowRankArgs&);  // out += B t
+  void (*low_rank_up_f32)(const LowRankArgs&);
 
   // By the type of `out`.
   void (*short_conv_bf16)(const ShortConvArgs&);

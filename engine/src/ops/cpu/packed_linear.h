@@ -18,8 +18,7 @@ class PackedLinear : public CpuLinear {
   void prepare_row(const Kernels& kernels, const GemmKernel& gemm, const void* in, std::byte* out) const override;
   void multiply(const GemmKernel& gemm, std::int64_t panel, const Tensor& out, const GemmRows& in, std::int64_t row,
                 std::int64_t rows) const override;
-  // Writes a row [in_features] of the weight.
-  void read_row(std::int64_t row, float* out) const;
+  void read_row(std::int64_t row, float* out) const override;
 
  private:
   const std::byte* panel(std::int64_t index) const {

@@ -4,7 +4,9 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
+#include "base/safetensors.h"
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cpu/dispatch.h"
@@ -24,6 +26,15 @@ void store_scale(std::byte* to, DType type, float value) {
   } else {
     std::memcpy(to, &half, sizeof half);
   }
+}
+
+float load_scale(const std::byte* from, DType type) {
+  if (type == DType::f8_e8m0) {
+    // 0 is 2^-127, as a subnormal float.
+    const auto exponent = std::to_integer<std::uint32_t>(*from);
+    return std::bit_cast<float>(exponent == 0 ? 0x00400000U : exponent << 23U);
+  }
+  return float_at(from, 0, type);
 }
 
 // Stores the codes of a group as words of one feature, 4 * kPanel bytes apart.
@@ -92,6 +103,11 @@ QuantLinear::QuantLinear(std::span<const QuantSource* const> parts, std::span<co
   set_bias(rows, bias);
   bytes_ = static_cast<std::size_t>(shape_.bytes() * panels());
   data_ = arena.allocate(bytes_);
+  if (format.minimums) {
+    const auto of_minimums = static_cast<std::size_t>(panels() * shape_.groups() * kPanel) * sizeof(float);
+    minimums_ = arena.allocate(of_minimums);
+    bytes_ += of_minimums;
+  }
   pool.parallel_for(panels(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) pack(parts, p);
   });
@@ -102,13 +118,16 @@ void QuantLinear::pack(std::span<const QuantSource* const> parts, std::int64_t p
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(kPanel * k_));
   std::vector<float> scales(static_cast<std::size_t>(kPanel * groups));
   std::vector<std::int8_t> zeros(shape_.has_zeros ? scales.size() : 0);
+  std::vector<float> minimums(has_minimums() ? scales.size() : 0);
   auto* const to = data_.get() + panel_index * shape_.bytes();
+  auto* const to_minimums = reinterpret_cast<float*>(minimums_.get()) + panel_index * groups * kPanel;
   std::int64_t first = 0;  // row of the part
   for (const auto* part : parts) {
     const auto begin = std::max(panel_index * kPanel, first),
                end = std::min((panel_index + 1) * kPanel, first + part->rows());
     if (begin < end) {
       part->read(begin - first, end - begin, codes.data(), scales.data(), zeros.data());
+      if (has_minimums()) part->read_minimums(begin - first, end - begin, minimums.data());
       for (std::int64_t row = begin; row < end; ++row) {
         const auto column = row - panel_index * kPanel, i = row - begin;
         for (std::int64_t g = 0; g < groups; ++g) {
@@ -116,6 +135,7 @@ void QuantLinear::pack(std::span<const QuantSource* const> parts, std::int64_t p
           store_codes(group + 4 * column, codes.data() + i * k_ + g * shape_.group, shape_);
           const auto at = static_cast<std::size_t>(i * groups + g);
           store_scale(group + shape_.scales() + column * scale_bytes, shape_.scale_type, scales[at]);
+          if (has_minimums()) to_minimums[g * kPanel + column] = minimums[at];
           if (!shape_.has_zeros) continue;
           const int zero = zeros[at] - (shape_.code == Code::u4 ? 8 : 0);
           group[shape_.zeros() + column] = static_cast<std::byte>(static_cast<std::int8_t>(zero));
@@ -126,23 +146,58 @@ void QuantLinear::pack(std::span<const QuantSource* const> parts, std::int64_t p
   }
 }
 
+void QuantLinear::read_row(std::int64_t row, float* out) const {
+  const auto column = row % kPanel, groups = shape_.groups();
+  const int bits = shape_.code_bits(), word_k = 32 / bits;
+  const std::uint32_t flip = shape_.code == Code::i8 ? 0x80 : 0, mask = (1U << static_cast<unsigned>(bits)) - 1;
+  const auto* const minimums = reinterpret_cast<const float*>(minimums_.get()) + row / kPanel * groups * kPanel;
+  std::vector<float> values(static_cast<std::size_t>(k_));
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const auto* const group = panel(row / kPanel) + g * shape_.group_bytes();
+    const auto scale_bytes = static_cast<std::int64_t>(size_of(shape_.scale_type));
+    const double scale = load_scale(group + shape_.scales() + column * scale_bytes, shape_.scale_type);
+    int zero = shape_.has_zeros ? static_cast<std::int8_t>(group[shape_.zeros() + column]) : 0;
+    if (shape_.code == Code::u4) zero += 8;
+    const double minimum = has_minimums() ? minimums[g * kPanel + column] : 0;
+    for (std::int64_t k = 0; k < shape_.group; ++k) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, group + (k / word_k * kPanel + column) * 4, sizeof word);
+      const auto j = static_cast<int>(k % word_k);
+      const auto code = (word >> static_cast<unsigned>(j % 2 * 16 + j / 2 * bits) & mask) ^ flip;
+      const double number = number_of(shape_.code, static_cast<std::uint8_t>(code));
+      values[static_cast<std::size_t>(g * shape_.group + k)] = static_cast<float>(scale * (number - zero) + minimum);
+    }
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto value = values[i];
+    out[order_.empty() ? i : static_cast<std::size_t>(order_[i])] =
+        type_ == DType::bf16  ? bf16_to_float(float_to_bf16(value))
+        : type_ == DType::f16 ? f16_to_float(float_to_f16(value))
+                              : value;
+  }
+}
+
 GemmKernel QuantLinear::gemm(const Kernels& kernels, std::int64_t /*rows*/) const {
+  const auto sums = prepared_row_bytes(shape_.groups(), DType::f32);
+  const auto dense = has_minimums() ? kernels.linear_f32 : nullptr;
   if (type_ == DType::bf16 && shape_.code != Code::f8_e4m3 && shape_.group >= FixedRow::kLeastGroup &&
       has_fixed_kernel(kernels)) {
-    return {.quantised = kernels.quant_linear_fixed,
+    return {.dense = dense,
+            .quantised = kernels.quant_linear_fixed,
             .fixed = true,
             .row_block = kQuantRowBlock,
-            .prepared_bytes = FixedRow(shape_).bytes()};
+            .prepared_bytes = FixedRow(shape_).bytes() + (has_minimums() ? sums : 0)};
   }
   const bool pairs = type_ == DType::bf16 && kernels.quant_linear_bf16 != nullptr;
   const bool widened = type_ == DType::bf16 && !pairs;
-  const bool prepared = widened || !order_.empty() || shape_.has_zeros || shape_.group % kQuantAlign != 0;
+  const bool with_sums = shape_.has_zeros || has_minimums();
+  const bool prepared = widened || !order_.empty() || with_sums || shape_.group % kQuantAlign != 0;
   const DType operand = pairs ? DType::bf16 : DType::f32;
-  const auto sums = shape_.has_zeros ? prepared_row_bytes(shape_.groups(), DType::f32) : 0;
-  return {.quantised = pairs ? kernels.quant_linear_bf16 : kernels.quant_linear_f32,
+  return {.dense = dense,
+          .quantised = pairs ? kernels.quant_linear_bf16 : kernels.quant_linear_f32,
           .operand = operand,
           .row_block = kQuantRowBlock,
-          .prepared_bytes = prepared ? prepared_row_bytes(k_, operand) + sums : 0};
+          .prepared_bytes = prepared ? prepared_row_bytes(k_, operand) + (with_sums ? sums : 0) : 0};
 }
 
 const Bf16* QuantLinear::in_column_order(const Bf16* in) const {
@@ -153,19 +208,33 @@ const Bf16* QuantLinear::in_column_order(const Bf16* in) const {
   return gathered.data();
 }
 
+template <class Element>
+void QuantLinear::add_sums(const Kernels& kernels, const GemmKernel& gemm, const Element* in, std::byte* out) const {
+  if (!needs_sums(gemm)) return;
+  auto* const sums = reinterpret_cast<float*>(out + sums_at(gemm));
+  if constexpr (std::is_same_v<Element, Bf16>) {
+    kernels.group_sums_bf16(sums, in, shape_.group, shape_.groups());
+  } else {
+    kernels.group_sums_f32(sums, in, shape_.group, shape_.groups());
+  }
+}
+
 // Writes activations in the order of the columns, then zeros, then the sums of the groups.
 void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, const void* in, std::byte* out) const {
-  if (gemm.fixed) return kernels.fixed_from_bf16(out, in_column_order(static_cast<const Bf16*>(in)), shape_);
+  if (gemm.fixed) {
+    const auto* const ordered = in_column_order(static_cast<const Bf16*>(in));
+    kernels.fixed_from_bf16(out, ordered, shape_);
+    return add_sums(kernels, gemm, ordered, out);
+  }
   const auto bytes = static_cast<std::size_t>(prepared_row_bytes(k_, gemm.operand));
   const auto used = static_cast<std::size_t>(k_) * size_of(gemm.operand);
-  auto* const sums = reinterpret_cast<float*>(out + bytes);
   const auto gather = [&](const auto* from, auto* to) {
     for (std::size_t i = 0; i < order_.size(); ++i) to[i] = from[order_[i]];
   };
   if (gemm.operand == DType::bf16) {
     auto* const to = reinterpret_cast<Bf16*>(out);
     order_.empty() ? static_cast<void>(std::memcpy(to, in, used)) : gather(static_cast<const Bf16*>(in), to);
-    if (shape_.has_zeros) kernels.group_sums_bf16(sums, to, shape_.group, shape_.groups());
+    add_sums(kernels, gemm, to, out);
   } else {
     auto* const to = reinterpret_cast<float*>(out);
     if (type_ == DType::bf16) {
@@ -175,26 +244,51 @@ void QuantLinear::prepare_row(const Kernels& kernels, const GemmKernel& gemm, co
     } else {
       gather(static_cast<const float*>(in), to);
     }
-    if (shape_.has_zeros) kernels.group_sums_f32(sums, to, shape_.group, shape_.groups());
+    add_sums(kernels, gemm, to, out);
   }
   std::memset(out + used, 0, bytes - used);
 }
 
 void QuantLinear::multiply(const GemmKernel& gemm, std::int64_t panel_index, const Tensor& out, const GemmRows& in,
                            std::int64_t row, std::int64_t rows) const {
-  const auto first = panel_index * kPanel;
-  const auto sums = prepared_row_bytes(k_, gemm.operand);
+  const auto first = panel_index * kPanel, columns = std::min<std::int64_t>(kPanel, out.cols - first);
+  auto* const to = static_cast<float*>(out.data) + row * out.stride + first;
   gemm.quantised({.a = in.row(row),
                   .a_stride = in.stride / (gemm.fixed ? 1 : static_cast<std::int64_t>(size_of(gemm.operand))),
-                  .sums = shape_.has_zeros && !gemm.fixed ? reinterpret_cast<const float*>(in.row(row) + sums) : nullptr,
+                  .sums = shape_.has_zeros && !gemm.fixed
+                              ? reinterpret_cast<const float*>(in.row(row) + sums_at(gemm))
+                              : nullptr,
                   .sums_stride = in.stride / 4,
                   .rows = static_cast<int>(rows),
                   .shape = shape_,
                   .panel = panel(panel_index),
-                  .out = static_cast<float*>(out.data) + row * out.stride + first,
+                  .out = to,
                   .out_stride = out.stride,
-                  .columns = static_cast<int>(std::min<std::int64_t>(kPanel, out.cols - first)),
+                  .columns = static_cast<int>(columns),
                   .bias = bias() == nullptr ? nullptr : bias() + first});
+  if (has_minimums()) add_minimums(gemm, panel_index, to, out.stride, columns, in, row, rows);
+}
+
+void QuantLinear::add_minimums(const GemmKernel& gemm, std::int64_t panel_index, float* out, std::int64_t out_stride,
+                               std::int64_t columns, const GemmRows& in, std::int64_t row, std::int64_t rows) const {
+  const auto groups = shape_.groups();
+  alignas(64) std::array<float, std::size_t{kRowBlock} * kPanel> products;
+  for (std::int64_t begin = 0; begin < rows; begin += kRowBlock) {
+    const auto count = std::min<std::int64_t>(kRowBlock, rows - begin);
+    gemm.dense({.a = in.row(row + begin) + sums_at(gemm),
+                .a_stride = in.stride / 4,
+                .rows = static_cast<int>(count),
+                .k = groups,
+                .panel = reinterpret_cast<const float*>(minimums_.get()) + panel_index * groups * kPanel,
+                .out = products.data(),
+                .out_stride = kPanel,
+                .columns = static_cast<int>(columns)});
+    for (std::int64_t r = 0; r < count; ++r) {
+      const auto* const from = products.data() + r * kPanel;
+      auto* const to = out + (begin + r) * out_stride;
+      for (std::int64_t j = 0; j < columns; ++j) to[j] += from[j];
+    }
+  }
 }
 
 std::unique_ptr<CpuLinear> make_quantised(std::span<const QuantSource* const> parts, std::span<const HostMatrix> bias,

@@ -1,9 +1,11 @@
 #include "ops/cuda/cuda_ops.h"
 
+#include <cstring>
 #include <utility>
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/check_step.h"
 #include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/kernels/collective.h"
@@ -96,6 +98,42 @@ void CudaOps::download(void* host, const void* device, std::size_t bytes) {
   const OnDevice on(device_.index);
   stream_.download(host, device, bytes, "download");
   stream_.wait("download");
+}
+
+// Page-locked memory, so that the copies of all parts need one wait. Null if the machine has too little.
+std::byte* CudaOps::memory_for(std::span<const ops::DevicePart> parts) {
+  std::size_t bytes = 0;
+  for (const auto& part : parts) bytes += part.bytes;
+  try {
+    if (parts_.bytes() < bytes) parts_ = PinnedMemory(bytes);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resource_exhausted) throw;
+    return nullptr;
+  }
+  return parts_.data();
+}
+
+void CudaOps::upload_parts(std::span<const ops::DevicePart> parts, const std::byte* host) {
+  const OnDevice on(device_.index);
+  auto* memory = memory_for(parts);
+  if (memory == nullptr) return Ops::upload_parts(parts, host);
+  for (const auto& [data, bytes] : parts) {
+    std::memcpy(memory, std::exchange(host, host + bytes), bytes);
+    stream_.upload(data, std::exchange(memory, memory + bytes), bytes, "upload of parts");
+  }
+  stream_.wait("upload of parts");
+}
+
+void CudaOps::download_parts(std::byte* host, std::span<const ops::DevicePart> parts) {
+  const OnDevice on(device_.index);
+  auto* const begin = memory_for(parts);
+  if (begin == nullptr) return Ops::download_parts(host, parts);
+  auto* memory = begin;
+  for (const auto& [data, bytes] : parts) {
+    stream_.download(std::exchange(memory, memory + bytes), data, bytes, "download of parts");
+  }
+  stream_.wait("download of parts");
+  std::memcpy(host, begin, static_cast<std::size_t>(memory - begin));
 }
 
 std::unique_ptr<ops::Linear> CudaOps::make_linear(std::span<const ops::HostMatrix> parts,
@@ -267,14 +305,7 @@ void CudaOps::rotary_store(const Tensor& qkv, const ops::RotaryParams& how, ops:
     return cat("qkv ", shape_of(qkv), ", ", heads, " heads and ", kv_heads, " KV heads of ", dim,
                " do not fit together");
   });
-  require(how.cos_sin == nullptr || (how.rotary_dim >= 2 && how.rotary_dim <= dim && how.rotary_dim % 2 == 0),
-          "rotary_store", [&] { return cat("rotary_dim ", how.rotary_dim, " must be even and 2 to ", dim); });
-  require((how.q_norm == nullptr) == (how.k_norm == nullptr), "rotary_store",
-          [&] { return "q_norm and k_norm must both be set or both be null"; });
-  require(how.squares == nullptr || (how.q_norm != nullptr && !how.norm_after), "rotary_store",
-          [&] { return "squares needs q_norm, and a norm before the rotation"; });
-  require((!how.v_norm || how.q_norm != nullptr) && (!how.v_from_k || how.squares == nullptr), "rotary_store",
-          [&] { return "v_norm needs q_norm, and v_from_k a norm of each head"; });
+  ops::check_rotation(how, dim);
   need_cache(kv);
   if (tracing_) return;
   require_step("rotary_store", qkv.rows, begun_.capacity.rows);

@@ -49,6 +49,8 @@ class CudaOps final : public ops::Ops {
   std::unique_ptr<ops::Buffer> allocate(std::size_t bytes) override;
   void upload(void* device, const void* host, std::size_t bytes) override;
   void download(void* host, const void* device, std::size_t bytes) override;
+  void upload_parts(std::span<const ops::DevicePart> parts, const std::byte* host) override;
+  void download_parts(std::byte* host, std::span<const ops::DevicePart> parts) override;
 
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
@@ -200,6 +202,7 @@ class CudaOps final : public ops::Ops {
   void trace(const ops::StepLimits& limits, const Issue& issue);
   void measure_gemms(const ops::StepLimits& limits);
   StepCapacity capacity_for(std::int64_t rows, const ops::StepLimits& limits) const;
+  std::byte* memory_for(std::span<const ops::DevicePart> parts);
   void make_uploads(const ops::StepLimits& limits);
   void capture_steps(const ops::StepLimits& limits, const Issue& issue);
   CapturedStep capture(const StepCapacity& capacity, const SamplePacked& packed, std::span<const std::byte> sampling,
@@ -233,6 +236,7 @@ class CudaOps final : public ops::Ops {
   int sampler_rows_ = 0;
   DeviceMemory upload_;               // for steps that fit, including captured steps
   DeviceMemory long_upload_;          // for other steps; grows
+  PinnedMemory parts_;                // of upload_parts() and download_parts(); grows
   struct PartialResults {
     AttentionBounds bounds;
     DeviceMemory memory;

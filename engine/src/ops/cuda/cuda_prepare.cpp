@@ -121,7 +121,8 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
     const auto& shape = needs_.attention[i];
     const auto bounds = attention_bounds(shape, limits.max_rows, limits.max_sequences, limits.max_positions);
     capacity.plans.push_back({bounds.decode_items, bounds.prefill_items});
-    attention_.push_back({bounds, DeviceMemory(attention_workspace_bytes(shape, bounds), "partial results of attention")});
+    attention_.push_back(
+        {bounds, DeviceMemory(attention_workspace_bytes(shape, bounds), "partial results of attention")});
     plans_[i].decode.reserve(static_cast<std::size_t>(bounds.decode_items));
     plans_[i].prefill.reserve(static_cast<std::size_t>(bounds.prefill_items));
   }

@@ -225,6 +225,11 @@ CudaKvCache::CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_bl
   }
 }
 
+std::byte* CudaKvCache::block(std::size_t layer, int block) const {
+  return static_cast<std::byte*>(layers_[layer].data) +
+         layout_.layer_bytes(layout_.layers[layer]) * static_cast<std::size_t>(block);
+}
+
 void CudaKvCache::commit(const PerKind<int>& num_blocks) {
   for (auto& group : groups_) group.memory.commit(group.block_bytes * static_cast<std::size_t>(num_blocks[group.kind]));
 }

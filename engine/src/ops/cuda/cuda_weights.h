@@ -109,13 +109,14 @@ class CudaEmbedding : public ops::Embedding {
   TableRows table_;
 };
 
-// Layers with their own storage, in groups of one kind and size. In a group, one layer follows another. If not all blocks
-// have memory yet, each layer has addresses for all blocks, and memory for the first ones.
+// Layers with their own storage, in groups of one kind and size. In a group, one layer follows another. If not all
+// blocks have memory yet, each layer has addresses for all blocks, and memory for the first ones.
 class CudaKvCache : public ops::KvCache {
  public:
   CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed);
   void commit(const PerKind<int>& num_blocks);
   const CacheLayer& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
+  std::byte* block(std::size_t layer, int block) const override;
   void copy_block(Stream& stream, CacheKind kind, std::int32_t from, std::int32_t to) const;
 
  private:

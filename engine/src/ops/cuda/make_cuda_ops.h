@@ -22,6 +22,10 @@ struct CudaDevice {
 // driver, no device, too old, or a build without CUDA.
 std::vector<CudaDevice> cuda_devices(std::string& why);
 
+// The number of usable devices. Unlike cuda_devices(), creates no context, which takes memory of each GPU until the
+// process ends.
+int num_cuda_devices();
+
 inline Precision cuda_precision(DType weight) {
   return {.weight = weight, .residual = DType::f32, .gemm_out = weight, .activation = weight, .kv = weight};
 }

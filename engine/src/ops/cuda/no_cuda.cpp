@@ -15,6 +15,8 @@ std::vector<CudaDevice> cuda_devices(std::string& why) {
   return {};
 }
 
+int num_cuda_devices() { return 0; }
+
 std::shared_ptr<NcclGroup> make_nccl_group(const std::vector<int>&) { throw Error(ErrorCode::unsupported, kWhy); }
 
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions&, std::shared_ptr<NcclGroup>, int) {

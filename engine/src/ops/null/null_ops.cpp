@@ -131,6 +131,7 @@ class NullOps : public Ops {
   void rotary_store(const Tensor&, const RotaryParams&, KvCache&, int, int) override {}
   void attention(const Tensor&, const Tensor&, const KvCache&, int, int, const AttentionParams&) override {}
   void short_conv(const Tensor&, const Tensor&, const ShortConvParams&, KvCache&, int) override {}
+  void add_low_rank(const Tensor&, const Tensor&, std::span<const LowRankRows>) override {}
   void latent_store(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const LatentParams&, KvCache&, int,
                     int) override {}
   void heads_linear(const Tensor&, const Tensor&, std::span<const std::unique_ptr<Linear>>) override {}

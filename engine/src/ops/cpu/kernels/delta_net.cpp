@@ -1,4 +1,5 @@
-// The gated delta rule over the rows of a sequence, for a strip of up to kDeltaStrip columns of the state of one v head.
+// The gated delta rule over the rows of a sequence, for a strip of up to kDeltaStrip columns of the state of one v
+// head.
 //
 //   state   [k_dim][kDeltaStrip] floats
 //   a row   s = alpha s + k (beta (v - alpha s^T k))^T;  o = s^T q
@@ -56,7 +57,8 @@ inline __attribute__((always_inline)) void step(float* to, const float* from, in
 
 // kColumns columns of the strip, from `column` on.
 void columns_of(const DeltaArgs& args, int column) {
-  const float *from = args.from == nullptr ? nullptr : args.from + column, *q = args.q, *k = args.k, *gates = args.gates;
+  const float *from = args.from == nullptr ? nullptr : args.from + column, *q = args.q, *k = args.k,
+              *gates = args.gates;
   float *const to = args.to + column, *v = args.v + column;
   const int n = args.columns - column;
   Vec sums[kVectors];  // s^T k

@@ -51,6 +51,10 @@ void sigmoid_gate_f32(float* x, const float* gate, std::int64_t n);
 void gated_norm_bf16(Bf16* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
 void gated_norm_f32(float* out, const float* x, const float* gate, const float* weight, float eps, std::int64_t n);
 void delta_net(const DeltaArgs& args);
+void low_rank_down_bf16(const LowRankArgs& args);
+void low_rank_down_f32(const LowRankArgs& args);
+void low_rank_up_bf16(const LowRankArgs& args);
+void low_rank_up_f32(const LowRankArgs& args);
 void short_conv_bf16(const ShortConvArgs& args);
 void short_conv_f32(const ShortConvArgs& args);
 void soft_cap(float* x, float cap, std::int64_t n);
@@ -89,83 +93,88 @@ static constexpr decltype(Kernels::linear_i8_tiles) kLinearI8Tiles = linear_i8_t
 static constexpr decltype(Kernels::linear_i8_tiles) kLinearI8Tiles = nullptr;
 #endif
 
-const Kernels& kernels() {
-  static constexpr Kernels table = {
-      .linear_bf16 = linear_bf16,
-      .two_panel_rows = kTwoPanelRows,
+namespace {
+constexpr Kernels kTable = {
+    .linear_bf16 = linear_bf16,
+    .two_panel_rows = kTwoPanelRows,
 #if defined(__AVX512BF16__)
-      .linear_bf16_widened = nullptr,
+    .linear_bf16_widened = nullptr,
 #else
-      .linear_bf16_widened = linear_bf16_widened,
+    .linear_bf16_widened = linear_bf16_widened,
 #endif
-      .linear_f16 = linear_f16,
-      .linear_f32 = linear_f32,
+    .linear_f16 = linear_f16,
+    .linear_f32 = linear_f32,
 #if defined(__AVX512BF16__)
-      .quant_linear_bf16 = quant_linear_bf16,
+    .quant_linear_bf16 = quant_linear_bf16,
 #else
-      .quant_linear_bf16 = nullptr,
+    .quant_linear_bf16 = nullptr,
 #endif
-      .quant_linear_f32 = quant_linear_f32,
+    .quant_linear_f32 = quant_linear_f32,
 // If bf16 dot products are as fast, or there are tiles, those are used for all numbers of rows.
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
-      .quant_linear_fixed = quant_linear_fixed,
-      .fixed_from_bf16 = fixed_from_bf16,
+    .quant_linear_fixed = quant_linear_fixed,
+    .fixed_from_bf16 = fixed_from_bf16,
 #else
-      .quant_linear_fixed = nullptr,
-      .fixed_from_bf16 = nullptr,
+    .quant_linear_fixed = nullptr,
+    .fixed_from_bf16 = nullptr,
 #endif
-      .group_sums_bf16 = group_sums_bf16,
-      .group_sums_f32 = group_sums_f32,
-      .linear_i8 = linear_i8,
-      .linear_i8_vnni = kLinearI8Vnni,
-      .linear_i8_tiles = kLinearI8Tiles,
-      .two_integer_panel_rows = kTwoIntegerPanelRows,
-      .integers_from_bf16 = integers_from_bf16,
-      .integers_from_f32 = integers_from_f32,
-      .sum_integers = sum_integers,
-      .attention_bf16 = attention_bf16,
-      .attention_f16 = attention_f16,
-      .attention_f32 = attention_f32,
-      .attention_q8 = attention_q8,
-      .attention_q4 = attention_q4,
-      .attention_split_bf16 = attention_split_bf16,
-      .attention_split_f16 = attention_split_f16,
-      .attention_split_f32 = attention_split_f32,
-      .attention_split_q8 = attention_split_q8,
-      .attention_split_q4 = attention_split_q4,
-      .attention_merge = attention_merge,
-      .rms_norm_bf16 = rms_norm_bf16,
-      .rms_norm_f32 = rms_norm_f32,
-      .sum_of_squares = sum_of_squares,
-      .normalise = normalise,
-      .silu_mul_bf16 = silu_mul_bf16,
-      .silu_mul_f32 = silu_mul_f32,
-      .gelu_tanh_mul_bf16 = gelu_tanh_mul_bf16,
-      .gelu_tanh_mul_f32 = gelu_tanh_mul_f32,
-      .clamped_swiglu_bf16 = clamped_swiglu_bf16,
-      .clamped_swiglu_f32 = clamped_swiglu_f32,
-      .sigmoid_gate_bf16 = sigmoid_gate_bf16,
-      .sigmoid_gate_f32 = sigmoid_gate_f32,
-      .gated_norm_bf16 = gated_norm_bf16,
-      .gated_norm_f32 = gated_norm_f32,
-      .delta_net = delta_net,
-      .short_conv_bf16 = short_conv_bf16,
-      .short_conv_f32 = short_conv_f32,
-      .soft_cap = soft_cap,
-      .scale = scale,
-      .add_scaled = add_scaled,
-      .rotate = rotate,
-      .rotate_interleaved = rotate_interleaved,
-      .bf16_from_f32 = bf16_from_f32,
-      .f16_from_f32 = f16_from_f32,
-      .f32_from_bf16 = f32_from_bf16,
-      .f32_from_f16 = f32_from_f16,
-      .min_and_max = min_and_max,
-      .quantise = quantise,
-      .maximum = maximum,
-      .exp_sum = exp_sum,
-  };
-  return table;
-}
+    .group_sums_bf16 = group_sums_bf16,
+    .group_sums_f32 = group_sums_f32,
+    .linear_i8 = linear_i8,
+    .linear_i8_vnni = kLinearI8Vnni,
+    .linear_i8_tiles = kLinearI8Tiles,
+    .two_integer_panel_rows = kTwoIntegerPanelRows,
+    .integers_from_bf16 = integers_from_bf16,
+    .integers_from_f32 = integers_from_f32,
+    .sum_integers = sum_integers,
+    .attention_bf16 = attention_bf16,
+    .attention_f16 = attention_f16,
+    .attention_f32 = attention_f32,
+    .attention_q8 = attention_q8,
+    .attention_q4 = attention_q4,
+    .attention_split_bf16 = attention_split_bf16,
+    .attention_split_f16 = attention_split_f16,
+    .attention_split_f32 = attention_split_f32,
+    .attention_split_q8 = attention_split_q8,
+    .attention_split_q4 = attention_split_q4,
+    .attention_merge = attention_merge,
+    .rms_norm_bf16 = rms_norm_bf16,
+    .rms_norm_f32 = rms_norm_f32,
+    .sum_of_squares = sum_of_squares,
+    .normalise = normalise,
+    .silu_mul_bf16 = silu_mul_bf16,
+    .silu_mul_f32 = silu_mul_f32,
+    .gelu_tanh_mul_bf16 = gelu_tanh_mul_bf16,
+    .gelu_tanh_mul_f32 = gelu_tanh_mul_f32,
+    .clamped_swiglu_bf16 = clamped_swiglu_bf16,
+    .clamped_swiglu_f32 = clamped_swiglu_f32,
+    .sigmoid_gate_bf16 = sigmoid_gate_bf16,
+    .sigmoid_gate_f32 = sigmoid_gate_f32,
+    .gated_norm_bf16 = gated_norm_bf16,
+    .gated_norm_f32 = gated_norm_f32,
+    .delta_net = delta_net,
+    .low_rank_down_bf16 = low_rank_down_bf16,
+    .low_rank_down_f32 = low_rank_down_f32,
+    .low_rank_up_bf16 = low_rank_up_bf16,
+    .low_rank_up_f32 = low_rank_up_f32,
+    .short_conv_bf16 = short_conv_bf16,
+    .short_conv_f32 = short_conv_f32,
+    .soft_cap = soft_cap,
+    .scale = scale,
+    .add_scaled = add_scaled,
+    .rotate = rotate,
+    .rotate_interleaved = rotate_interleaved,
+    .bf16_from_f32 = bf16_from_f32,
+    .f16_from_f32 = f16_from_f32,
+    .f32_from_bf16 = f32_from_bf16,
+    .f32_from_f16 = f32_from_f16,
+    .min_and_max = min_and_max,
+    .quantise = quantise,
+    .maximum = maximum,
+    .exp_sum = exp_sum,
+};
+}  // namespace
+
+const Kernels& kernels() { return kTable; }
 
 }  // namespace charonia::ops::cpu::CHARONIA_ISA

@@ -45,6 +45,14 @@ std::vector<CudaDevice> cuda_devices(std::string& why) {
   return out;
 }
 
+int num_cuda_devices() {
+  std::string why;
+  const int count = cuda::device_count(why);
+  int usable = 0;
+  for (int i = 0; i < count; ++i) usable += cuda::major_capability(i) >= kOldest;
+  return usable;
+}
+
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options, std::shared_ptr<NcclGroup> group, int rank) {
   std::string why;
   const int count = cuda::device_count(why);

@@ -32,6 +32,7 @@ struct DeviceInfo {
 // Number of devices that CUDA sees. 0, with the reason in `why`, if there is no driver or no device.
 int device_count(std::string& why);
 DeviceInfo device_info(int index);
+int major_capability(int index);  // DeviceInfo::major, without a context on the device
 
 // Makes a device the calling thread's current device during its lifetime, then restores the previous one.
 class OnDevice {

@@ -85,7 +85,8 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
   const auto rows = count(input.ids);
   const auto& batch = input.attention;
   require(rows <= capacity.rows && count(input.logits_rows) <= capacity.logits_rows &&
-              (capacity.states == 0 || count(batch.state_in) <= capacity.states) && fits(plans, capacity) && sampling.size() <= capacity.sampling_bytes,
+              (capacity.states == 0 || count(batch.state_in) <= capacity.states) && fits(plans, capacity) &&
+              sampling.size() <= capacity.sampling_bytes,
           "the step is larger than the capacity that was made for it");
   const auto put = [to](std::size_t at, const auto& values) {
     if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));

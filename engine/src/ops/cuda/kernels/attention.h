@@ -12,8 +12,8 @@
 // compared with 49000 for reading k and v. (128 splits, combined by sequential loads, would take 90000.) Not measured.
 //
 // Layers with the same heads and kind of cache share a plan, but may have different windows: items begin at the widest
-// window (AttentionShape), and the kernels skip tiles of an item that no row attends to in their layer. A split with no remaining tiles reads
-// nothing and writes a partial result of weight 0. Neither changes a bit (attention_tile.h).
+// window (AttentionShape), and the kernels skip tiles of an item that no row attends to in their layer. A split with no
+// remaining tiles reads nothing and writes a partial result of weight 0. Neither changes a bit (attention_tile.h).
 //
 // Usage:
 //   once    attention_bounds() returns the maximum items and partial results of a step within the limits. Allocate that

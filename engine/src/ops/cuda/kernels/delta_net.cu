@@ -38,6 +38,7 @@ struct DeltaParams {
   std::int64_t slot_floats = 0;
   const StateItem* items = nullptr;
   int k_heads = 0, v_heads = 0, k_dim = 0, v_dim = 0, strips = 0;
+  bool tiled = false;
 };
 
 // Stores n elements as floats, multiplied by scale / sqrt(sum of squares + kLeastSquares), then zeros up to kPadded.
@@ -82,7 +83,8 @@ void delta_kernel(const DeltaParams p) {
   const StateItem item = p.items[blockIdx.x];
   if (item.num_rows == 0) return;
   const int unit = static_cast<int>(blockIdx.y), head = unit / p.strips, first_column = unit % p.strips * kStrip;
-  const int columns = min(kStrip, p.v_dim - first_column), k_head = head / (p.v_heads / p.k_heads);
+  const int columns = min(kStrip, p.v_dim - first_column);
+  const int k_head = p.tiled ? head % p.k_heads : head / (p.v_heads / p.k_heads);
   const int thread = static_cast<int>(threadIdx.x), part = thread % kParts, column = thread / kParts;
   const auto at = static_cast<std::int64_t>(unit) * p.k_dim * kStrip + column;
   const auto row_of = [part](int i) { return 16 * (i / 4) + 4 * part + i % 4; };
@@ -166,7 +168,8 @@ void delta_net(Stream& stream, const ops::Tensor& qkv, const ops::Tensor& gates,
                       .v_heads = how.v_heads,
                       .k_dim = how.k_dim,
                       .v_dim = how.v_dim,
-                      .strips = how.strips()};
+                      .strips = how.strips(),
+                      .tiled = how.tiled};
   const Launch shape{.grid_x = static_cast<unsigned>(num_items),
                      .grid_y = static_cast<unsigned>(how.v_heads * how.strips()),
                      .threads = kThreads};

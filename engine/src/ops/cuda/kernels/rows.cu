@@ -4,8 +4,8 @@
 // a time: 16 bytes in both 16-bit types, twice 16 in float. If a row's address, stride or width does not allow such
 // accesses, the same thread takes the same elements one by one, so results do not depend on it.
 //
-//   embed, gated_activation, sigmoid_gate, logits, copies   grid (rows, vectors of a row / threads), one vector per thread, no shared
-//                             memory
+//   embed, gated_activation, sigmoid_gate, logits, copies
+//                             grid (rows, vectors of a row / threads), one vector per thread, no shared memory
 //   gated_norm                grid (rows, heads / warps), a head per warp
 //   rms_norm                  grid (rows); a row's vectors stay in registers between the sum and the scaling, so that
 //                             residual and delta are read once. Traffic: residual is read and written, delta read, out
@@ -116,6 +116,11 @@ CHARONIA_DEVICE void store_floats(T* row, int at, int n, bool aligned, const flo
   }
 }
 
+// The token of a row. Ids below 0 refer to the tokens that the previous step sampled.
+CHARONIA_DEVICE std::int32_t token_of(std::int32_t id, const std::int32_t* sampled) {
+  return id < 0 ? max(sampled[-1 - id], 0) : id;
+}
+
 struct EmbedParams {
   void* out = nullptr;
   std::int64_t out_stride = 0;
@@ -133,8 +138,7 @@ void embed_kernel(const EmbedParams p) {
   dependency_trigger();
   dependency_wait();
   const auto row = static_cast<std::int64_t>(blockIdx.x);
-  std::int32_t id = p.ids[row];
-  if (id < 0) id = max(p.sampled[-1 - id], 0);
+  const auto id = token_of(p.ids[row], p.sampled);
   const int at = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
   const auto first = p.table.packed ? packed_at(id, at, p.table.stride) : id * p.table.stride + at;
   float x[kVector];
@@ -164,8 +168,7 @@ void add_embedding_kernel(const EmbeddingSumParams p) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int group = static_cast<int>(blockIdx.y) * (kThreads / kWarp) + warp_id(), size = p.how.size;
   if (group >= p.groups) return;
-  std::int32_t id = p.ids[row];
-  if (id < 0) id = max(p.sampled[-1 - id], 0);
+  const auto id = token_of(p.ids[row], p.sampled);
   const auto first = static_cast<std::int64_t>(group) * size;
   T* const x = static_cast<T*>(p.x) + row * p.stride + first;
   const T* const from = static_cast<const T*>(p.table) + static_cast<std::int64_t>(id) * p.groups * size + first;

@@ -61,8 +61,8 @@ bool gated_activation_codes(Stream& stream, const RowCodes& codes, const Tensor&
 
 // x [rows, cols] *= sigmoid(gate), both of one type, f32|bf16|f16.
 void sigmoid_gate(Stream& stream, const Tensor& x, const Tensor& gate);
-// Like Operations::gated_norm(). out, x and gate of one type, f32|bf16|f16. Sums in float, in an order that depends only
-// on head_dim.
+// Like Operations::gated_norm(). out, x and gate of one type, f32|bf16|f16. Sums in float, in an order that depends
+// only on head_dim.
 void gated_norm(Stream& stream, const Tensor& out, const Tensor& x, const Tensor& gate, const float* weight, float eps,
                 int head_dim);
 
@@ -115,9 +115,9 @@ struct CacheLayer {
 };
 
 // qkv [rows, (heads + 2 kv_heads) * head_dim] f32|bf16|f16: q heads, and k heads and v heads if the layer stores them.
-// Normalises, rotates and scales q and k according to `how`, q in place. Stores k and v, in a cache of the same type or quantised, in slot kv_slots[row]
-// (block * block_len + slot in the block; -1: the row is padding and is not stored). positions [rows]: for how.q_scale;
-// rotary_rows [rows]: for how.cos_sin.
+// Normalises, rotates and scales q and k according to `how`, q in place. Stores k and v, in a cache of the same type or
+// quantised, in slot kv_slots[row] (block * block_len + slot in the block; -1: the row is padding and is not stored).
+// positions [rows]: for how.q_scale; rotary_rows [rows]: for how.cos_sin.
 void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& how, const CacheLayer& cache, int heads,
                   const std::int32_t* positions, const std::int32_t* rotary_rows, const std::int32_t* kv_slots);
 

@@ -207,6 +207,12 @@ DeviceInfo device_info(int index) {
           .total_bytes = properties.totalGlobalMem};
 }
 
+int major_capability(int index) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), cat("device ", index));
+  return major;
+}
+
 OnDevice::OnDevice(int index) : before_(current_device()) {
   if (index == before_) {
     before_ = kNothingToRestore;

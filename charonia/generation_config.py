@@ -11,7 +11,7 @@ from charonia.errors import InvalidRequestError, ModelError
 from charonia.json_files import read_json
 
 FILE = "generation_config.json"
-_PREFIX = "default_"
+PREFIX = "default_"
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
@@ -24,9 +24,9 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
     content = read_json(file) if file.is_file() else {}
     found: dict[str, Any] = {}
     for field in _engine.config_fields():
-        name = field.key.removeprefix(_PREFIX)
+        name = field.key.removeprefix(PREFIX)
         value = content.get(name)
-        if not (field.model_attribute and field.key.startswith(_PREFIX)) or value is None:
+        if not (field.model_attribute and field.key.startswith(PREFIX)) or value is None:
             continue
         if name == "top_k" and value == -1:  # vLLM's value for all tokens
             value = 0

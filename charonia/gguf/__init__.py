@@ -1,0 +1,1 @@
+"""GGUF files: their metadata, tensors, tokenizer and configuration, in the form of a Hugging Face folder."""

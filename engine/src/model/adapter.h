@@ -1,0 +1,59 @@
+// The weights of a LoRA adapter on one rank.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "model/adapter_files.h"
+#include "model/manifest.h"
+#include "ops/device.h"
+#include "ops/low_rank.h"
+
+namespace charonia::model {
+
+// Where the rows of a canonical tensor are in a Linear.
+struct LinearPlace {
+  const ops::Linear* weight = nullptr;
+  std::int64_t first_row = 0, rows = 0, cols = 0;
+};
+using LinearPlaces = std::map<std::string, LinearPlace, std::less<>>;  // by canonical name
+
+// Immutable, so that steps and other threads may read it.
+class Adapter {
+ public:
+  // Divides the adapter's matrices as the weights of the rank are divided. type: of activations. Throws
+  // Error(unsupported) for a module that the engine cannot change, and invalid_argument for matrices of other shapes
+  // and for values that are not finite.
+  Adapter(const AdapterFiles& files, const Modules& modules, const LinearPlaces& places, ops::Device& device, int rank,
+          DType type);
+  // Returns bytes() of the adapter with these arguments. Throws the errors of the constructor, except for values.
+  static std::size_t bytes_of(const AdapterFiles& files, const Modules& modules, const LinearPlaces& places, int rank,
+                              DType type);
+  // The same for a model that is not loaded, as if each tensor were a Linear of its own: at least bytes().
+  static std::size_t bytes_of(const AdapterFiles& files, const Modules& modules, int rank, DType type);
+
+  // Null if the adapter does not change the weight.
+  const ops::LowRank* change_of(const ops::Linear& weight) const {
+    const auto found = changes_.find(&weight);
+    return found == changes_.end() ? nullptr : &found->second;
+  }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(memory_->bytes()); }
+
+ private:
+  // One allocation, because the system limits the number of mappings.
+  std::unique_ptr<ops::Buffer> memory_;
+  std::unordered_map<const ops::Linear*, ops::LowRank> changes_;
+};
+
+// The rows of a step with an adapter.
+struct AdapterRows {
+  const Adapter* adapter = nullptr;
+  std::vector<std::int32_t> rows;  // ascending
+};
+
+}  // namespace charonia::model

@@ -1,0 +1,77 @@
+// The change of a weight by a LoRA adapter: out += B (scale * A in).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+#include "ops/tensor.h"
+
+namespace charonia::ops {
+
+// The change of one Linear. Several modules of a model may be stacked in one Linear, such as q, k and v: each has its
+// own rows of A and its own columns of the output. Elements have the device's activation type.
+//
+// A step with one row reads each matrix once, so both are stored in the order of reading, padded with zeros:
+//   A  groups of kGroup ranks (the last one may have fewer), each [ceil(in_features / line)][ranks of the group][line],
+//      where a line has 64 bytes: a cache line
+//   B  for each part, with bf16 [panels][ceil(ranks / 2)][kPanel][2], with f32 [panels][ranks][kPanel]
+struct LowRank {
+  static constexpr std::int64_t kPanel = 64, kGroup = 4;
+
+  // Columns [first_column, first_column + columns) of the output: they change by the ranks
+  // [first_rank, first_rank + ranks).
+  struct Part {
+    std::int64_t first_column = 0, columns = 0;
+    std::int64_t first_rank = 0, ranks = 0;
+    std::int64_t b = 0;  // the first element in `b`
+
+    std::int64_t panels() const { return (columns + kPanel - 1) / kPanel; }
+  };
+
+  DType type = DType::f32;  // f32 or bf16
+  std::int64_t ranks = 0, in_features = 0, out_features = 0;
+  // Device memory of the owner.
+  const void* a = nullptr;
+  const void* b = nullptr;        // of all parts
+  const float* scales = nullptr;  // [ranks]
+  std::vector<Part> parts;        // their columns do not overlap
+
+  // The numbers of elements, and the place of an element.
+  std::int64_t a_elements() const { return ranks * padded_features(); }
+  std::int64_t a_at(std::int64_t rank, std::int64_t k) const {
+    const auto first = rank / kGroup * kGroup, group = std::min(kGroup, ranks - first);
+    const auto line = (k >> line_bits()) * group + rank - first;
+    return first * padded_features() + (line << line_bits()) + (k & ((std::int64_t{1} << line_bits()) - 1));
+  }
+  std::int64_t b_elements(const Part& part) const { return part.panels() * kPanel * padded_ranks(part); }
+  std::int64_t b_at(const Part& part, std::int64_t rank, std::int64_t column) const {
+    const auto pair = std::int64_t{1} << pair_bits();
+    const auto panel = part.b + column / kPanel * kPanel * padded_ranks(part);
+    return panel + (rank & -pair) * kPanel + column % kPanel * pair + (rank & (pair - 1));
+  }
+  // The number of elements in `b` for each column of a part.
+  std::int64_t padded_ranks(const Part& part) const {
+    const auto pair = std::int64_t{1} << pair_bits();
+    return (part.ranks + pair - 1) & -pair;
+  }
+
+ private:
+  // Powers of two, so that a_at() and b_at() do not divide.
+  int pair_bits() const { return type == DType::bf16 ? 1 : 0; }
+  int line_bits() const { return type == DType::bf16 ? 5 : 4; }
+  std::int64_t padded_features() const {
+    const auto line = std::int64_t{1} << line_bits();
+    return (in_features + line - 1) & -line;
+  }
+};
+
+// Rows of a step whose output changes.
+struct LowRankRows {
+  const LowRank* change = nullptr;
+  std::span<const std::int32_t> rows;  // ascending
+};
+
+}  // namespace charonia::ops

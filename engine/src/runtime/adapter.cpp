@@ -1,0 +1,91 @@
+#include "runtime/adapter.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "model/adapter_files.h"
+#include "text/utf8.h"
+
+namespace charonia::runtime {
+
+namespace {
+
+void check_spelling(const std::string& name) {
+  constexpr std::size_t kLongest = 256;  // bytes
+  const auto forbidden = [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == '=' || c == ',';
+  };
+  if (!name.empty() && name.size() <= kLongest && name.front() != ' ' && name.back() != ' ' &&
+      text::to_valid_utf8(name) == name && std::ranges::none_of(name, forbidden)) {
+    return;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              cat("lora_name = '", text::to_valid_utf8(name), "' is not a name: it must have 1 to ", kLongest,
+                  " bytes of UTF-8, without '=', ',' and control characters, and without a space at its ends"));
+}
+
+}  // namespace
+
+void check_adapter_name(const std::string& name, const std::filesystem::path& folder, std::string_view model_name) {
+  check_spelling(name);
+  if (const auto path = folder.string(); text::to_valid_utf8(path) != path) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("adapter ", name, ": the folder ", text::to_valid_utf8(path),
+                    " has a name that is not UTF-8: rename it"));
+  }
+  if (name == model_name) {
+    throw Error(ErrorCode::invalid_argument, cat("adapter ", name, " has the name of the model: choose another name"));
+  }
+}
+
+void check_same_adapter(const model::AdapterFiles& files, std::string_view loaded_digest) {
+  if (files.digest() == loaded_digest) return;
+  throw Error(ErrorCode::invalid_argument,
+              cat("adapter ", files.name(), " has the name of a loaded adapter with other files: choose another name, ",
+                  "or unload that adapter first"));
+}
+
+std::vector<AdapterFolder> adapter_folders(std::string_view list) {
+  std::vector<AdapterFolder> out;
+  while (!list.empty()) {
+    const auto entry = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(list.size(), entry.size() + 1));
+    const auto equals = entry.find('=');
+    if (equals == std::string_view::npos || equals + 1 == entry.size()) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat("lora_adapters has the entry '", entry,
+                      "': it must be NAME=FOLDER, and entries are separated by commas"));
+    }
+    out.push_back({std::string(entry.substr(0, equals)), std::string(entry.substr(equals + 1))});
+  }
+  return out;
+}
+
+void refuse_adapter_on(std::string_view device, std::string_view name) {
+  throw Error(ErrorCode::unsupported,
+              cat("adapter ", name, ": device = ", device, " has no LoRA adapters. Use device = cpu, or merge ",
+                  "the adapter into the model (PEFT's merge_and_unload)"));
+}
+
+std::vector<std::size_t> adapter_bytes(const EngineConfig& config, std::string_view model_name,
+                                       const model::Modules& modules, DType type) {
+  std::vector<std::size_t> out(static_cast<std::size_t>(config.tensor_para_size));
+  std::map<std::string, std::string> digests;  // by name
+  for (const auto& [name, folder] : adapter_folders(config.lora_adapters)) {
+    check_adapter_name(name, folder, model_name);
+    if (config.device == "cuda") refuse_adapter_on(config.device, name);
+    const model::AdapterFiles files(name, folder);
+    if (const auto [found, added] = digests.try_emplace(name, files.digest()); !added) {
+      check_same_adapter(files, found->second);
+      continue;
+    }
+    for (std::size_t rank = 0; rank < out.size(); ++rank) {
+      out[rank] += model::Adapter::bytes_of(files, modules, static_cast<int>(rank), type);
+    }
+  }
+  return out;
+}
+
+}  // namespace charonia::runtime

@@ -1,0 +1,268 @@
+#include "runtime/draft_model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "cache/units.h"
+#include "charonia/error.h"
+#include "text/utf8.h"
+
+namespace charonia::runtime {
+namespace {
+
+constexpr int kPausedCalls = 16;  // Sequence::pause, after it got no blocks
+
+}  // namespace
+
+void check_vocabulary(const DraftPlan& plan, const text::TokenTable& table) try {
+  const auto own = text::TokenTable::load(plan.weights_dir / "token_table.safetensors");
+  for (std::int32_t id = 0; id < std::max(own.size(), table.size()); ++id) {
+    const auto mine = own.raw_bytes(id), theirs = table.raw_bytes(id);
+    if (mine == theirs && (mine.empty() || own.is_special(id) == table.is_special(id))) continue;
+    const auto text = [](std::string_view bytes, bool special) {
+      return cat(special ? "special token '" : "'", text::to_valid_utf8(bytes), "'");
+    };
+    throw Error(ErrorCode::invalid_argument,
+                cat("its vocabulary differs from the model's: token ", id, " is ", text(mine, own.is_special(id)),
+                    ", and ", text(theirs, table.is_special(id)),
+                    " in the model. Choose a draft model of the same family"));
+  }
+} catch (const Error& error) {
+  throw of_draft(error, plan.weights_dir);
+}
+
+DraftModel::DraftModel(DraftPlan plan, int vocab_size) : plan_(std::move(plan)) {
+  try {
+    executor_ = std::make_unique<Executor>(plan_.weights_dir, plan_.model, plan_.config);
+  } catch (const Error& error) {
+    throw of_draft(error, plan_.weights_dir);
+  }
+  vocab_size_ = std::min(vocab_size, plan_.model.vocab_size);
+  lacks_tokens_ = vocab_size_ < vocab_size;
+  const auto& counts = executor_->num_blocks();
+  std::vector<cache::UnitKind> kinds;
+  if (executor_->window() > 0) kinds.push_back({executor_->window(), counts.window});
+  blocks_ = std::make_unique<cache::BlockManager>(counts.full, plan_.config.cache_block_seq_len,
+                                                  plan_.config.enable_prefix_caching, counts.full, nullptr,
+                                                  cache::BlockManager::default_hash, kinds);
+  log({LogLevel::info,
+       cat("draft model ", plan_.model.model_name, ": ", executor_->weight_bytes(), " bytes of weights, KV cache of ",
+           counts.full * blocks_->block_len(), " tokens in ", executor_->kv_cache_bytes(), " bytes"),
+       "",
+       {}});
+}
+
+std::optional<int> DraftModel::missing(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt) {
+  const auto size = static_cast<std::int32_t>(tokens.size());
+  auto& sequence = sequences_[id];
+  const auto unknown = [this](TokenId token) { return token >= vocab_size_; };
+  const auto rest = tokens.subspan(static_cast<std::size_t>(sequence.computed));
+  const bool fits = size < plan_.config.session_len && blocks_of(size + 1) <= blocks_->num_blocks();
+  if (!fits || (lacks_tokens_ && std::ranges::any_of(rest, unknown))) {
+    forget(id);
+    return std::nullopt;
+  }
+  if (sequence.pause > 0) {
+    --sequence.pause;
+    return std::nullopt;
+  }
+  if (!sequence.began) {  // other sequences may have computed more of its prompt meanwhile
+    release(sequence);
+    auto match = blocks_->match(tokens, size - 1, salt);
+    sequence.computed = match.num_tokens;
+    sequence.blocks = std::move(match.blocks);
+    sequence.nodes = std::move(match.nodes);
+    sequence.units = std::move(match.units);
+    sequence.num_inserted = sequence.blocks.size();
+  }
+  for (const auto token : std::exchange(sequence.drafted, {})) {
+    if (sequence.computed == size || tokens[static_cast<std::size_t>(sequence.computed)] != token) break;
+    ++sequence.computed;
+  }
+  sequence.computed = std::min(sequence.computed, size - 1);  // the last token gives the logits
+  insert_blocks(sequence, tokens, salt);
+  return size - sequence.computed;
+}
+
+void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy& policy) {
+  ++calls_;
+  std::vector<Job> jobs;
+  for (auto& wanted : all) {
+    const auto lacks = missing(wanted.id, wanted.tokens, wanted.salt);
+    if (!lacks) continue;
+    auto& sequence = sequences_.at(wanted.id);
+    sequence.used = calls_;
+    auto& job = jobs.emplace_back(&wanted, &sequence);
+    job.begin = sequence.computed;
+    job.size = *lacks;
+    job.tokens.assign(wanted.tokens.begin(), wanted.tokens.end());
+    wanted.count = std::min(wanted.count, plan_.config.session_len - static_cast<int>(wanted.tokens.size()));
+  }
+  std::ranges::stable_sort(jobs, {}, &Job::size);  // so that no prompt delays the sequences that lack little
+  int left = std::min(max_rows, plan_.config.token_budget);
+  std::vector<Job*> running;
+  for (auto& job : jobs) {
+    // It gets all blocks now. Otherwise two sequences could each wait for blocks that the other one holds.
+    if (left == 0) break;
+    if (!allocate(*job.sequence, job.begin + job.size + job.wanted->count)) {
+      job.sequence->pause = kPausedCalls;
+      continue;
+    }
+    job.size = std::min(job.size, left);
+    left -= job.size;
+    running.push_back(&job);
+  }
+  for (int step = 0; !running.empty(); ++step) {
+    compute(running, policy);
+    for (auto* const job : running) {
+      auto& sequence = *job->sequence;
+      sequence.began = true;
+      if (step == 0) {
+        sequence.computed += job->size;
+      } else {
+        sequence.drafted.push_back(job->tokens[static_cast<std::size_t>(job->begin)]);
+      }
+      job->begin += job->size;
+      job->size = 1;
+    }
+    // The last proposal of a sequence is not computed.
+    std::erase_if(running, [](const Job* job) {
+      return !job->samples() || std::ssize(job->wanted->proposals) >= job->wanted->count;
+    });
+  }
+}
+
+// Adds the sampled tokens to the jobs whose last token is computed.
+void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) {
+  std::vector<std::int32_t> ids, positions, query_start = {0}, logits_rows;
+  std::vector<ops::SampleRow> rows;
+  std::size_t stride = 0;
+  for (const auto* const job : jobs) stride = std::max(stride, job->sequence->blocks.size());
+  PerKind<std::vector<std::int32_t>> tables;
+  tables.full.resize(stride * jobs.size());
+  const bool has_windows = !blocks_->kinds().empty();
+  if (has_windows) tables.window.resize(tables.full.size());
+  for (std::size_t s = 0; s < jobs.size(); ++s) {
+    const auto& job = *jobs[s];
+    for (auto i = job.begin; i < job.begin + job.size; ++i) {
+      ids.push_back(job.tokens[static_cast<std::size_t>(i)]);
+      positions.push_back(i);
+    }
+    query_start.push_back(static_cast<std::int32_t>(ids.size()));
+    const auto at = static_cast<std::ptrdiff_t>(s * stride);
+    std::ranges::copy(job.sequence->blocks, tables.full.begin() + at);
+    if (has_windows) {
+      const auto& units = job.sequence->units.front();
+      std::ranges::copy(units.units, tables.window.begin() + at + units.first);
+    }
+    if (!job.samples()) continue;
+    logits_rows.push_back(query_start.back() - 1);
+    auto& row = rows.emplace_back(job.wanted->row(job.tokens));
+    row.mask = nullptr;  // of a grammar, which checks the proposals later
+    row.logprobs = -1;
+    row.sequence = job.wanted->id;
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  executor_->launch({.ids = ids,
+                     .attention = {.query_start = query_start,
+                                   .positions = positions,
+                                   .block_tables = {tables.full, tables.window, {}},
+                                   .table_stride = static_cast<std::int64_t>(stride)},
+                     .logits_rows = logits_rows,
+                     .sample = rows},
+                    {});
+  const auto sampled = executor_->collect();
+  policy.drafted(static_cast<int>(ids.size()),
+                 std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+  auto next = sampled.begin();
+  for (auto* const job : jobs) {
+    if (!job->samples()) continue;
+    const auto& sample = *next++;
+    auto& wanted = *job->wanted;
+    wanted.sampled = true;
+    if (!sample.error.empty() || sample.token >= vocab_size_) {
+      wanted.count = 0;  // such as a bias for a token that this model does not have
+      continue;
+    }
+    wanted.proposals.push_back(sample.token);
+    job->tokens.push_back(sample.token);
+  }
+}
+
+void DraftModel::forget(SeqId id) {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) return;
+  release(found->second);
+  sequences_.erase(found);
+}
+
+void DraftModel::release(Sequence& sequence) {
+  for (std::size_t k = 0; k < sequence.units.size(); ++k) blocks_->release_units(k, sequence.units[k].units);
+  blocks_->release(sequence.blocks);
+  const auto used = sequence.used;
+  sequence = {};
+  sequence.used = used;
+}
+
+void DraftModel::insert_blocks(Sequence& sequence, std::span<const TokenId> tokens, std::uint64_t salt) {
+  const auto length = static_cast<std::size_t>(blocks_->block_len());
+  for (; (sequence.num_inserted + 1) * length <= static_cast<std::size_t>(sequence.computed); ++sequence.num_inserted) {
+    const auto index = sequence.num_inserted;
+    auto& block = sequence.blocks[index];
+    const auto parent = sequence.nodes.empty() ? cache::PrefixNode{} : sequence.nodes.back();
+    std::vector<cache::BlockId> units;
+    for (auto& range : sequence.units) units.push_back(range.at(static_cast<std::int32_t>(index)));
+    const auto node = blocks_->insert(parent, block, tokens.subspan(index * length, length), salt, units);
+    for (std::size_t k = 0; k < units.size(); ++k) sequence.units[k].at(static_cast<std::int32_t>(index)) = units[k];
+    if (node.unique_id == parent.unique_id) continue;  // there is no index, or the parent has left it
+    if (node.block != block) {
+      blocks_->retain({&node.block, 1});
+      blocks_->release({&block, 1});
+      block = node.block;
+    }
+    sequence.nodes.push_back(node);
+  }
+}
+
+// Allocates the blocks of the first `tokens` tokens. A sequence that this call of propose() is not for may lose its
+// blocks. Returns false if that is not enough.
+bool DraftModel::allocate(Sequence& sequence, std::int32_t tokens) {
+  const int wanted = blocks_of(tokens);
+  const int count = wanted - static_cast<int>(sequence.blocks.size());
+  if (count <= 0) return true;
+  if (wanted > blocks_->num_blocks()) return false;
+  const std::vector<int> units(blocks_->kinds().size(), count);
+  while (!blocks_->allocate(count, sequence.blocks, units, sequence.units)) {
+    Sequence* oldest = nullptr;
+    for (auto& [id, other] : sequences_) {
+      if (other.used == calls_ || other.blocks.empty()) continue;
+      if (oldest == nullptr || other.used < oldest->used) oldest = &other;
+    }
+    if (oldest == nullptr) return false;
+    release(*oldest);
+  }
+  return true;
+}
+
+void DraftModel::check_integrity(std::size_t alive) const {
+  if (sequences_.size() > alive) {
+    throw Error(ErrorCode::internal, cat("the draft model has ", sequences_.size(), " sequences, and ", alive,
+                                         " are alive"));
+  }
+  std::vector<std::int32_t> use(static_cast<std::size_t>(blocks_->num_blocks()));
+  std::vector<std::vector<std::int32_t>> unit_use;
+  for (const auto& kind : blocks_->kinds()) unit_use.emplace_back(static_cast<std::size_t>(kind.num_units()));
+  for (const auto& [id, sequence] : sequences_) {
+    for (const auto block : sequence.blocks) ++use[static_cast<std::size_t>(block)];
+    for (std::size_t k = 0; k < sequence.units.size(); ++k) {
+      for (const auto unit : sequence.units[k].units) ++unit_use[k][static_cast<std::size_t>(unit)];
+    }
+  }
+  blocks_->check_integrity(use, unit_use);
+}
+
+}  // namespace charonia::runtime

@@ -1,0 +1,154 @@
+// The engine thread: proposals of a step, and the tokens that it accepts (runtime/proposals.h).
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <memory>
+#include <utility>
+
+#include "runtime/engine_impl.h"
+#include "runtime/ngram_source.h"
+
+namespace charonia {
+
+using schedule::ScheduledSeq;
+using Candidate = runtime::SpeculationPolicy::Candidate;
+
+namespace {
+
+// The provider of the mask checks or replaces the tokens of a source.
+void check_guess(runtime::Completion& completion, runtime::Proposal& proposal, int most) {
+  if (!completion.mask) return;
+  auto allowed = completion.mask->propose(proposal.tokens, most);
+  const bool is_guess = std::ranges::mismatch(allowed, proposal.tokens).in1 == allowed.end();
+  if (!is_guess) proposal.confidence = runtime::kCertain;
+  proposal.tokens = std::move(allowed);
+}
+
+}  // namespace
+
+// Proposes tokens for the sequences that sampled in the last step.
+void Engine::Impl::propose() {
+  std::vector<Proposed> all;
+  std::vector<Candidate> known, with_drafts;
+  for (const auto id : std::exchange(decodes_, {})) {
+    auto one = propose_known(id);
+    if (!one) continue;
+    const auto& proposal = one->proposal;
+    known.push_back({.size = static_cast<int>(proposal.tokens.size()),
+                     .rate = one->completion->acceptance.rate(proposal.confidence)});
+    // Known tokens cost nothing, so they are preferred to drafts that are not better. Certain tokens replace any guess.
+    const auto drafts = drafts_of(*one);
+    const bool better = drafts.size > 0 && (known.back().size == 0 || (proposal.confidence != runtime::kCertain &&
+                                                                      drafts.rate > known.back().rate));
+    with_drafts.push_back(better ? drafts : known.back());
+    all.push_back(std::move(*one));
+  }
+  auto& chosen = speculation_->choose(scheduler_->num_running(), known, with_drafts) ? with_drafts : known;
+  draft(all, chosen);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    auto& [completion, most, proposal] = all[i];
+    proposal.tokens.resize(std::min(proposal.tokens.size(), static_cast<std::size_t>(chosen[i].chosen)));
+    completion->confidence = proposal.confidence;
+    scheduler_->propose(completion->id, std::move(proposal.tokens));
+  }
+}
+
+// The proposal that needs no model; it may have no tokens. With jump_forward the provider of a mask forces tokens
+// itself, and then there are no proposals.
+std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
+  const auto found = completions_.find(id);
+  if (found == completions_.end()) return std::nullopt;
+  auto& completion = *found->second;
+  if (completion.mask && (info.config.jump_forward || completion.forces_next())) return std::nullopt;
+  if (!completion.source) completion.source = std::make_unique<runtime::NgramSource>();
+  // The last token of a completion is sampled after a proposal, or without one.
+  const int most = std::min(info.config.speculative_tokens, completion.max_tokens - completion.num_output - 1);
+  auto proposal = completion.source->propose(scheduler_->tokens(id), most);
+  check_guess(completion, proposal, most);
+  return Proposed{&completion, most, std::move(proposal)};
+}
+
+// The candidate of the draft model; its size may be 0.
+Candidate Engine::Impl::drafts_of(const Proposed& one) {
+  Candidate out{.drafted = true};
+  if (!draft_ || one.most <= 0) return out;
+  const auto& completion = *one.completion;
+  const auto missing = draft_->missing(completion.id, scheduler_->tokens(completion.id), completion.salt);
+  if (!missing) return out;
+  out.size = one.most;
+  out.rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate());
+  out.begin_s = speculation_->begin_s(*missing, completion.max_tokens - completion.num_output);
+  return out;
+}
+
+// Computes the drafts that were chosen. They replace the known tokens of their sequences; where there are none, because
+// a prompt is not computed yet or blocks are missing, the known tokens remain.
+void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidates) {
+  std::vector<runtime::DraftModel::Wanted> wanted;
+  std::vector<Proposed*> of;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!candidates[i].drafted || candidates[i].chosen == 0) continue;
+    auto& completion = *all[i].completion;
+    wanted.push_back({.id = completion.id,
+                      .tokens = scheduler_->tokens(completion.id),
+                      .salt = completion.salt,
+                      .count = candidates[i].chosen,
+                      .row = [&completion](auto tokens) { return completion.sample_row(tokens); }});
+    of.push_back(&all[i]);
+  }
+  if (wanted.empty()) return;
+  const auto begun = Clock::now();
+  draft_->propose(wanted, speculation_->draft_rows(scheduler_->num_running()), *speculation_);
+  draft_s_ += std::chrono::duration<double>(Clock::now() - begun).count();
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    auto& [completion, most, proposal] = *of[i];
+    runtime::Proposal drafts{std::move(wanted[i].proposals), runtime::kDrafted};
+    if (!drafts.tokens.empty()) check_guess(*completion, drafts, most);
+    if (!drafts.tokens.empty()) {
+      proposal = std::move(drafts);
+    } else if (wanted[i].sampled) {  // otherwise a grammar that allows none of them would never end the drafts
+      completion->acceptance.add(runtime::kDrafted, 1, 0);
+    }
+  }
+}
+
+// Accepts the sampled token of a part, and the tokens after accepted proposals. rows: of the last known token, then of
+// each proposal. Returns the number of tokens. The last one may end the sequence.
+int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<const ops::Sampled> rows,
+                             Completion& completion, Clock::time_point now) {
+  const bool proposed = part.num_proposed > 0;
+  if (proposed) {
+    completion.num_proposed += part.num_proposed;
+    count(Metric::spec_decode_num_drafts, 1);
+    count(Metric::spec_decode_num_draft_tokens, part.num_proposed);
+  }
+  const auto send_due = [&] {
+    if (auto result = completion.due(now, interval_)) delivery_.push(completion.state.callback, std::move(*result));
+  };
+  int taken = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i > 0) {
+      if (!scheduler_->accept(part.id, rows[i].error.empty() ? rows[i].token : 0)) break;
+      ++completion.num_accepted;
+      ++step.num_accepted;
+      count(Metric::spec_decode_num_accepted_tokens, 1);
+      count(Metric::spec_decode_num_accepted_tokens_per_pos, 1, static_cast<int>(i) - 1);
+    }
+    if (!rows[i].error.empty()) {
+      fail_row(part.id, rows[i].error);
+      return taken;
+    }
+    taken += accept(completion, rows[i], now);
+    if (!completions_.contains(part.id)) return taken;
+    if (interval_ == interval_.zero()) send_due();  // a response per token
+  }
+  send_due();  // once, because no response is due again in the same step
+  if (proposed) completion.acceptance.add(completion.confidence, part.num_proposed, taken - 1);
+  if (proposed && completion.confidence == runtime::kDrafted) {
+    speculation_->drafts_accepted(part.num_proposed, taken - 1);
+  }
+  if (speculation_) decodes_.push_back(part.id);
+  return taken;
+}
+
+}  // namespace charonia

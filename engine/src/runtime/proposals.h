@@ -1,0 +1,121 @@
+// Speculation: sources of proposals, and the number of proposals that a step computes.
+//
+// The engine proposes tokens that may follow a sequence. The model computes them in one step, samples the token after
+// each of them, and accepts a proposal if it equals the sampled token (schedule/proposals.cpp). So speculation changes
+// no token. It saves time if a step with several rows takes little longer than a step with one row, and if enough
+// proposals are accepted. Both are measured here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "charonia/types.h"
+
+namespace charonia::runtime {
+
+struct Proposal {
+  std::vector<TokenId> tokens;  // that may follow the last token of the sequence
+  int confidence = 0;           // in [0, kConfidences); their acceptance is measured for each value
+};
+inline constexpr int kConfidences = 7;
+inline constexpr int kCertain = 5;  // the confidence of tokens that a grammar requires
+inline constexpr int kDrafted = 6;  // of a draft model (draft_model.h)
+inline constexpr int kMostDraftRows = 256;  // of a step of the draft model
+
+// A source of proposals for one sequence.
+class ProposalSource {
+ public:
+  virtual ~ProposalSource() = default;
+  // tokens: the prompt and the output so far, without placeholders. They begin with the tokens of the previous call.
+  // Returns at most max_tokens tokens, or none.
+  virtual Proposal propose(std::span<const TokenId> tokens, int max_tokens) = 0;
+};
+
+// The share of a sequence's proposals that were accepted, of those whose predecessors were accepted too.
+class Acceptance {
+ public:
+  double rate(int confidence) const;
+  double rate(int confidence, double assumed) const;  // assumed: without proposals so far
+  void add(int confidence, int proposed, int accepted);
+
+ private:
+  struct Counts {
+    double tried = 0, accepted = 0;  // older proposals count less
+  };
+  std::array<Counts, kConfidences> counts_{};
+};
+
+// The mean time of steps that only decode, by the number of their rows.
+class RowTimes {
+ public:
+  void add(int rows, double seconds);
+  // The estimated time of a step. Linear between two measured numbers of rows; proportional to the rows below the
+  // lowest one; constant above the highest one, so that more rows are tried. 0 if nothing is measured.
+  double at(int rows) const;
+  // The largest number of rows, of `least`, 2 * least ... up to `most`, whose step takes at most this time; or `least`.
+  int within(double seconds, int least, int most) const;
+
+ private:
+  static constexpr std::size_t kSlots = 96;
+  struct Mean {
+    double rows = 0, seconds = 0;
+  };
+  static std::size_t slot_of(int rows);
+  std::array<Mean, kSlots> means_{};
+};
+
+class SpeculationPolicy {
+ public:
+  // max_rows: of a step. Half of those that its decodes leave are for proposals (schedule/proposals.cpp).
+  explicit SpeculationPolicy(int max_rows = std::numeric_limits<int>::max()) : max_rows_(max_rows) {}
+
+  struct Candidate {
+    int size = 0;     // number of proposed tokens
+    double rate = 0;  // probability that one of them is accepted, if its predecessors are
+    int chosen = 0;   // out: how many of them the step should compute
+    // The tokens are not known yet: the draft model computes them, the first ones of all sequences in one step, then
+    // the second ones, and so on.
+    bool drafted = false;
+    double begin_s = 0;  // begin_s() of the sequence
+  };
+
+  // Chooses the numbers of proposals that give the most tokens per second. decodes: sequences of the step.
+  void choose(int decodes, std::span<Candidate> candidates);
+  // Also considers other candidates of the same sequences, in the same order, and some of them may be drafted. Returns
+  // whether these are chosen instead of `known`. One whose drafts cost too much is then replaced by the known one.
+  bool choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts);
+  // A step without prefill has been computed. rows: its decodes and proposals.
+  void measured(int rows, double seconds) { times_.add(rows, seconds); }
+
+  // A step of the draft model has been computed.
+  void drafted(int rows, double seconds) { draft_times_.add(rows, seconds); }
+  void drafts_accepted(int proposed, int accepted) { drafts_.add(kDrafted, proposed, accepted); }
+  // The assumed rate of a sequence without drafts so far: half of it is the rate of the last drafts of all sequences.
+  double draft_rate() const;
+  // The share in a step's time of the draft model's time for tokens that a sequence lacks. The time is divided among
+  // the tokens that the sequence may still get.
+  double begin_s(int missing, int tokens_left) const;
+  // How many missing tokens the draft model may compute before a step: it may take as long as the step.
+  int draft_rows(int decodes) const;
+
+ private:
+  struct Choice {
+    std::vector<Candidate*> tokens;  // the candidate of each token, the most probable token first
+    std::size_t best = 0;            // the number of tokens to compute
+    double rate = 0;                 // expected tokens per second; without any measurement, tokens
+  };
+  Choice best_of(int decodes, std::span<Candidate> candidates) const;
+  bool probes();
+
+  int max_rows_;
+  RowTimes times_, draft_times_;
+  Acceptance drafts_;  // of all sequences
+  int skipped_ = 0;    // choices in a row that took no proposal
+  bool probe_drafts_ = false;
+  int undrafted_ = 0;  // choices in a row that took no drafts
+};
+
+}  // namespace charonia::runtime

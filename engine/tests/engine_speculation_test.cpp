@@ -1,0 +1,315 @@
+// The engine with speculation, compared with the engine without it: all results are the same, bit by bit.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "adapter_folder.h"
+#include "charonia/engine.h"
+#include "engine_fixture.h"
+#include "mixed_requests.h"
+#include "model_variants.h"
+
+namespace charonia {
+namespace {
+
+using testing::Collector;
+using testing::request;
+using testing::TinyModel;
+using testing::write_tiny_workspace;
+
+const Settings kOff = {{"speculative_method", "off"}};
+
+// Prompts that repeat, so that there are proposals from the first token on.
+std::vector<Request> repeating_requests(int count) {
+  auto out = testing::mixed_requests(count);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    auto& ids = out[i].input_ids;
+    const auto once = ids;
+    ids.insert(ids.end(), once.begin(), once.end());
+    // More of the proposals are accepted.
+    if (i % 2 == 0) out[i].sampling.temperature = 0.3F;
+    if (i % 3 == 1) out[i].sampling.logit_bias = {{7, 9.0F}, {8, 9.0F}};
+  }
+  return out;
+}
+
+// Parameter: speculative_method. The draft model is another model than the engine's, so it has other tokens at times.
+class SpeculationTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    EngineFixtureBase::SetUp();
+    write_draft({});
+  }
+
+  void write_draft(TinyModel draft) {
+    draft.hidden = 16, draft.inter = 32, draft.layers = 1, draft.heads = 2, draft.kv_heads = 1;
+    write_tiny_workspace(dir_ / "draft", draft);
+  }
+
+  Settings on(Settings more = {}) const {
+    more.insert({"speculative_method", GetParam()});
+    if (GetParam() == "draft_model") more.insert({"speculative_model", (dir_ / "draft").string()});
+    return more;
+  }
+
+  std::vector<testing::Outcome> with(Settings settings, const Settings& more, const std::vector<Request>& all,
+                                     EngineStats* stats = nullptr) {
+    settings.insert(more.begin(), more.end());
+    const auto one = engine(settings);
+    auto out = testing::outcomes(*one, all);
+    if (stats != nullptr) *stats = one->stats();
+    return out;
+  }
+
+  void expect_same(const std::vector<Request>& all, const Settings& settings, bool speculates = true) {
+    const auto expected = with(kOff, settings, all);
+    for (const auto* tokens : {"1", "4", "16"}) {
+      SCOPED_TRACE(std::string("speculative_tokens ") + tokens);
+      EngineStats stats;
+      const auto got = with(on({{"speculative_tokens", tokens}}), settings, all, &stats);
+      for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
+      EXPECT_EQ(stats.proposed_tokens > 0, speculates);
+      EXPECT_EQ(stats.accepted_tokens > 0, speculates);
+    }
+  }
+};
+
+TEST_P(SpeculationTest, EveryKindOfRequestGetsTheSameResults) {
+  TinyModel model;
+  model.special = testing::kHeaderMarks;
+  write_tiny_workspace(weights(), model);
+  write_draft(model);
+  const auto all = repeating_requests(150);
+  for (const auto& [blocks, budget] : {std::pair{"2000", "200"}, {"30", "16"}}) {
+    for (const auto* batch : {"1", "16"}) {
+      SCOPED_TRACE(std::string(blocks) + " blocks, batch " + batch);
+      expect_same(all, {{"cache_max_entry_count", blocks},
+                        {"cache_block_seq_len", "8"},
+                        {"token_budget", budget},
+                        {"session_len", "160"},
+                        {"max_batch_size", batch}});
+    }
+  }
+}
+
+// Each feature alone, so that none of them is only tested without proposals.
+TEST_P(SpeculationTest, EverySamplingFeatureGetsTheSameResults) {
+  write_tiny_workspace(weights());
+  testing::TinyAdapter(weights(), 1).write(dir_ / "a");
+  const Settings adapters = {{"lora_adapters", "a=" + (dir_ / "a").string()}};
+  using Change = std::function<void(Request&)>;
+  const auto sampling = [](const std::function<void(SamplingParams&)>& change) {
+    return Change([change](Request& one) { change(one.sampling); });
+  };
+  const std::vector<std::pair<std::string, Change>> features = {
+      {"greedy", sampling([](auto& s) { s.temperature = 0; })},
+      {"temperature", sampling([](auto& s) { s.temperature = 1.5F; })},
+      {"top_k", sampling([](auto& s) { s.top_k = 3; })},
+      {"top_p", sampling([](auto& s) { s.top_p = 0.6F; })},
+      {"min_p", sampling([](auto& s) { s.min_p = 0.1F; })},
+      {"repetition_penalty", sampling([](auto& s) { s.repetition_penalty = 1.1F; })},
+      {"presence_penalty", sampling([](auto& s) { s.presence_penalty = 0.5F; })},
+      {"frequency_penalty", sampling([](auto& s) { s.frequency_penalty = 0.05F; })},
+      {"logit_bias", sampling([](auto& s) { s.logit_bias.emplace_back(9, 8.0F); })},
+      {"bad_words", sampling([](auto& s) { s.bad_words = {{8}, {7, 7, 7, 7}}; })},
+      {"stop_words", sampling([](auto& s) { s.stop_words = {"hhiihh", "iiii"}; })},
+      {"end_ids", sampling([](auto& s) { s.ignore_eos = false, s.end_ids = {9, 11}, s.logit_bias.emplace_back(9, 6.F); })},
+      {"min_tokens", sampling([](auto& s) { s.ignore_eos = false, s.end_ids = {8}, s.min_tokens = 20; })},
+      {"max_tokens", sampling([](auto& s) { s.max_tokens = 7; })},
+      {"logprobs", sampling([](auto& s) { s.logprobs = 3; })},
+      {"prompt_logprobs", sampling([](auto& s) { s.prompt_logprobs = 2; })},
+      {"n", sampling([](auto& s) { s.n = 3; })},
+      {"best_of", [](Request& one) { one.sampling.best_of = 3, one.stream = false; }},
+      {"thinking_budget", sampling([](auto& s) { s.thinking_budget = 9, s.thinking_end_ids = {7, 3}; })},
+      {"several blocks of thinking", sampling([](auto& s) {
+         s.thinking_budget = 6, s.thinking_begun = true, s.thinking_begin_ids = {7}, s.thinking_end_ids = {8};
+       })},
+      {"mask", [](Request& one) {
+         one.mask = std::make_shared<testing::MaskOf>(
+             testing::kVocab, [](TokenId token, auto output) { return token != 7 || output.size() % 4 != 1; });
+       }},
+      {"guide", [](Request& one) {
+         one.sampling.ignore_eos = false;
+         one.guide = Guide{GuideType::regex, "(h{1,3}|i)*j"};
+       }},
+      {"cache_salt", [](Request& one) { one.cache_salt = "s"; }},
+      {"lora_name", [](Request& one) { one.lora_name = "a"; }},
+      {"resumed", [](Request& one) { one.resumed = {std::vector<TokenId>{7, 7, 8, 7, 7}}; }},
+  };
+  std::int64_t accepted = 0;
+  for (const auto& [name, change] : features) {
+    std::vector<Request> all;
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
+      auto& one = all.emplace_back(request({7, 7, 8, 8, 7, 8, 7, 7, 8, 8, 7, 8}, 40));
+      one.sampling.temperature = 0.7F;
+      one.sampling.seed = seed;
+      one.sampling.logit_bias = {{7, 9.0F}, {8, 9.0F}};
+      change(one);
+    }
+    EngineStats stats;  // the first decode always has proposals, because no time is measured
+    EXPECT_EQ(with(on(), adapters, all, &stats), with(kOff, adapters, all)) << name;
+    EXPECT_GT(stats.proposed_tokens, 0) << name;
+    accepted += stats.accepted_tokens;
+  }
+  EXPECT_GT(accepted, 0);
+}
+
+// The second requests continue the responses, so they read the KV of tokens that were accepted.
+TEST_P(SpeculationTest, KvInFilesGivesTheSameResults) {
+  write_tiny_workspace(weights());
+  testing::TinyAdapter(weights(), 1).write(dir_ / "a");
+  const Settings settings = {{"cache_block_seq_len", "4"}, {"lora_adapters", "a=" + (dir_ / "a").string()}};
+  auto stored = settings;
+  stored["kv_offload_path"] = (dir_ / "kv").string();
+  std::vector<Request> all;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    auto& one = all.emplace_back(request({7, 7, 8, 8, 7, 8, 7, 7, 8, 8, 7, 8}, 40));
+    one.sampling.temperature = 0.7F;
+    one.sampling.seed = seed;
+    one.sampling.logit_bias = {{7, 9.0F}, {8, 9.0F}};
+    one.sampling.logprobs = 0;
+    one.cache_salt = std::to_string(seed);
+    if (seed % 2 == 1) one.lora_name = "a";
+  }
+  auto expected = with(kOff, settings, all);
+  EngineStats stats;
+  EXPECT_EQ(with(on(), stored, all, &stats), expected);
+  EXPECT_GT(stats.accepted_tokens, 0);
+  EXPECT_GT(stats.proposed_tokens, stats.accepted_tokens);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto& output = expected[i].tokens.front();
+    all[i].input_ids.insert(all[i].input_ids.end(), output.begin(), output.end());
+  }
+  expected = with(kOff, settings, all);
+  for (const auto& method : {kOff, on()}) {
+    EXPECT_EQ(with(method, stored, all, &stats), expected);
+    EXPECT_GT(stats.offload_hit_tokens, 0);
+  }
+}
+
+TEST_P(SpeculationTest, EveryKindOfModelGetsTheSameResults) {
+  const auto all = repeating_requests(25);
+  TinyModel windows, ranks;
+  windows.windows = {9, 0};
+  ranks.ranks = 2;
+  auto models = testing::model_variants();
+  models.insert(models.end(), {windows, ranks});
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    SCOPED_TRACE("model " + std::to_string(i));
+    write_tiny_workspace(weights(), models[i]);
+    const bool has_states = models[i].mixers != std::vector<std::string>{"attention"};
+    expect_same(all, {{"cache_block_seq_len", "8"}, {"token_budget", "64"}}, !has_states);
+  }
+}
+
+TEST_P(SpeculationTest, AQuantisedCacheGivesTheSameResults) {
+  write_tiny_workspace(weights());
+  for (const auto* policy : {"8", "4"}) {
+    expect_same(repeating_requests(40), {{"quant_policy", policy}, {"cache_block_seq_len", "8"}});
+  }
+}
+
+// Grammars whose texts repeat, with and without an end.
+TEST_P(SpeculationTest, GuidesGetTheSameTexts) {
+  write_tiny_workspace(weights());
+  std::vector<Request> all;
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+    auto& one = all.emplace_back(request({1, 2, 3, 1, 2, 3}, 40));
+    auto& sampling = one.sampling;
+    sampling.ignore_eos = false;
+    sampling.seed = seed;
+    sampling.temperature = static_cast<float>(seed % 3) / 2;
+    if (seed % 4 == 1) sampling.logprobs = 2;
+    if (seed % 4 == 2) sampling.n = 2;
+    if (seed % 4 == 3) sampling.bad_words = {{1}, {2, 3}};
+    if (seed % 5 == 1) sampling.thinking_budget = 4, sampling.thinking_end_ids = {1, 1};
+    one.guide = seed % 2 == 0 ? Guide{GuideType::regex, "(abc|[k-z]{2}d?){4,12}e"}
+                              : Guide{GuideType::ebnf_grammar, "start: x+\nx: \"ab\" x \"cd\" | /[a-m]/"};
+  }
+  for (const auto* blocks : {"2000", "20"}) {
+    expect_same(all, {{"cache_max_entry_count", blocks}, {"cache_block_seq_len", "8"}, {"session_len", "60"}});
+  }
+}
+
+TEST_P(SpeculationTest, TurnsOfASessionContinueAfterAcceptedProposals) {
+  write_tiny_workspace(weights());
+  const auto run = [&](const Settings& settings) {
+    const auto one = engine(settings);
+    std::vector<testing::Outcome> out;
+    for (int turn = 0; turn < 6; ++turn) {
+      auto next = request({1, 2, 3, 1, 2, 3, 1, 2, 3 + turn}, 15);
+      next.session_id = "a";
+      next.continuation_ids = {4, 5, 4, 5, 4 + turn};
+      next.sampling.ignore_eos = false;
+      next.sampling.end_ids = {7 + turn};
+      Collector collector(*one, next);
+      out.push_back(testing::outcome(collector, next));
+      out.back().prompt_logprobs.push_back(static_cast<float>(collector.last().num_input_tokens));
+    }
+    one->check_integrity();
+    return out;
+  };
+  EXPECT_EQ(run(on({{"cache_block_seq_len", "4"}})), run({{"cache_block_seq_len", "4"}}));
+}
+
+// The model's greedy output soon repeats. Then each step gives several tokens.
+TEST_P(SpeculationTest, RepeatedTextTakesFewerSteps) {
+  write_tiny_workspace(weights());
+  const auto one = engine(on());
+  Collector out(*one, request({1, 2, 3}, 200));
+  EXPECT_EQ(out.tokens(), testing::tokens_of(*engine(kOff), request({1, 2, 3}, 200)));
+  const auto stats = one->stats();
+  EXPECT_GT(stats.accepted_tokens, 0);
+  EXPECT_EQ(stats.num_steps + stats.accepted_tokens, stats.generation_tokens);
+  EXPECT_EQ(out.last().num_accepted_tokens, stats.accepted_tokens);
+  EXPECT_EQ(out.last().num_proposed_tokens, stats.proposed_tokens);
+}
+
+TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {
+  const auto variants = testing::model_variants();
+  const auto states =
+      *std::ranges::find_if(variants, [](const auto& model) { return model.mixers.front() != "attention"; });
+  TinyModel embeds;
+  embeds.more = "model_task = embed\n";
+  for (const auto& [model, device, why] : {std::tuple{TinyModel{}, "null", "device = null"},
+                                           {states, "cpu", "recurrent layers"},
+                                           {embeds, "cpu", "does not generate text"}}) {
+    write_tiny_workspace(weights(), model);
+    const auto one = engine(on({{"device", device}}));
+    const auto names = [&](const std::string& warning) {
+      return warning.find("speculative_method = " + GetParam()) != std::string::npos &&
+             warning.find(why) != std::string::npos;
+    };
+    EXPECT_TRUE(std::ranges::any_of(one->info().warnings, names)) << device;
+    EXPECT_TRUE(std::ranges::none_of(engine({{"device", device}})->info().warnings, names));
+  }
+}
+
+// The text waits while it can be a stop word, and its last two tokens always can. No second response is due.
+TEST_P(SpeculationTest, AResponseHasAllAcceptedTokensOfItsStep) {
+  write_tiny_workspace(weights());
+  const auto one = engine(on({{"speculative_tokens", "4"},
+                              {"stream_interval_ms", "1000000"},
+                              {"stream_interval_max_ms", "1000000"}}));
+  auto next = request({5, 5, 5, 5}, 20);
+  next.stream = true;
+  next.sampling.logit_bias = {{5, 100.0F}};
+  next.sampling.stop_words = {"ff~"};
+  Collector out(*one, next);
+  EXPECT_EQ(out.tokens(), std::vector<TokenId>(20, 5));
+  ASSERT_EQ(out.wait().size(), 2U);
+  EXPECT_EQ(out.wait()[0].num_accepted_tokens, 4);
+  EXPECT_EQ(out.wait()[0].token_ids.size(), 4U);  // the other two of the six tokens wait: they may begin a stop word
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, SpeculationTest, ::testing::Values("ngram", "draft_model"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace charonia

@@ -1,0 +1,265 @@
+// Sources of proposals, and the choice of their number.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "charonia/config.h"
+#include "charonia/error.h"
+#include "charonia/metrics.h"
+#include "runtime/ngram_source.h"
+#include "runtime/proposals.h"
+
+namespace charonia::runtime {
+namespace {
+
+using Tokens = std::vector<TokenId>;
+using Candidates = std::vector<SpeculationPolicy::Candidate>;
+
+TEST(NgramSource, ProposesWhatFollowedTheLongestMatch) {
+  NgramSource source;
+  EXPECT_EQ(source.propose(Tokens{1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3}, 2).tokens, (Tokens{4, 9}));
+  EXPECT_TRUE(NgramSource().propose(Tokens{1, 2, 3, 4}, 4).tokens.empty());
+  EXPECT_TRUE(NgramSource().propose(Tokens{1}, 4).tokens.empty());
+  EXPECT_TRUE(NgramSource().propose(Tokens{1, 2, 1, 2}, 0).tokens.empty());
+}
+
+TEST(NgramSource, PrefersTheLatestOfEqualMatchesAndRepeatsAPeriod) {
+  EXPECT_EQ(NgramSource().propose(Tokens{1, 2, 3, 1, 2, 4, 1, 2}, 1).tokens, Tokens{4});
+  EXPECT_EQ(NgramSource().propose(Tokens{5, 1, 2, 1, 2}, 5).tokens, (Tokens{1, 2, 1, 2, 1}));
+}
+
+// The slow reference compares every place.
+TEST(NgramSource, EqualsASearchOverAllPlaces) {
+  std::mt19937 random(3);
+  NgramSource source;
+  Tokens tokens;
+  for (int i = 0; i < 600; ++i) {
+    tokens.push_back(static_cast<TokenId>(random() % 9));
+    if (random() % 3 == 0) continue;  // several tokens come between two calls
+    int longest = 1;
+    std::size_t best = 0;
+    for (auto place = tokens.size() - 1; place >= 2; --place) {
+      int length = 0;
+      while (length < static_cast<int>(place) &&
+             tokens[place - 1 - static_cast<std::size_t>(length)] ==
+                 tokens[tokens.size() - 1 - static_cast<std::size_t>(length)]) {
+        ++length;
+      }
+      if (length > longest) longest = length, best = place;
+    }
+    const auto got = source.propose(tokens, 1).tokens;
+    ASSERT_EQ(got, best == 0 ? Tokens{} : Tokens{tokens[best]}) << "with " << tokens.size() << " tokens";
+  }
+}
+
+// Pairs whose numbers are all multiples of the number of buckets.
+TEST(NgramSource, NoPromptPutsItsPairsIntoOneBucket) {
+  constexpr std::uint64_t kPairs = 30000;
+  std::unordered_map<std::uint64_t, int, PairHash> map(kPairs);
+  std::vector<std::size_t> sizes(map.bucket_count());
+  std::size_t largest = 0;
+  for (std::uint64_t i = 0; i < kPairs; ++i) {
+    largest = std::max(largest, ++sizes[map.bucket(i * map.bucket_count())]);
+  }
+  EXPECT_LT(largest, 50U);
+}
+
+TEST(SpeculationMetrics, HaveALabelForEachProposal) {
+  EngineConfig config;
+  apply_settings({{"speculative_tokens", std::to_string(kMaxProposals)}}, config);
+  EXPECT_THROW(apply_settings({{"speculative_tokens", std::to_string(kMaxProposals + 1)}}, config), Error);
+}
+
+TEST(Acceptance, FollowsTheShareOfAcceptedProposals) {
+  Acceptance acceptance;
+  const double first = acceptance.rate(2);
+  for (int i = 0; i < 50; ++i) acceptance.add(2, 4, 0);
+  EXPECT_LT(acceptance.rate(2), 0.1);
+  for (int i = 0; i < 50; ++i) acceptance.add(2, 4, 4);
+  EXPECT_GT(acceptance.rate(2), 0.9);
+  Acceptance fresh;
+  EXPECT_EQ(fresh.rate(2), first);
+}
+
+TEST(RowTimes, InterpolatesAndTriesMoreRows) {
+  RowTimes times;
+  EXPECT_EQ(times.at(4), 0);
+  times.add(4, 4.0);
+  EXPECT_DOUBLE_EQ(times.at(2), 2.0);
+  EXPECT_DOUBLE_EQ(times.at(100), 4.0);
+  times.add(8, 6.0);
+  EXPECT_DOUBLE_EQ(times.at(6), 5.0);
+  for (int i = 0; i < 100; ++i) times.add(8, 8.0);
+  EXPECT_NEAR(times.at(8), 8.0, 1e-6);
+  for (int rows = 1; rows < 5000; ++rows) ASSERT_LE(times.at(rows), times.at(rows + 1) + 1e-9);
+}
+
+// A step of one row takes 1, and each further row `cost`.
+int chosen(double cost, double rate) {
+  SpeculationPolicy policy;
+  for (int rows = 1; rows <= 9; ++rows) policy.measured(rows, 1 + cost * (rows - 1));
+  Candidates one = {{.size = 8, .rate = rate}};
+  policy.choose(1, one);
+  return one[0].chosen;
+}
+
+TEST(SpeculationPolicy, ProposesMoreWhereRowsAreCheapAndProposalsAreAccepted) {
+  EXPECT_EQ(chosen(0, 0.5), 8);
+  EXPECT_EQ(chosen(0.01, 0.9), 8);
+  EXPECT_EQ(chosen(1, 0.9), 0);
+  EXPECT_EQ(chosen(0.3, 0.1), 0);
+  const int some = chosen(0.2, 0.6);
+  EXPECT_TRUE(some > 0 && some < 8) << some;
+}
+
+TEST(SpeculationPolicy, ASlowFirstStepDoesNotMakeProposalsLookGood) {
+  SpeculationPolicy policy;
+  policy.measured(1, 10);
+  policy.measured(9, 1.5);
+  Candidates one = {{.size = 8, .rate = 0.01}};
+  policy.choose(1, one);
+  EXPECT_EQ(one[0].chosen, 0);
+}
+
+TEST(SpeculationPolicy, PrefersTheSequencesWhoseProposalsAreAccepted) {
+  SpeculationPolicy policy;
+  for (int rows = 2; rows <= 20; ++rows) policy.measured(rows, 1 + 0.15 * (rows - 2));
+  Candidates two = {{.size = 8, .rate = 0.2}, {.size = 8, .rate = 0.95}};
+  policy.choose(2, two);
+  EXPECT_EQ(two[0].chosen, 0);
+  EXPECT_GT(two[1].chosen, 2);
+}
+
+TEST(SpeculationPolicy, TriesAgainAfterManyStepsWithoutProposals) {
+  SpeculationPolicy policy;
+  for (int rows = 1; rows <= 9; ++rows) policy.measured(rows, rows);
+  int tried = 0;
+  for (int i = 0; i < 640; ++i) {
+    Candidates one = {{.size = 8, .rate = 0.5}};
+    policy.choose(1, one);
+    tried += one[0].chosen > 0;
+  }
+  EXPECT_EQ(tried, 10);
+}
+
+// A step takes 1 with any rows, and a step of the draft model `cost` for each row.
+SpeculationPolicy with_draft_cost(double cost) {
+  SpeculationPolicy policy;
+  for (int rows = 1; rows <= 20; ++rows) policy.measured(rows, 1);
+  for (int rows = 1; rows <= 20; ++rows) policy.drafted(rows, cost * rows);
+  return policy;
+}
+
+TEST(SpeculationPolicy, DraftsOnlyWhereTheDraftModelCostsLessThanItGains) {
+  const auto drafted = [](double cost, double rate, double begin_s = 0) {
+    Candidates known(1), drafts = {{.size = 8, .rate = rate, .drafted = true, .begin_s = begin_s}};
+    const bool chosen = with_draft_cost(cost).choose(1, known, drafts);
+    EXPECT_EQ(chosen, drafts[0].chosen > 0);
+    EXPECT_EQ(known[0].chosen, 0);
+    return drafts[0].chosen;
+  };
+  EXPECT_EQ(drafted(0.01, 0.9), 8);
+  EXPECT_EQ(drafted(1, 0.9), 0);
+  EXPECT_EQ(drafted(0.2, 0.1), 0);
+  const int some = drafted(0.2, 0.8);
+  EXPECT_TRUE(some > 0 && some < 8) << some;
+  EXPECT_EQ(drafted(0.01, 0.9, 10), 0) << "the prompt costs more than the drafts gain";
+}
+
+TEST(SpeculationPolicy, KnownTokensReplaceDraftsThatCostTooMuch) {
+  for (const bool cheap : {true, false}) {
+    auto policy = with_draft_cost(cheap ? 0.01 : 1);
+    Candidates known = {{.size = 4, .rate = 0.5}, {.size = 4, .rate = 0.9}};
+    Candidates mixed = {{.size = 8, .rate = 0.8, .drafted = true}, known[1]};
+    EXPECT_EQ(policy.choose(2, known, mixed), cheap);
+    EXPECT_EQ(mixed[0].chosen > 0, cheap);
+    EXPECT_EQ(mixed[1].chosen > 0, cheap);
+    EXPECT_EQ(known[0].chosen > 0, !cheap);
+    EXPECT_EQ(known[1].chosen > 0, !cheap);
+  }
+}
+
+TEST(SpeculationPolicy, TriesDraftsAgainInTurnButBeginsNoLongPrompt) {
+  int drafts_tried = 0, known_tried = 0;
+  for (const double begin_s : {0.0, 1.0}) {
+    SpeculationPolicy policy;
+    for (int rows = 1; rows <= 9; ++rows) policy.measured(rows, rows);
+    for (int rows = 1; rows <= 9; ++rows) policy.drafted(rows, rows);
+    for (int i = 0; i < 640; ++i) {
+      Candidates known = {{.size = 2, .rate = 0.5}};
+      Candidates drafts = {{.size = 8, .rate = 0.6, .drafted = true, .begin_s = begin_s}};
+      drafts_tried += policy.choose(1, known, drafts);
+      known_tried += known[0].chosen > 0;
+    }
+  }
+  EXPECT_EQ(drafts_tried, 5);
+  EXPECT_EQ(known_tried, 5 + 10);
+}
+
+TEST(SpeculationPolicy, ChoosesNoMoreThanAStepTakes) {
+  SpeculationPolicy policy(12);
+  Candidates known(4), drafts(4, {.size = 8, .rate = 0.9, .drafted = true});
+  EXPECT_TRUE(policy.choose(4, known, drafts));
+  EXPECT_TRUE(std::ranges::all_of(drafts, [](const auto& one) { return one.chosen == 1; }));
+  EXPECT_FALSE(policy.choose(12, known, drafts));
+  EXPECT_TRUE(std::ranges::all_of(drafts, [](const auto& one) { return one.chosen == 0; }));
+}
+
+TEST(SpeculationPolicy, ASequenceWhoseDraftsCostTooMuchKeepsItsKnownTokens) {
+  auto policy = with_draft_cost(0.01);
+  Candidates known(2, {.size = 4, .rate = 0.5}), mixed(2, {.size = 8, .rate = 0.9, .drafted = true});
+  mixed[1].rate = 0.6;
+  mixed[1].begin_s = 10;
+  EXPECT_TRUE(policy.choose(2, known, mixed));
+  EXPECT_TRUE(mixed[0].drafted && mixed[0].chosen > 0);
+  EXPECT_TRUE(!mixed[1].drafted && mixed[1].chosen > 0);
+}
+
+TEST(SpeculationPolicy, ForgetsRejectedAndSlowDraftsAfterManyStepsWithoutThem) {
+  auto policy = with_draft_cost(1);
+  for (int i = 0; i < 100; ++i) policy.drafts_accepted(4, 0);
+  const auto drafts = [&] {
+    Candidates known(1);
+    Candidates one = {{.size = 8, .rate = policy.draft_rate(), .drafted = true, .begin_s = policy.begin_s(2000, 100)}};
+    return policy.choose(1, known, one);
+  };
+  for (int i = 0; i < 1024; ++i) ASSERT_FALSE(drafts());
+  EXPECT_TRUE(drafts());
+}
+
+TEST(SpeculationPolicy, APromptOfTheDraftModelIsPaidByTheTokensThatMayFollow) {
+  SpeculationPolicy policy;
+  EXPECT_EQ(policy.begin_s(1000, 100), 0) << "no time is measured";
+  policy.drafted(64, 2);
+  EXPECT_EQ(policy.begin_s(64, 100), 0) << "one step computes it";
+  EXPECT_DOUBLE_EQ(policy.begin_s(640, 10), 2);
+  EXPECT_DOUBLE_EQ(policy.begin_s(640, 0), 20);
+  EXPECT_DOUBLE_EQ(policy.begin_s(640, 100'000), 20.0 / 128);
+}
+
+TEST(SpeculationPolicy, TheDraftModelComputesAsMuchAsFitsIntoTheTimeOfAStep) {
+  SpeculationPolicy policy;
+  EXPECT_EQ(policy.draft_rows(1), kMostDraftRows) << "no time is measured";
+  policy.measured(1, 1);
+  for (const int rows : {64, 128, 256}) policy.drafted(rows, rows / 128.0);
+  EXPECT_EQ(policy.draft_rows(1), 128);
+  for (int i = 0; i < 100; ++i) policy.drafted(64, 5);
+  EXPECT_EQ(policy.draft_rows(1), 128);
+  for (int i = 0; i < 100; ++i) policy.drafted(128, 10);
+  EXPECT_EQ(policy.draft_rows(1), 64);
+}
+
+TEST(SpeculationPolicy, ANewSequenceExpectsHalfOfWhatOtherDraftsGot) {
+  SpeculationPolicy policy;
+  const auto first = policy.draft_rate();
+  for (int i = 0; i < 100; ++i) policy.drafts_accepted(4, 0);
+  EXPECT_LT(policy.draft_rate(), 0.6 * first);
+  EXPECT_GT(policy.draft_rate(), 0.4 * first);
+}
+
+}  // namespace
+}  // namespace charonia::runtime
