@@ -67,6 +67,12 @@ def test_shell_completes_commands_and_options() -> None:
         assert done.stdout.decode().split() == [wanted]
 
 
+def test_a_command_without_its_group_is_named_with_it() -> None:
+    code, _, error = charonia("make-model", "x")
+    assert code == 2 and "No such command 'make-model'. Did you mean charonia benchmark make-model?" in error
+    assert "Did you mean 'serve'?" in charonia("serv")[2]
+
+
 def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -134,7 +140,9 @@ def test_doctor_shows_the_memory_of_the_container(
 def test_doctor_tries_to_write_the_run_folder() -> None:
     """Root has every permission in /proc, but cannot make files there."""
     found = doctor._checked("run folder", lambda: doctor._writable(Path("/proc/charonia/run")))
-    assert found.state == "problem" and "/proc cannot be written" in found.text and "CHARONIA_RUN_DIR" in found.text
+    assert found.state == "problem" and "/proc/charonia/run cannot be written (" in found.text
+    assert ": /proc): set CHARONIA_RUN_DIR" in found.text
+    assert doctor._space("disk", Path("/proc/charonia/run"), 0, "").text.endswith("free for /proc/charonia/run")
 
 
 def test_doctor_needs_grpc_only_for_the_probe_of_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
