@@ -329,10 +329,9 @@ class Pool:
         loaded: list[Endpoint] = []
         try:
             for endpoint in self._reachable():
-                had = any(one["name"] == name for one in await endpoint.client.adapters())
+                if all(one["name"] != name for one in await endpoint.client.adapters()):
+                    loaded.append(endpoint)  # also if the response is lost
                 await endpoint.client.load_adapter(name, path)
-                if not had:
-                    loaded.append(endpoint)
         except BaseException:
             undone = (one.client.unload_adapter(name) for one in loaded)
             await asyncio.shield(asyncio.gather(*undone, return_exceptions=True))
