@@ -61,6 +61,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   auto& config = info.config;
   // This file is small. It is read first, so that a workspace without it fails before its weights are loaded.
   tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
+  thinking_rules_ = std::make_unique<runtime::ThinkingRules>(*tokens_);
   const bool automatic = config.device == "auto";
   plan_draft(weights_dir);
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config,
