@@ -55,6 +55,22 @@ class OffloadFixture : public testing::EngineFixtureBase {
     EXPECT_EQ(found.logprobs, expected.logprobs) << "the bits must be the same";
     EXPECT_EQ(found.num_cached, num_cached);
   }
+  // Each round runs several requests at the same time.
+  static void expect_same_bits(Engine& small, Engine& plain, int rounds) {
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<Request> requests;
+      for (const int first : {0, 5, 11, 17, 0, 23}) requests.push_back(prompt(first, "", 30 + first + round));
+      std::vector<std::unique_ptr<Collector>> got;
+      for (const auto& one : requests) got.push_back(std::make_unique<Collector>(small, one));
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const auto expected = run(plain, requests[i]);
+        EXPECT_EQ(got[i]->tokens(), expected.tokens) << "round " << round << ", request " << i;
+        EXPECT_EQ(got[i]->logprobs(), expected.logprobs) << "round " << round << ", request " << i;
+      }
+      small.check_integrity();
+    }
+    EXPECT_GT(small.stats().offload_hit_tokens, 0);
+  }
 };
 
 // Parameter: whether the device computes asynchronously.
@@ -128,20 +144,7 @@ TEST_P(EngineOffloadTest, SaltsStayApart) {
 TEST_P(EngineOffloadTest, ManyRequestsInASmallCacheGetTheSameBits) {
   run(*engine(settings()), prompt(0, "", 30));  // the first request loads its KV
   const auto small = engine(settings({{"cache_max_entry_count", "26"}}));
-  const auto plain = engine();
-  for (int round = 0; round < 3; ++round) {
-    std::vector<Request> requests;
-    for (const int first : {0, 5, 11, 17, 0, 23}) requests.push_back(prompt(first, "", 30 + first + round));
-    std::vector<std::unique_ptr<Collector>> got;
-    for (const auto& one : requests) got.push_back(std::make_unique<Collector>(*small, one));
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      const auto expected = run(*plain, requests[i]);
-      EXPECT_EQ(got[i]->tokens(), expected.tokens) << "round " << round << ", request " << i;
-      EXPECT_EQ(got[i]->logprobs(), expected.logprobs) << "round " << round << ", request " << i;
-    }
-    small->check_integrity();
-  }
-  EXPECT_GT(small->stats().offload_hit_tokens, 0);
+  expect_same_bits(*small, *engine(), 3);
 }
 
 TEST_P(EngineOffloadTest, CancelledAndFailedRequestsDoNotStopOthers) {
@@ -387,20 +390,7 @@ TEST_P(EngineOffloadKindsTest, ManyRequestsInASmallCacheGetTheSameBits) {
                             {"token_budget", "16"},
                             {"max_batch_size", "6"},
                             {"session_len", "100"}});
-  const auto plain = start({}, false);
-  for (int round = 0; round < 4; ++round) {
-    std::vector<Request> requests;
-    for (const int first : {0, 5, 11, 17, 0, 23}) requests.push_back(prompt(first, "", 30 + first + round));
-    std::vector<std::unique_ptr<Collector>> got;
-    for (const auto& one : requests) got.push_back(std::make_unique<Collector>(*small, one));
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      const auto expected = run(*plain, requests[i]);
-      EXPECT_EQ(got[i]->tokens(), expected.tokens) << "round " << round << ", request " << i;
-      EXPECT_EQ(got[i]->logprobs(), expected.logprobs) << "round " << round << ", request " << i;
-    }
-    small->check_integrity();
-  }
-  EXPECT_GT(small->stats().offload_hit_tokens, 0);
+  expect_same_bits(*small, *start({}, false), 4);
 }
 
 // Each file in turn is damaged or missing. Only a few of them belong to the end of the prompt.
