@@ -179,6 +179,7 @@ TEST_F(DraftModelTest, DraftsOfTheSameModelAreAcceptedAtAnyTemperature) {
   write_tiny_workspace(weights());
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const auto one = engine(settings(weights()));
+    EXPECT_EQ(one->info().draft_model, one->info().model.model_name);
     auto next = request({1, 2, 3}, 4);
     next.sampling.temperature = seed % 2 == 0 ? 0 : 1.5F;
     next.sampling.seed = seed;

@@ -33,6 +33,7 @@ struct EngineInfo {
   int num_blocks = 0;
   int num_window_blocks = 0;  // as in MemoryPlan
   int num_states = 0;         // as in MemoryPlan
+  std::string draft_model;    // the name of the draft model; empty: there is none
   std::vector<std::string> warnings;
   // The kernels that the device chose at start, one line each; empty on the CPU, which has no choice.
   // Engine::kernel_report() returns the current state.

@@ -126,7 +126,10 @@ void Engine::Impl::make_scheduler() {
   scheduler_ = std::make_unique<schedule::Scheduler>(limits, *blocks_, step_time_.get());
   if (runtime::speculates(config, info.model, info.num_states > 0) && !executor_->asynchronous()) {
     speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget));
-    if (draft_plan_) draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size);
+    if (draft_plan_) {
+      draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size);
+      info.draft_model = draft_plan_->model.model_name;
+    }
   } else if (config.speculative_method != "off") {
     info.warnings.push_back(cat("speculative_method = ", config.speculative_method, " has no effect: ",
                                 info.num_states > 0 ? "the model has recurrent layers"
