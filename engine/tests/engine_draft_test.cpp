@@ -260,7 +260,10 @@ TEST_F(DraftModelTest, ThePlanCountsItsMemory) {
   TinyModel embeds;
   embeds.more = "model_task = embed\n";
   write_tiny_workspace(dir_ / "embeds", embeds);
-  EXPECT_EQ(plan_memory(dir_ / "embeds", drafts, memory).speculative_bytes, 0) << "it needs no draft model";
+  const auto unused = plan_memory(dir_ / "embeds", drafts, memory);
+  EXPECT_EQ(unused.speculative_bytes, 0);
+  const std::string why = "speculative_method = draft_model has no effect: the model does not generate text";
+  EXPECT_NE(std::ranges::find(unused.warnings, why), unused.warnings.end());
   const auto none = plan_memory(weights(), drafts, 1 << 16);
   EXPECT_EQ(none.num_blocks, 0);
   EXPECT_TRUE(std::ranges::any_of(none.warnings, [](const auto& text) {

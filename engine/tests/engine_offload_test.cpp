@@ -270,6 +270,24 @@ TEST_P(EngineOffloadTest, HostMemoryKeepsTheKvThatTheCacheHasEvicted) {
                [this] { engine({{"kv_offload_memory", "999TiB"}}); });
 }
 
+TEST_P(EngineOffloadTest, ThePlanCountsHostMemory) {
+  const std::int64_t memory = 40 << 20;
+  const auto plan = [&](const std::string& size, const std::string& device = "cpu") {
+    return plan_memory(weights(), {{"device", device}, {"kv_offload_memory", size}, {"cache_size", "30MiB"}}, memory);
+  };
+  const auto fits = plan("1MiB"), too_large = plan("20MiB");
+  EXPECT_EQ(fits.offload_bytes, 1 << 20);
+  EXPECT_GT(fits.num_blocks, 0);
+  EXPECT_NE(fits.warnings.back().find("has little use with device = cpu"), std::string::npos);
+  EXPECT_EQ(too_large.num_blocks, 0);
+  EXPECT_NE(too_large.warnings.back().find("of host memory are free beside the KV cache"), std::string::npos);
+  const auto elsewhere = plan("999TiB", "cuda");
+  EXPECT_EQ(elsewhere.offload_bytes, std::int64_t{999} << 40) << "the host of that GPU is not known";
+  expect_error(ErrorCode::invalid_argument, {"kv_offload_memory is set too"}, [&] {
+    plan_memory(weights(), {{"kv_offload_memory", "1MiB"}, {"kv_offload_path", "x"}}, memory);
+  });
+}
+
 // Its pages count as free until they are written.
 TEST_P(EngineOffloadTest, HostMemoryMustBeFreeBesideTheCacheOfACpu) {
   const auto most = std::to_string(ops::cpu::free_memory() / 10 * 6);

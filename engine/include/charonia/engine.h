@@ -56,6 +56,7 @@ struct MemoryPlan {
   std::int64_t host_bytes = 0;        // of weights that GPUs read from host memory; not in weight_bytes
   std::int64_t activation_bytes = 0;  // and other memory that steps need
   std::int64_t speculative_bytes = 0;  // of the draft model: weights, steps and KV cache; 0: there is none
+  std::int64_t offload_bytes = 0;     // kv_offload_memory; on a CPU of the same memory
   std::int64_t kv_token_bytes = 0;    // of one token in all layers
   std::int64_t kv_block_bytes = 0;    // of one block in the layers without a window
   std::int64_t kv_window_block_bytes = 0;  // in the layers with a window
