@@ -187,19 +187,6 @@ async def test_a_server_that_had_the_adapter_keeps_it_when_another_one_fails() -
     assert [fake.actions[1:] for fake in servers.fakes] == [[], [("unload", "x")], []]
 
 
-async def test_an_adapter_whose_load_has_no_response_is_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    servers = Servers()
-
-    async def lose(name: str, path: str) -> None:
-        await Fake.load_adapter(servers.fakes[1], name, path)
-        raise Unavailable("no response")
-
-    monkeypatch.setattr(servers.fakes[1], "load_adapter", lose)
-    with pytest.raises(Unavailable, match="no response"):
-        await servers.pool.load_adapter("x", "/x")
-    assert [fake.actions for fake in servers.fakes] == [[("load", "x=/x"), ("unload", "x")]] * 2 + [[]]
-
-
 async def test_a_request_is_answered_by_the_server_that_has_the_adapter() -> None:
     servers = Servers()
     for fake in servers.fakes[:2]:

@@ -329,9 +329,10 @@ class Pool:
         loaded: list[Endpoint] = []
         try:
             for endpoint in self._reachable():
-                if all(one["name"] != name for one in await endpoint.client.adapters()):
-                    loaded.append(endpoint)  # also if the response is lost
+                had = any(one["name"] == name for one in await endpoint.client.adapters())
                 await endpoint.client.load_adapter(name, path)
+                if not had:
+                    loaded.append(endpoint)
         except BaseException:
             undone = (one.client.unload_adapter(name) for one in loaded)
             await asyncio.shield(asyncio.gather(*undone, return_exceptions=True))
