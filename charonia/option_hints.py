@@ -60,11 +60,11 @@ class HintingGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name not in self.commands and (
-            groups := [
-                f"charonia {one}" for one, group in self.commands.items() if name in getattr(group, "commands", ())
-            ]
-        ):
+        if name in self.commands or ctx.resilient_parsing:  # a shell completes the words
+            return super().resolve_command(ctx, args)
+        if groups := [
+            f"charonia {one}" for one, group in self.commands.items() if name in getattr(group, "commands", ())
+        ]:
             ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(f'{one} {name}' for one in groups)}?")
         return super().resolve_command(ctx, args)
 
