@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 WINDOW_S = 60.0
 _MAX_SESSIONS = 100_000  # owners that a process keeps in memory
 _OWNER_S = 7 * 86_400  # an owner is kept so long after the session's last request
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 10.0
 _PAUSE_S = 5.0  # without another try after Redis could not be reached
 _CONNECTIONS = 64
 _LEASE_S = 60  # a request of a process that died counts no longer than this
@@ -245,7 +245,7 @@ class RedisState(State):
             pool: Any = BlockingConnectionPool.from_url(
                 url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
                 max_connections=_CONNECTIONS,
-                timeout=10 * _TIMEOUT_S,  # for a free connection
+                timeout=2 * _TIMEOUT_S,  # for a free connection
                 socket_timeout=_TIMEOUT_S,
                 socket_connect_timeout=_TIMEOUT_S,
                 retry=Retry(NoBackoff(), 1),  # an idle connection may be broken
@@ -261,6 +261,8 @@ class RedisState(State):
         self._prefix = prefix
         self._alone = MemoryState(bounds)  # while Redis is away
         self._away_until = 0.0
+        self._is_away = False  # the last request failed
+        self._is_tried = False  # a request finds out whether Redis is back; the others do not wait for it
         self._held: set[tuple[str, str]] = set()  # name and holder
         self._new_owners: dict[str, str | None] = {}  # not yet written to Redis, oldest first
         script = self._redis.register_script
@@ -269,13 +271,16 @@ class RedisState(State):
 
     async def _run(self, action: Callable[[], Awaitable[Result]]) -> Result:
         """Raises StateUnavailable."""
-        if time.monotonic() < self._away_until:
+        if self._is_away and (self._is_tried or time.monotonic() < self._away_until):
             raise StateUnavailable
+        tries = self._is_tried = self._is_away
         try:
-            return await action()
+            result = await action()
+            self._is_away = False
+            return result
         except (self._error, OSError) as error:
             if time.monotonic() >= self._away_until:  # concurrent requests log it once
-                self._away_until = time.monotonic() + _PAUSE_S
+                self._is_away, self._away_until = True, time.monotonic() + _PAUSE_S
                 # Only the type: the text may contain the URL.
                 log.error(
                     "Redis cannot be reached (%s): this process applies limits by itself, and tries again in %g s",
@@ -283,6 +288,9 @@ class RedisState(State):
                     _PAUSE_S,
                 )
             raise StateUnavailable from None
+        finally:
+            if tries:
+                self._is_tried = False
 
     async def count(self, name: str, amount: int) -> tuple[int, float]:
         key = f"{self._prefix}window:{name}"

@@ -20,6 +20,7 @@ app.add_middleware(
 sessions = iter(["old", *(f"new {number}" for number in range(100))])
 owners: dict[str, str] = {}  # token by session
 calls: list[dict[str, Any]] = []
+lists: dict[str, int] = {}  # the last status for a list of tools, by token
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -41,10 +42,12 @@ async def answer(request: Request) -> Response:
         owners[begun := next(sessions)] = token
         return result({"protocolVersion": "2025-06-18", "capabilities": {}}, **{"Mcp-Session-Id": begun})
     if session is None or owners[session] != token or request.headers.get("mcp-protocol-version") != "2025-06-18":
+        lists[token] = 400
         return JSONResponse({"error": "no session"}, 400)
     if method == "notifications/initialized":
         return Response(status_code=202)
     if method == "tools/list":
+        lists[token] = 200
         if "cursor" in params:
             return result({"tools": [{"name": 7}, "none", {"name": "no_schema"}, _tool("weather.today")]})
         return result({"tools": [_tool("clock")], "nextCursor": "2"})
@@ -56,6 +59,11 @@ async def answer(request: Request) -> Response:
     own = {"jsonrpc": "2.0", "id": message["id"], "method": "ping"}  # a request of the server, with an id of its own
     events = "".join(f"data: {json.dumps(one)}\n\n" for one in (own, done))
     return Response(events, media_type="text/event-stream")
+
+
+@app.get("/_lists")
+async def listed() -> dict[str, int]:
+    return lists
 
 
 @app.get("/_calls")

@@ -202,6 +202,40 @@ def test_another_tab_stops_the_response(page: Page, server: Scripted) -> None:
         expect(button(tab, "Stop")).to_have_count(0)
 
 
+DEAF = """
+  window.asked = 0;
+  window.BroadcastChannel = class extends BroadcastChannel {
+    postMessage(message) {
+      if (message.ask) asked++; // for the messages that other tabs are writing
+      else super.postMessage(message);
+    }
+  };
+"""
+
+
+def test_tab_that_was_taken_for_closed_goes_on_writing(page: Page, server: Scripted) -> None:
+    server.script(["Once", {"wait": True}, " more"])
+    say(page, "Tell")
+    expect(answers(page)).to_contain_text("Once")
+    kept_elsewhere = "async () => (await (await import('/page/conversations.js')).load(location.hash.slice(6)))"
+    until(page, f"async () => JSON.stringify(await ({kept_elsewhere})()).includes('Once')")
+    page.evaluate(
+        """() => {
+          window.changes = 0;
+          new BroadcastChannel("charonia-conversations").onmessage = () => changes++;
+        }"""
+    )
+    other = page.context.new_page()
+    other.add_init_script(DEAF)
+    opened(other, server)
+    chat_link(other, "Tell").click()
+    until(other, "() => asked > 0")
+    until(page, "() => changes >= 2")  # the other tab ends the response, and this tab contradicts
+    button(other, "Stop").click()
+    for tab in (page, other):
+        expect(finished(tab)).to_contain_text("Stopped")
+
+
 def test_fifty_tabs_share_six_connections_and_the_servers_state(
     server: Scripted, new_context: Callable[..., BrowserContext]
 ) -> None:

@@ -614,7 +614,7 @@ async def test_descriptions_are_asked_once_and_again_in_the_background(monkeypat
     first.answers["answer_formats"] = Unavailable("it ends")
     assert await servers.pool.answer_formats() == {}, "no server knows"
     second.answers["answer_formats"] = {"reasoning": "think"}
-    monkeypatch.setattr("charonia_gateway.endpoints.pool._DESCRIPTION_TIMEOUT_S", 0)
+    monkeypatch.setattr("charonia_gateway.endpoints.pool._UNKNOWN_AGE_S", 0)
     found = await asyncio.gather(*(servers.pool.answer_formats() for _ in range(5)))
     assert found == [{"reasoning": "think"}] * 5 and second.asked == ["answer_formats"] * 2
     assert await servers.pool.reasons() and len(second.asked) == 2

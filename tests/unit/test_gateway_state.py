@@ -21,6 +21,7 @@ from key_files import PAST
 from redis_server import redis_server
 
 DEFAULT = Bounds()
+HANG_S = 120
 Make = Callable[[Bounds], tuple[State, State]]
 
 
@@ -179,6 +180,28 @@ async def test_without_redis_a_process_applies_limits_alone_and_logs_it_once(
     with pytest.raises(StateUnavailable):
         await one.response("a")
     await one.close()
+
+
+async def test_one_request_at_a_time_waits_for_a_redis_that_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_TIMEOUT_S", HANG_S)
+    connected = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    one = RedisState(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    one._is_away = True
+    first = asyncio.create_task(one.count("a", 1))
+    await connected.wait()
+    assert await asyncio.wait_for(one.count("a", 1), HANG_S) == (1, 60) and not first.done()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert not one._is_tried
+    await one.close()
+    server.close()
 
 
 async def test_more_requests_than_connections_do_not_fail(make: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -668,6 +668,7 @@ def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(
 ) -> None:
     """The engine has still ended, and its memory is free."""
     monkeypatch.setattr(drain, "_IDLE_S", 0.1)
+    monkeypatch.setattr("charonia.serve.models._LOST_S", 0.1)
     log = Log(orders, failing="ensemble.b")
     models = make_models(orders, limits=(0, HANG_S))
     assert models.unload("b").startswith("b takes no requests any more. Triton still counts calls")

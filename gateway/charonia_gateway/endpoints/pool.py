@@ -39,8 +39,10 @@ Result = TypeVar("Result")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
 _DESCRIPTION_AGE_S = 10.0
-_DESCRIPTION_TIMEOUT_S = 1.0
-_FIRST_CHECK_S = 1.0
+_UNKNOWN_AGE_S = 1.0  # before a description that no server gave is requested again
+# A response without the description would be incomplete, and preprocessing may be busy.
+_DESCRIPTION_TIMEOUT_S = 10.0
+_FIRST_CHECK_S = 10.0
 _NOBODY = ""  # as the owner of a session: its history is lost or has ended
 
 
@@ -105,7 +107,8 @@ class Pool:
         await asyncio.gather(*(endpoint.client.close() for endpoint in self.endpoints))
 
     async def first_checks(self) -> None:
-        """Wait until each server has been checked once, at most one second."""
+        """Wait until each server has been checked once, at most _FIRST_CHECK_S: a server that does not respond ends its
+        check earlier."""
         if checks := [asyncio.create_task(endpoint.checked.wait()) for endpoint in self.endpoints]:
             _, waiting = await asyncio.wait(checks, timeout=_FIRST_CHECK_S)
             await end(waiting)
@@ -368,7 +371,7 @@ class Pool:
         """The last known result of a request about the model. An old result is requested again in the background.
         Callers wait only while the result is unknown, all for the same request."""
         requested_at, answer = self._descriptions.get(what, (None, unknown))
-        age = _DESCRIPTION_TIMEOUT_S if answer == unknown else _DESCRIPTION_AGE_S
+        age = _UNKNOWN_AGE_S if answer == unknown else _DESCRIPTION_AGE_S
         old = requested_at is None or time.monotonic() - requested_at > age
         if old and what not in self._asking and self.usable:
             task = self._asking[what] = asyncio.create_task(self._describe(what, question, answer))

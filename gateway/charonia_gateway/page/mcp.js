@@ -3,7 +3,8 @@
 import { preferences } from "./preferences.js";
 import { startWorker } from "./workers.js";
 
-const CONNECT_MS = 10_000;
+const CONNECT_MS = 120_000;
+const SETTLE_MS = 10_000; // a message does not wait longer for a server
 const MAX_PAGES = 50;
 const MAX_TOOLS = 500; // of a server
 const MAX_RESULT = 1_000_000; // characters
@@ -59,8 +60,12 @@ export function connectAll(changed) {
   }
 }
 
-/** Resolves when all servers have responded, or failed. */
-export const settled = () => Promise.all([...connected.values()].map(({ done }) => done));
+/** Resolves when all servers have responded, or failed, or after SETTLE_MS. */
+export const settled = () =>
+  Promise.race([
+    Promise.all([...connected.values()].map(({ done }) => done)),
+    new Promise((resolve) => setTimeout(resolve, SETTLE_MS)),
+  ]);
 
 /** {tools, error, ready} of a server. */
 export const status = (server) => connected.get(server) ?? { tools: [] };

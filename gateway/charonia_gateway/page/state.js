@@ -97,7 +97,13 @@ async function changedElsewhere(id) {
     if (known) forget(known);
     return;
   }
-  if (state.running.has(id)) return;
+  if (state.running.has(id)) {
+    // A tab that does not answer in time is taken for closed. If that was this tab, it continues to write.
+    const isBroken = ([{ id: message }, { id: written }]) => written === id && loaded.messages[message]?.finish === "broken";
+    const [, conversation] = [...writing].find(isBroken) ?? [];
+    if (conversation) saveNow(conversation);
+    return;
+  }
   keep(loaded);
   if (state.current.id === id) {
     const leaf = state.editing !== null && loaded.messages[state.current.leaf];
@@ -153,7 +159,7 @@ function serverChanged(problem) {
   if (isBack) {
     outdated = true;
     finish();
-    notify(text("serverBack"));
+    if (!state.notice?.action) notify(text("serverBack"));
     if (!document.hidden) loadModels();
   }
   update();
@@ -237,10 +243,17 @@ export function closeKeyDialog(key, remember) {
 
 let noticeTimer;
 
+/** A notice with an action stays until the next notice, or until the user clicks elsewhere or sends a message. */
 export function notify(words, action = null) {
   state.notice = { text: words, action };
   clearTimeout(noticeTimer);
-  noticeTimer = setTimeout(() => ((state.notice = null), update()), action ? 8000 : 4000);
+  if (!action) noticeTimer = setTimeout(() => ((state.notice = null), update()), 4000);
+  update();
+}
+
+function dropAction() {
+  if (!state.notice?.action) return;
+  state.notice = null;
   update();
 }
 
@@ -480,6 +493,7 @@ export function send(typed) {
   const conversation = state.current;
   if ((!typed.trim() && !state.files.length) || isRunning()) return false;
   keepDraft("");
+  dropAction();
   const message = store.add(conversation, conversation.leaf, { role: "user", content: typed.trim(), files: state.files });
   conversation.title ||= (typed.trim() || state.files[0].name).split("\n")[0].slice(0, 80);
   state.files = [];
@@ -615,6 +629,7 @@ export async function start(draw) {
   }
   openAddress();
   window.addEventListener("hashchange", openAddress);
+  document.addEventListener("click", ({ target }) => !target.closest(".notice") && dropAction(), { capture: true });
   store.answerTabs({ written: () => Array.from(writing.keys(), ({ id }) => id), stop: (id) => state.running.get(id)?.abort() });
   settle();
   window.addEventListener("pagehide", () => {
