@@ -43,7 +43,7 @@ from charonia.weights.workspace import WEIGHTS
 if TYPE_CHECKING:
     from charonia.serve.liveness import Liveness
 
-_KILL_AFTER_S = 10  # time for a process to end, in addition to drain_timeout_s for the gateway and with tracing
+_KILL_AFTER_S = 10  # time for a process to end, in addition to drain_timeout_s for the gateway
 _HURRIED_EXIT_S = 5  # time for a gateway to end after the second signal, so that it leaves no files
 _MAX_DELAY_S = 30  # before a restart
 _STABLE_S = 600  # restarts before a Triton that was ready for so long do not count
@@ -589,9 +589,7 @@ class _Stack:
         """Kills Triton when its engines are unloaded and no client is connected, who may still read. It would then wait
         for its Python models, one process after the other, more than a second for each. With tracing it may have spans
         to send, so it ends by itself."""
-        settings = self._settings
-        limit_s = _KILL_AFTER_S + (self._drain_s if settings.tracing_endpoint else 0)
-        deadline = time.monotonic() + limit_s
+        settings, deadline = self._settings, time.monotonic() + _KILL_AFTER_S
         server.terminate()
         unloaded = (
             self._ready

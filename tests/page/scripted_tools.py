@@ -1,11 +1,12 @@
 """An MCP server (Streamable HTTP) for the tests of the chat page, as a part of scripted_server.py: POST /tools/mcp.
 
 It needs the token "secret" or "other", and a session that began with the same token. The session "old" ends with the
-first call.
+first call. With the token "silent" it does not respond.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -30,6 +31,9 @@ def _tool(name: str) -> dict[str, Any]:
 @app.post("/mcp")
 async def answer(request: Request) -> Response:
     token = request.headers.get("authorization", "")
+    if token == "Bearer silent":
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.1)
     if token not in ("Bearer secret", "Bearer other"):
         return JSONResponse({"error": "no token"}, 401)
     message = await request.json()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from chat import answers, button, expect, finished, kept, say, set_functions
+from chat import answers, button, expect, finished, kept, pause, say, set_functions
 from free_ports import free_ports
 from scripted import HANG_S, Scripted
 from waiting import wait_until
@@ -88,6 +88,26 @@ def test_new_token_of_a_server_begins_a_new_session(page: Page, tools: Scripted)
         expect(page.locator(".servers [role=status]")).to_have_text("clock, weather.today")
         page.keyboard.press("Escape")
     assert 400 not in answered(tools).values()
+
+
+def test_messages_wait_for_a_silent_server_only_at_first(page: Page, tools: Scripted) -> None:
+    page.evaluate("import('/page/mcp.js').then((mcp) => { window.mcp = mcp; })")
+    look = "Promise.race([mcp.settled().then(() => true), new Promise((end) => setTimeout(end, 1, false))])"
+
+    def is_settled() -> bool:
+        page.evaluate(f"window.looked = {look}, null")
+        page.clock.run_for(1000)
+        found: bool = page.evaluate("looked")
+        return found
+
+    button(page, "Settings").click()
+    page.get_by_label("Address of the server").fill(f"{tools.url}/tools/mcp")
+    page.get_by_label("Token, if it needs one").fill("silent")
+    pause(page)
+    button(page, "Add").click()
+    assert not is_settled()
+    page.clock.run_for(10_000)
+    assert is_settled()
 
 
 def test_a_tool_that_is_allowed_in_a_chat_runs_without_a_question(

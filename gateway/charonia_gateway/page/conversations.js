@@ -58,14 +58,14 @@ export async function save(conversation, undo = false) {
     for (const name of [changed, ...names]) conversation[name] = kept[name]; // another tab changed it, while this one wrote
   }
   const stored = kept?.messages ?? {};
-  const own = new Set(ownMessages());
+  const own = new Set(ownMessages()); // a tab that takes this one for closed breaks them off
   let grown = false;
   for (const [id, message] of Object.entries(stored)) {
     const mine = conversation.messages[id];
     if (!mine) {
       conversation.messages[id] = message;
       grown = true;
-    } else if (!own.has(id) && later(mine, message) === message) {
+    } else if (!(own.has(id) && message.finish === "broken") && later(mine, message) === message) {
       delete mine.state;
       Object.assign(mine, message);
     }

@@ -243,17 +243,10 @@ export function closeKeyDialog(key, remember) {
 
 let noticeTimer;
 
-/** A notice with an action stays until the next notice, or until the user clicks elsewhere or sends a message. */
 export function notify(words, action = null) {
   state.notice = { text: words, action };
   clearTimeout(noticeTimer);
-  if (!action) noticeTimer = setTimeout(() => ((state.notice = null), update()), 4000);
-  update();
-}
-
-function dropAction() {
-  if (!state.notice?.action) return;
-  state.notice = null;
+  noticeTimer = setTimeout(() => ((state.notice = null), update()), action ? 8000 : 4000);
   update();
 }
 
@@ -493,7 +486,6 @@ export function send(typed) {
   const conversation = state.current;
   if ((!typed.trim() && !state.files.length) || isRunning()) return false;
   keepDraft("");
-  dropAction();
   const message = store.add(conversation, conversation.leaf, { role: "user", content: typed.trim(), files: state.files });
   conversation.title ||= (typed.trim() || state.files[0].name).split("\n")[0].slice(0, 80);
   state.files = [];
@@ -629,7 +621,6 @@ export async function start(draw) {
   }
   openAddress();
   window.addEventListener("hashchange", openAddress);
-  document.addEventListener("click", ({ target }) => !target.closest(".notice") && dropAction(), { capture: true });
   store.answerTabs({ written: () => Array.from(writing.keys(), ({ id }) => id), stop: (id) => state.running.get(id)?.abort() });
   settle();
   window.addEventListener("pagehide", () => {
