@@ -67,4 +67,4 @@ def new_context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
             return context
 
         yield make
-    assert wrong == []
+    assert not wrong, wrong
