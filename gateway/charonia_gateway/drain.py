@@ -21,9 +21,8 @@ from charonia_gateway.tls import Certificates
 
 log = logging.getLogger("charonia_gateway")
 
-# for cancelled requests to notify their clients; before that they have one second to notify Triton
-_FINAL_MESSAGE_S = 2.0
-_ABORTED_S = 1.0  # for cancelled requests to end after their connections were closed
+_FINAL_MESSAGE_S = 2.0  # for clients to read the last message of cancelled requests
+_ENDED_S = 5.0  # for cancelled requests to end, which notify Triton first
 
 
 class Drain:
@@ -185,11 +184,12 @@ class DrainingServer(uvicorn.Server):
             log.warning(text, requests, self._drain.limit_s)
         else:
             log.warning("%s cut off: the gateway must shut down immediately", requests)
-        if not await self._drain.have_ended(_FINAL_MESSAGE_S):  # their clients do not read it
-            for connection in list(self.server_state.connections):
-                if connection.transport:
-                    connection.transport.abort()
-            await self._drain.have_ended(_ABORTED_S)
+        if await self._drain.have_ended(_FINAL_MESSAGE_S):
+            return
+        for connection in list(self.server_state.connections):
+            if connection.transport and connection.transport.get_write_buffer_size():  # its client does not read
+                connection.transport.abort()
+        await self._drain.have_ended(_ENDED_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._signalled:

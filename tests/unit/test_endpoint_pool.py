@@ -29,6 +29,7 @@ from charonia_gateway.endpoints.endpoint import Endpoint
 from charonia_gateway.endpoints.pool import NotLoaded, Pool, SessionLost
 from charonia_gateway.engine import Engine
 from charonia_gateway.record import Record, current_record
+from waiting import until
 
 HANG_S = 120
 
@@ -557,11 +558,11 @@ async def test_a_removed_server_finishes_its_streams_and_a_new_one_gets_requests
         ["a"], connect=connect, check_interval_s=HANG_S, on_change=lambda target, up: changes.append((target, up))
     )
     async with pool:
-        await pool.first_checks()
+        await until(lambda: pool.usable)
         made["a"].parts = [GenerateResponse("begin", (1,)), GenerateResponse("end", (1,), finish_reason="stop")]
         stream = await pool.begin(ask(stream=True), "id")
         pool.set_targets(["b"])
-        await pool.first_checks()
+        await until(lambda: pool.usable)
         for _ in range(3):
             answer = await pool.begin(ask(), "id")
             assert answer.endpoint.target == "b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,11 +140,15 @@ def test_with_preemptions(case: Case, prefix_caching: bool) -> None:
 def test_with_speculation(case: Case) -> None:
     """The draft model is the same model, so its proposals are right at every temperature."""
     prompts = [prompt[:60] * 3 for prompt in case.prompts]
+    sampling = list(case.sampling)
+    # However slow the first proposals are, a first decode has some: this prompt goes on with its only token.
+    prompts.append([7] * 60)
+    sampling.append(replace(sampling_of(0), logit_bias={7: 100.0}))
     results = []
     methods: list[dict[str, str]] = [{}, {"speculative_method": "ngram"}, {"speculative_model": str(case.folder)}]
     for settings in methods:
         with case.engine(**settings) as engine:
-            results.append([bits(output) for output in engine.generate(prompts, case.sampling)])
+            results.append([bits(output) for output in engine.generate(prompts, sampling)])
             assert (engine.stats().proposed_tokens > 0) == bool(settings)
             assert "speculative_model" not in settings or engine.stats().accepted_tokens > 0
     assert results[0] == results[1] == results[2]

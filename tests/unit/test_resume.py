@@ -150,7 +150,7 @@ class Two:
             await double.__aenter__()
         self.pool = Pool([one.target for one in self.doubles], on_resume=self._count, **self.options)
         await self.pool.__aenter__()
-        await self.pool.first_checks()
+        await until(lambda: all(one.usable for one in self.pool.endpoints))
         # The first request goes to the first server.
         for double, behaviour in zip(self.doubles, self.behaviours, strict=True):
             double.behaviour = behaviour
@@ -284,7 +284,7 @@ async def test_turns_and_the_best_of_several_are_not_continued(fields: dict[str,
 async def test_the_only_server_continues_after_its_restart(stream: bool) -> None:
     seen: list[Any] = []
     async with Double() as one, Pool([one.target], check_interval_s=0.05, resume_timeout_s=HANG_S) as pool:
-        await pool.first_checks()
+        await until(lambda: pool.usable)
         one.behaviour = counting(2, seen)
 
         async def restart() -> None:

@@ -34,11 +34,14 @@ function decoded(buffer, name) {
   throw new Error(text("notText", name));
 }
 
+let pdfWorker; // of all PDF files: the end of a task does not destroy a worker that it was given
+
 async function pdfText(file) {
   const pdf = await import("./libraries/pdfjs-dist/legacy/build/pdf.min.mjs");
-  pdf.GlobalWorkerOptions.workerPort ??= startWorker("pdf");
+  pdfWorker ??= new pdf.PDFWorker({ port: startWorker("pdf") });
   const cMapUrl = new URL("libraries/pdfjs-dist/cmaps/", import.meta.url).href;
-  const task = pdf.getDocument({ data: await file.arrayBuffer(), cMapUrl, useWasm: false, disableFontFace: true, verbosity: 0 });
+  const data = await file.arrayBuffer();
+  const task = pdf.getDocument({ data, worker: pdfWorker, cMapUrl, useWasm: false, disableFontFace: true, verbosity: 0 });
   try {
     const document = await task.promise;
     const pages = [];
