@@ -48,7 +48,7 @@ def opened(page: Page, server: Scripted) -> Page:
 
 
 def pause(page: Page) -> None:
-    """Stop the page's clock, which Page.clock moves on. Without it the page draws nothing."""
+    """Stop the clock of the page and of its other tabs, which Page.clock moves on. Without it they draw nothing."""
     page.clock.install()
     page.clock.pause_at(datetime.now() + timedelta(hours=1))
 

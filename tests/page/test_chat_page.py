@@ -633,7 +633,7 @@ def test_conversations_are_kept_found_renamed_and_removed(page: Page, server: Sc
     page.clock.run_for(1000)
     expect(titles).to_have_text(["What do we breathe?"])
     button(page, "Undo").click()
-    page.clock.run_for(1000)
+    page.clock.resume()
     expect(titles).to_have_count(2)
 
 

@@ -176,10 +176,12 @@ def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripte
     say(page, "Tell")
     finished(page)
     other = another_tab(page, server)
-    pause(page)
+    kept(page)
+    pause(page)  # the other tab, too
     button(page, "Delete: Tell").click()
-    expect(other.locator(".chat-title")).to_have_count(0)
+    until(other, "async () => !(await import('/page/state.js')).state.conversations.length")
     page.clock.run_for(7000)  # undo stays for 8 s
+    expect(other.locator(".chat-title")).to_have_count(0)
     button(page, "Undo").click()
     page.clock.resume()
     for tab in (page, other):
