@@ -146,7 +146,7 @@ def rotate(
 
 
 def _plans(served: Sequence[Served], inference: Mapping[str, str], plan: Callable[..., Plan] | None) -> list[Plan]:
-    """The plans of the models. Their num_blocks leave no room for adapters: callers reduce the cache."""
+    """The plans of the models. On CPUs their num_blocks leave no room for adapters: callers reduce the cache."""
     from charonia.weights.plan import make_plan
 
     return [_planned(one, {**inference, **_of_first(one, inference)}, plan or make_plan) for one in served]
@@ -154,7 +154,7 @@ def _plans(served: Sequence[Served], inference: Mapping[str, str], plan: Callabl
 
 def _planned(one: Served, settings: dict[str, str], plan: Callable[..., Plan]) -> Plan:
     made = plan(one.workspace, settings)
-    if not made.adapter_bytes:
+    if not made.adapter_bytes or made.device == "cuda":
         return made
     return replace(plan(one.workspace, {**settings, "lora_adapters": ""}), adapter_bytes=made.adapter_bytes)
 
@@ -187,8 +187,8 @@ def _check_host_memory(served: Sequence[Served], plans: Sequence[Plan], inferenc
             f"{one.name} takes {spell_bytes(size)}" for one, size in zip(served, sizes, strict=True) if size
         )
         raise ServeError(
-            "the models do not fit together: per-layer embeddings that GPUs read, and kv_offload_memory, take host "
-            f"memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, lower "
+            "the models do not fit together: per-layer embeddings and adapters of GPUs, and kv_offload_memory, take "
+            f"host memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, lower "
             "kv_offload_memory, or free memory"
         )
 

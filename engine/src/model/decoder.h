@@ -25,11 +25,14 @@ class Decoder {
   // Throws Error (invalid_argument, unsupported, resource_exhausted).
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);
 
+  // On a device with adapter slots: makes them, for adapters of ranks up to max_rank. Call it before prepare().
+  void make_adapter_slots(const Modules& modules, int count, int max_rank);
+
   // Call once, after the cache is created. All steps use this cache.
   void prepare(ops::KvCache& cache);
 
   // Issues the step, from its token ids to its samples. ops.collect() returns the samples. adapters: of each sequence;
-  // null: none. Empty: no sequence has one.
+  // null: none. Empty: no sequence has one. On a device with adapter slots, input.adapters has the slots of them.
   void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {});
 
   // May be called from any thread. Both throw the errors of Adapter.
@@ -50,6 +53,8 @@ class Decoder {
   void load(const WeightFiles& files);
   std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
   void group_rows(const ops::StepInput& input, std::span<const Adapter* const> adapters);
+  void fill_slots(std::span<const std::int32_t> slots, std::span<const Adapter* const> adapters);
+  AdaptedWeights adapted_weights(const Modules& modules) const;
   void issue(const ops::StepShape& shape);
   void issue_output(const StepContext& step, const Norms& pending_norms);
   // weight: of the next norm. pending: of the part whose output is added first; null: none.
@@ -74,6 +79,8 @@ class Decoder {
 
   LinearPlaces places_;  // of the weights that adapters can change
   std::vector<AdapterRows> adapters_;  // of the current step
+  SlotWeights slot_weights_;
+  std::vector<std::uint64_t> in_slots_;  // Adapter::id() of the adapter in each slot; 0: none
 
   ops::KvCache* cache_ = nullptr;
   ops::Ops::Issue issue_;
