@@ -175,6 +175,28 @@ def cpp_tests(emulated: Path | None, limit_s: float) -> Outcome:
     return Outcome("passed", summary)
 
 
+def probe(emulated: Path | None, limit_s: float) -> Outcome:
+    """Compare each instruction of hopper.h with the CPU, and report which bits of wgmma and mma are equal."""
+    program = emulated / "charonia_cuda_tests_on_host" if emulated else ENGINE / "charonia_cuda_tests"
+    if not program.is_file():
+        return Outcome("left out", f"{program.name} was not built (GoogleTest is missing)")
+    code, text = run([program, "--gtest_filter=HopperTest.*"], "probe", limit_s, environment(emulated))
+    found = gtest_results(text)
+    passed = sorted(name for name, status in found.items() if status == "OK")
+    figures = re.findall(r"^figure (\S+) (\S+) (.+)$", text, re.MULTILINE)
+    records = [record("probe", "bits", unit, float(value), what=what) for value, unit, what in figures]
+    if code != 0:
+        others = ", ".join(sorted(set(found) - set(passed))) or "no test"
+        outcome = failed(f"killed after {limit_s:.0f} s" if code is None else f"wrong: {others}", text)
+        outcome.records = records
+        return outcome
+    if not records:
+        return Outcome("left out", "the GPU or this build has no wgmma (compute capability 9.0, compiled for 90a)")
+    share = min(one["value"] for one in records)
+    may = "may" if share == 100 else "must not"
+    return Outcome("passed", f"{len(passed)} of {len(found)} tests; reproducible mode {may} use wgmma", records=records)
+
+
 def gtest_results(text: str) -> dict[str, str]:
     """Return the last status of each test: OK, FAILED, SKIPPED, or RUN for a test that did not end."""
     lines = re.findall(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] ([\w./]+)(?:, where| \(|$)", text, re.MULTILINE)
@@ -389,6 +411,7 @@ def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> R
 # The seconds that a stage takes on a machine with an H200 and 16 cores. It is killed after twice that time.
 STAGES: dict[str, tuple[float, Run]] = {
     "build": (150, build),
+    "probe": (5, probe),
     **{
         name: (guess_s, measured(name)) for name, guess_s in (("limits", 30), ("gap", 35), ("lib", 20), ("decode", 110))
     },

@@ -60,6 +60,25 @@ def test_cpp_tests_continue_after_a_crash(out: Path, monkeypatch: pytest.MonkeyP
     assert outcome.status == "failed" and "1 passed, 1 failed: A.dies (ended with 7)" in outcome.summary
 
 
+def test_probe_reports_bits_and_names_wrong_instructions(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = out / "charonia_cuda_tests"
+    monkeypatch.setattr(gpu_check, "ENGINE", out)
+    passed = "[ RUN      ] HopperTest.bits\\nfigure 99.5 %% equal bits, bf16\\n[       OK ] HopperTest.bits (1 ms)\\n"
+    program.write_text(f"#!/bin/sh\nprintf '{passed}'\n")
+    program.chmod(0o755)
+    outcome = gpu_check.probe(None, 60)
+    assert outcome.status == "passed" and "must not use wgmma" in outcome.summary
+    [figure] = outcome.records
+    assert (figure["value"], figure["unit"], figure["case"]) == (99.5, "%", {"what": "equal bits, bf16"})
+    program.write_text(
+        "#!/bin/sh\necho '[ RUN      ] HopperTest.boxes'; echo '[  FAILED  ] HopperTest.boxes (1 ms)'; exit 1\n"
+    )
+    outcome = gpu_check.probe(None, 60)
+    assert outcome.status == "failed" and outcome.summary == "wrong: HopperTest.boxes"
+    program.write_text("#!/bin/sh\necho '[ RUN      ] HopperTest.bits'; echo '[  SKIPPED ] HopperTest.bits (1 ms)'\n")
+    assert gpu_check.probe(None, 60).status == "left out"
+
+
 def test_busy_time_counts_overlapping_kernels_once() -> None:
     kernels = [(0.0, 4.0, "a"), (1.0, 2.0, "b"), (3.0, 5.0, "c"), (9.0, 10.0, "d"), (11.0, 12.0, "e")]
     assert gpu_check.busy_and_gaps(kernels) == (7.0, [(4.0, "c", "d"), (1.0, "d", "e")])
@@ -88,4 +107,4 @@ def test_command_that_runs_too_long_is_killed(out: Path) -> None:
 
 def test_unknown_stage_is_rejected() -> None:
     done = subprocess.run([ROOT / "scripts" / "gpu_check.sh", "bench1"], capture_output=True, text=True)
-    assert done.returncode == 2 and "expected build, limits" in done.stderr
+    assert done.returncode == 2 and "expected build, probe, limits" in done.stderr

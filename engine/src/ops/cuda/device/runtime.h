@@ -21,7 +21,9 @@ struct DeviceInfo {
   int index = 0;
   std::string name;
   int major = 0, minor = 0;  // compute capability
-  bool clusters = false;     // the device and the compiled kernels support thread block clusters (9.0 or newer)
+  bool clusters = false;     // the device and the compiled kernels support clusters, and hopper.h's barriers and copies
+                             // (9.0 or newer)
+  bool wgmma = false;        // the same for hopper.h's products (9.0, compiled for 90a)
   bool fp8 = false;          // the same for tensor cores that multiply FP8 (8.9 or newer)
   int sms = 1;
   std::size_t shared_bytes = 0;  // maximum dynamic shared memory of a block
