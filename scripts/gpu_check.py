@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ WORK = ROOT / "build" / "gpu_check"
 OUT = Path(os.environ.get("OUT") or WORK)
 SITE, PACKAGES, ENGINE = WORK / "site", WORK / "packages", WORK / "engine"
 BUDGET_S = 420.0
-# Modules that the engine and the tests import, and their packages on PyPI.
+# Modules that the engine and the tests import, and their packages on PyPI if these have other names.
 NEEDED = {
-    "cmake": "cmake", "ninja": "ninja", "pybind11": "pybind11", "nlohmann_json": "nlohmann-json", "torch": "torch",
-    "transformers": "transformers", "typer": "typer", "rich": "rich", "pydantic_settings": "pydantic-settings",
-    "prompt_toolkit": "prompt-toolkit", "re2": "google-re2", "ml_dtypes": "ml-dtypes", "pytest": "pytest",
-    "hypothesis": "hypothesis", "setuptools_scm": "setuptools-scm",
+    **{name: name.replace("_", "-") for name in (
+        "cmake", "ninja", "pybind11", "nlohmann_json", "torch", "transformers", "typer", "rich", "pydantic_settings",
+        "prompt_toolkit", "ml_dtypes", "pytest", "hypothesis", "setuptools_scm")},
+    "re2": "google-re2",
 }  # fmt: skip
 Record = dict[str, Any]  # as charonia.bench.records.Record
 # The build folder of a rehearsal, and the seconds after which the stage is killed.
@@ -45,13 +46,14 @@ Run = Callable[[Path | None, float], "Outcome"]
 
 @dataclass
 class Outcome:
-    """status: passed, failed or left out. summary: one line. text: the end of the log of a failure."""
+    """status: passed, failed or left out. text: the end of the log of a failure. decisions: see decide()."""
 
     status: str
     summary: str = ""
     seconds: float = 0.0
     text: str = ""
     records: list[Record] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
 
 
 def environment(emulated: Path | None) -> dict[str, str]:
@@ -199,10 +201,10 @@ def measured(name: str) -> Run:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         records = [json.loads(line) for line in lines]
         if code == 0 and records:
-            return Outcome("passed", f"{len(records)} figures", records=records)
-        outcome = failed(f"killed after {limit_s:.0f} s" if code is None else f"ended with {code}", text)
-        outcome.records = records
-        return outcome
+            return Outcome("passed", f"{len(records)} figures", records=records, decisions=list(decide(name, records)))
+        return replace(
+            failed(f"killed after {limit_s:.0f} s" if code is None else f"ended with {code}", text), records=records
+        )
 
     return run_child
 
@@ -291,14 +293,15 @@ def measure_lib(clock: Clock) -> Iterator[Record]:
                 yield record("lib", "time", "us", 1e6 * taken, weight=f"{name} {n} x {k}", type=kind, rows=rows)
 
 
-def model_of(scheme: str, emulated: bool) -> Path:
-    """A random model: Llama-3-8B's shape, or a tiny one. It is written once, to memory if there is room."""
+def model_of(scheme: str, emulated: bool, layers: int = 32) -> Path:
+    """A random model: layers of Llama-3-8B, or a tiny one. It is written once, to memory if there is room."""
     from charonia.bench.random_model import SHAPES, write_random_model
 
-    place = models_folder() / f"{'tiny' if emulated else 'llama3-8b'}-{scheme or 'bf16'}"
+    shape = SHAPES["tiny"] if emulated else replace(SHAPES["llama3-8b"], layers=layers)
+    place = models_folder() / f"{'tiny' if emulated else 'llama3-8b'}-{shape.layers}-{scheme or 'bf16'}"
     if not (place / "made").exists():
         shutil.rmtree(place, ignore_errors=True)
-        write_random_model(place, SHAPES["tiny" if emulated else "llama3-8b"], scheme=scheme, quick=True)
+        write_random_model(place, shape, scheme=scheme, quick=True)
         (place / "made").touch()
     return place
 
@@ -360,19 +363,70 @@ def busy_and_gaps(kernels: Sequence[tuple[float, float, str]]) -> tuple[float, l
     return busy, sorted(gaps, reverse=True)
 
 
+# Settings of the stage pdl.
+PDL: dict[str, dict[str, str]] = {
+    **{name: {"CHARONIA_CUDA_PDL": name} for name in ("off", "early", "late")},
+    "late, prefetch": {"CHARONIA_CUDA_PDL": "late", "CHARONIA_CUDA_PREFETCH": "16"},
+    "splits of 64": {"CHARONIA_CUDA_DECODE_SPLIT": "64"},
+}
+
+
+def measure_pdl(clock: Clock) -> Iterator[Record]:
+    """Decodes of one sequence by four layers of an 8B model, with each of PDL in a process of its own."""
+    for name, variables in PDL.items():
+        env = os.environ | variables | {"GPU_CHECK_LAYERS": "4"}
+        code, text = run([sys.executable, __file__, "--measure", "decode"], "pdl_decode", 60, env)
+        if code != 0:
+            raise SystemExit(f"{name}: ended with {code}\n{text[-2000:]}")
+        for line in (WORK / "decode.jsonl").read_text("utf-8").splitlines():
+            if (one := json.loads(line))["name"] == "decode":
+                yield record("pdl", "decode", one["unit"], one["value"], weights=one["case"]["weights"], setting=name)
+
+
+def measure_yard(clock: Clock) -> Iterator[Record]:
+    """Attention of one prompt: our kernel, PyTorch's, and those of FlashInfer and FlashAttention 3 if installed."""
+    from charonia import _engine
+
+    torch, on_gpu = clock.torch, clock.device == "cuda"
+    heads, kv_heads, dim = (32, 8, 128) if on_gpu else (2, 1, 32)
+    bench = _engine.KernelBench("cuda")
+    for rows in (2048, 8192) if on_gpu else (64,):
+        operations = 2.0 * heads * dim * rows * (rows + 1)
+        _, ours = bench.attention(heads, kv_heads, dim, 16, 1, rows, rows, 4, 3)
+        yield record("yard", "rate", "TFLOP/s", operations / min(ours) / 1e12, kernel="charonia", rows=rows)
+        sizes = (heads, kv_heads, kv_heads)
+        q, k, v = (torch.randn((rows, n, dim), dtype=torch.bfloat16, device=clock.device) for n in sizes)
+        of_sequence = [x[None].transpose(1, 2) for x in (q, k, v)]
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        kernels: dict[str, Callable[[], object]] = {
+            "torch": partial(sdpa, *of_sequence, is_causal=True, enable_gqa=True)
+        }
+        if importlib.util.find_spec("flashinfer"):
+            of = importlib.import_module("flashinfer").single_prefill_with_kv_cache
+            kernels["flashinfer"] = partial(of, q, k, v, causal=True)
+        if importlib.util.find_spec("flash_attn_interface"):
+            of = importlib.import_module("flash_attn_interface").flash_attn_func
+            kernels["FA3"] = partial(of, q[None], k[None], v[None], causal=True)
+        for name, kernel in kernels.items():
+            yield record("yard", "rate", "TFLOP/s", operations / clock.seconds(kernel) / 1e12, kernel=name, rows=rows)
+
+
 def measure_decode(clock: Clock) -> Iterator[Record]:
     """Decode of an 8B model in bf16 and int4, with `reproducible` off and on."""
     from rich.console import Console
 
     from charonia.bench.static import run_static
 
-    emulated = bool(os.environ["GPU_CHECK_EMULATED"])
-    batches, tokens = ([1, 2], 4) if emulated else ([1, 8, 64, 256], 64)
+    emulated, layers = bool(os.environ["GPU_CHECK_EMULATED"]), int(os.environ.get("GPU_CHECK_LAYERS", 32))
+    few = layers < 32  # for measure_pdl()
+    batches, prompt, tokens = ([1], 1024, 256) if few else ([1, 8, 64, 256], 32, 64)
+    if emulated:
+        batches, prompt, tokens = batches[:2], 32, 4
     for scheme in ("", "w4a16"):
-        for reproducible in (False, True):
+        for reproducible in (False,) if few else (False, True):
             report = run_static(
-                str(model_of(scheme, emulated)), batches, [32], [tokens], runs=1, dtype="auto", console=Console(),
-                settings={"reproducible": reproducible},
+                str(model_of(scheme, emulated, layers)), batches, [prompt], [tokens], runs=1, dtype="auto",
+                console=Console(), settings={"reproducible": reproducible},
             )  # fmt: skip
             for one in report.records:
                 if one.name in ("decode", "weights"):
@@ -386,11 +440,58 @@ def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> R
     return asdict(Figure.of(benchmark, name, unit, float(value), case=case))
 
 
+def decide(stage: str, records: Sequence[Record]) -> Iterator[str]:
+    """Yield one line for each decision that the figures of a stage allow."""
+
+    def at(name: str, **case: Any) -> float:
+        found = (one["value"] for one in records if one["name"] == name and case.items() <= one["case"].items())
+        return next(found, math.nan)
+
+    def cases(key: str) -> list[Any]:
+        return list(dict.fromkeys(one["case"][key] for one in records if key in one["case"]))
+
+    if stage == "limits":
+        burst, sustained = at("bf16 GEMM", what="burst"), at("bf16 GEMM", what="after 5 s")
+        yield f"100 % is {at('read'):.2f} TB/s and {sustained:.0f} T operations/s in bf16 ({burst:.0f} in a burst)"
+    elif stage == "gap":
+        span = at("first to last kernel")
+        idle = span - at("kernels")
+        what = "shorten the gaps first" if idle > span / 20 else "the kernels decide"
+        yield f"{idle:.2f} of {span:.2f} ms of a step are in no kernel: {what}"
+    elif stage == "lib":
+        for weight in cases("weight"):
+            one, padded = at("time", weight=weight, rows=1), at("time", weight=weight, rows=16)
+            yield f"{weight}: 1 row {one:.1f} us, 16 rows {padded:.1f} us: {'pad' if padded < one else 'do not pad'}"
+            bf16, s8 = (at("time", weight=weight, type=kind, rows=2048) for kind in ("bf16", "s8"))
+            yield f"{weight}: int8 {bf16 / s8:.2f} times bf16: {'cuBLASLt' if s8 < bf16 else 'our tiles'} for W8A8"
+    elif stage == "pdl":
+        for weights in cases("weights"):
+            rates = {name: at("decode", weights=weights, setting=name) for name in cases("setting")}
+            of_early = ", ".join(f"{name} {rate / rates['early']:.3f}" for name, rate in rates.items())
+            yield f"{weights}: {of_early} of early: take {max(rates, key=rates.__getitem__)}"
+    elif stage == "yard":
+        for rows in cases("rows"):
+            ours, *others = (at("rate", kernel=name, rows=rows) for name in cases("kernel"))
+            what = "keep our attention" if ours >= 0.85 * max(others) else "below 85 %, the exit rule counts"
+            yield f"{rows} rows: {ours / max(others):.0%} of the best library: {what}"
+    elif stage == "decode":
+        for weights in cases("weights"):
+            for batch, limit in ((1, 0.05), (64, 0.15)):
+                exact, fast = (at("decode", weights=weights, reproducible=of, batch=batch) for of in (True, False))
+                if batch == 1:
+                    yield f"{weights}: {fast:.0f} tokens/s; an H200 should reach 265 in bf16 and 560 in w4a16"
+                if batch in cases("batch"):
+                    what = "kept" if exact >= (1 - limit) * fast else "missed"
+                    cost = f"{1 - exact / fast:.0%} of at most {limit:.0%}"
+                    yield f"{weights}, batch {batch}: reproducible costs {cost}: {what}"
+
+
 # The seconds that a stage takes on a machine with an H200 and 16 cores. It is killed after twice that time.
 STAGES: dict[str, tuple[float, Run]] = {
     "build": (150, build),
     **{
-        name: (guess_s, measured(name)) for name, guess_s in (("limits", 30), ("gap", 35), ("lib", 20), ("decode", 110))
+        name: (guess_s, measured(name))
+        for name, guess_s in (("limits", 30), ("gap", 35), ("pdl", 45), ("lib", 20), ("yard", 15), ("decode", 110))
     },
     "cpp_tests": (40, cpp_tests),
     "python_tests": (35, python_tests),
@@ -428,6 +529,7 @@ def page(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> str:
     for name, outcome in outcomes.items():
         for _, headings, rows in tables([Figure(**one) for one in outcome.records]):
             lines += ["", f"## {name}", "", *markdown(headings, rows)]
+        lines += ["", *(f"- {line}" for line in outcome.decisions)] if outcome.decisions else []
         if outcome.text:
             lines += ["", f"## {name}: {outcome.status}", "", *(f"    {line}" for line in outcome.text.splitlines())]
     return "\n".join(lines)
@@ -462,6 +564,8 @@ def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s:
         outcomes[name] = now[name] = outcome
         write(outcomes, facts)
         print(f"[{budget_s - (ends_at - time.monotonic()):4.0f} s] {name}: {outcome.status}, {outcome.summary}")
+        for line in outcome.decisions:
+            print(f"  {line}")
         if outcome.status == "failed":
             print(outcome.text)
             if name == "build":
