@@ -161,7 +161,7 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& lau
                          .block = {launch.threads, 1, 1},
                          .cluster_y = launch.cluster_y,
                          .dynamic_shared_bytes = launch.dynamic_shared_bytes,
-                         .overlap = launch.overlap,
+                         .overlap = launch.overlap && overlap_setting() != Overlap::off,
                          .what = std::string(what)};
   host_grid::check(shape);
   stream->queue->add(host_stream::Kernel{std::move(shape), std::move(kernel)});
@@ -225,6 +225,9 @@ Graph Graph::end(Stream& stream) {
 }
 void Graph::abandon(Stream& stream) noexcept { stream.native()->queue->end_capture(); }
 Graph::~Graph() { delete graph_; }
+
+Stream& Branch::fork(Stream& main) { return main; }
+void Branch::join(Stream&) {}
 Graph::Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
 Graph& Graph::operator=(Graph&& other) noexcept {
   Graph taken(std::move(other));

@@ -31,11 +31,6 @@ bool flag(const char* name, bool otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : std::strcmp(value, "0") != 0;
 }
 
-bool overlap_allowed() {
-  static const bool allowed = flag("CHARONIA_CUDA_PDL", true);
-  return allowed;
-}
-
 std::string what_failed(std::string_view operation, cudaError_t result) {
   auto text = cat(operation, ": ", cudaGetErrorString(result), " (", cudaGetErrorName(result), ")");
   if (!step_text.empty()) text += cat(", in ", step_text);
@@ -474,6 +469,19 @@ void Graph::launch(Stream& stream, std::string_view what) const {
   if (waits_for_every_launch()) stream.wait(what);
 }
 
+Stream& Branch::fork(Stream& main) {
+  forked_.record(main);
+  side_.wait_for(forked_, "branch of a graph");
+  open_ = true;
+  return side_;
+}
+
+void Branch::join(Stream& main) {
+  if (!std::exchange(open_, false)) return;
+  joined_.record(side_);
+  main.wait_for(joined_, "branch of a graph");
+}
+
 namespace {
 
 // Allows the kernel at least this number of bytes of dynamic shared memory, and returns the limit. The limit belongs to
@@ -508,7 +516,7 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& sha
   }
   std::array<cudaLaunchAttribute, 2> attributes{};
   unsigned count = 0;
-  if (shape.overlap && device.major >= 9 && overlap_allowed()) {
+  if (shape.overlap && device.major >= 9 && overlap_setting() != Overlap::off) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
