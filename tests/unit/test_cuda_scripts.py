@@ -99,6 +99,17 @@ def test_counts_of_instructions_are_compared_with_the_table(tmp_path: Path) -> N
     assert other.returncode == 0, other.stdout
 
 
+def test_all_folders_are_checked_and_each_must_have_output(tmp_path: Path) -> None:
+    for name, text in (("one", GOOD), ("two", SPILLING)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.cu.o.ptxas").write_text(text)
+    result = check(tmp_path / "one", str(tmp_path / "two"))
+    assert result.returncode == 1 and "2 kernels of 2 files, of which 1 spill" in result.stdout
+    (tmp_path / "empty").mkdir()
+    result = check(tmp_path / "one", str(tmp_path / "empty"))
+    assert result.returncode == 1 and "empty has no output of ptxas" in result.stdout
+
+
 def test_ptxas_output_is_kept_beside_the_object_and_the_rest_is_shown(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{GOOD}warning: something else\nEND\nexit $CODE\n")

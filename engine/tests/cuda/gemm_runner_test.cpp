@@ -324,6 +324,21 @@ TEST_F(GemmRunnerTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
   EXPECT_EQ(runner.warning(), "");
 }
 
+TEST_F(GemmRunnerTest, a_wrong_stored_choice_is_replaced_also_when_time_has_run_out) {
+  GemmProblem problem(kCase);
+  {
+    GemmRunner runner(device_info(0), options());
+    prepare(runner, problem, 4);
+  }
+  log_.wrong = 1;
+  auto with = options();
+  with.seconds = 1e-9;  // over after the first measurement
+  GemmRunner runner(device_info(0), std::move(with));
+  prepare(runner, problem, 4);
+  EXPECT_TRUE(says(runner.warning(), "3 kernels gave results that differ")) << "for 1, 2 and 4 rows";
+  EXPECT_EQ(run(runner, problem), 0U);
+}
+
 // One kernel for both takes 10, the library 1 to 3.
 TEST_F(GemmRunnerTest, a_gate_is_computed_with_its_gemm_only_if_that_was_faster) {
   for (const double library : {1.0, 100.0}) {

@@ -92,6 +92,7 @@ void wgmma_kernel(CHARONIA_GRID_CONSTANT const ProductProbe p) {
   CHARONIA_SHARED(std::uint64_t, full, [1]);
   constexpr int kRowBytes = kProbeK * 2;
   constexpr bool kTransposed = factor == Factor::registers_transposed;
+  constexpr bool kShared = factor == Factor::shared || factor == Factor::written;
   unsigned char* const a = swizzled_shared();
   unsigned char* const b = a + kProbeM * kRowBytes;
   const int width = p.swizzle == Swizzle::none ? 16 : static_cast<int>(p.swizzle);
@@ -102,6 +103,18 @@ void wgmma_kernel(CHARONIA_GRID_CONSTANT const ProductProbe p) {
   __syncthreads();
   dependency_trigger();
   dependency_wait();
+  if constexpr (factor == Factor::written) {
+    constexpr int kPieces = kRowBytes / 16;
+    for (int i = static_cast<int>(threadIdx.x); i < kProbeM * kPieces; i += 2 * kWarpgroup) {
+      const int row = i / kPieces, at = i % kPieces * 16;
+      const auto to = swizzled(static_cast<std::uint32_t>(row * width + at % width), p.swizzle);
+      const auto* const from = static_cast<const unsigned char*>(p.a) + row * kRowBytes + at;
+      *reinterpret_cast<uint4*>(a + at / width * width * kProbeM + to) =
+          load_readonly(reinterpret_cast<const uint4*>(from));
+    }
+    async_fence();
+    __syncthreads();
+  }
   if (threadIdx.x < kWarpgroup) {
     leave_registers<40>();
     if (threadIdx.x == 0) {
@@ -122,7 +135,7 @@ void wgmma_kernel(CHARONIA_GRID_CONSTANT const ProductProbe p) {
     CHARONIA_UNROLL
     for (int i = 0; i < n / 2; ++i) d[i] = p.out[(row + g + i % 4 / 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2];
     std::uint32_t registers[kProbeK / 16][4];
-    if constexpr (factor != Factor::shared) {
+    if constexpr (!kShared) {
       CHARONIA_UNROLL
       for (int i = 0; i < kProbeK / 16; ++i) load_factor<T>(registers[i], p.a, row, 16 * i);
     }
@@ -138,7 +151,7 @@ void wgmma_kernel(CHARONIA_GRID_CONSTANT const ProductProbe p) {
     for (int i = 0; i < kProbeK / 16; ++i) {
       const auto of_b =
           kTransposed ? matrix_descriptor(b + 16 * i * width, p.swizzle, 8 * width, kProbeK * width) : part(b, n, i);
-      if constexpr (factor == Factor::shared) {
+      if constexpr (kShared) {
         wgmma<T, n, kTransposed>(d, part(a, kProbeM, i), of_b, i > 0 || p.add);
       } else {
         wgmma<T, n, kTransposed>(d, registers[i], of_b, i > 0 || p.add);
@@ -182,6 +195,9 @@ bool launch_wgmma(Stream& stream, Factor factor, const ProductProbe& p) {
   switch (factor) {
     case Factor::shared:
       launch(stream, "wgmma, a in shared memory", shape, &wgmma_kernel<T, n, Factor::shared>, p);
+      break;
+    case Factor::written:
+      launch(stream, "wgmma, a written by threads", shape, &wgmma_kernel<T, n, Factor::written>, p);
       break;
     case Factor::registers:
       launch(stream, "wgmma, a in registers", shape, &wgmma_kernel<T, n, Factor::registers>, p);

@@ -161,7 +161,7 @@ TEST_F(HopperTest, products_of_every_shape_and_swizzle_are_exact) {
                       from_half(type, host.b[i % static_cast<std::size_t>(n) * kProbeK + k]);
         }
       }
-      for (const auto factor : {Factor::shared, Factor::registers, Factor::registers_transposed}) {
+      for (const auto factor : {Factor::shared, Factor::written, Factor::registers, Factor::registers_transposed}) {
         for (const auto swizzle : kSwizzles) {
           const bool fits = swizzle != Swizzle::none && static_cast<int>(swizzle) <= 2 * n;
           if (factor == Factor::registers_transposed && !fits) continue;

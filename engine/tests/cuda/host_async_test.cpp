@@ -107,6 +107,14 @@ TEST(HostAsyncTest, wrong_use_of_barriers_is_found) {
     copy_to(swizzled_shared());
     barrier_arrive(barrier());
   });
+  expect_error("waits for a phase of parity 1 while phase 0 has copies in flight", [] {
+    ready_barrier(1);
+    if (!first()) return;
+    barrier_wait(barrier(), 1);  // a new barrier: right
+    barrier_arrive_expect(barrier(), kBytes);
+    copy_to(swizzled_shared());
+    barrier_wait(barrier(), 1);
+  });
   expect_error("copies 272 bytes, and a barrier expects 256", [] {
     ready_barrier(1);
     if (first()) {

@@ -120,7 +120,13 @@ void Async::arrive(void* at, int expected_bytes) {
 bool Async::passed(void* at, int parity, bool may_arrive) {
   auto& barrier = find(at);
   if (parity != 0 && parity != 1) misuse("barrier_wait() with parity ", parity);
-  if (static_cast<int>(barrier.phase % 2) != parity) return true;
+  if (static_cast<int>(barrier.phase % 2) != parity) {
+    if (barrier.coming > 0 || barrier.expected > 0) {
+      misuse("waits for a phase of parity ", parity, " while phase ", barrier.phase,
+             " has copies in flight: the wait returns before its phase, or may miss it");
+    }
+    return true;
+  }
   if (barrier.pending > 0) return false;
   if (barrier.coming > barrier.expected) {
     misuse("copies ", barrier.coming, " bytes, and a barrier expects ", barrier.expected);

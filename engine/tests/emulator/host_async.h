@@ -7,6 +7,7 @@
 //   - barriers that are not initialised, were overwritten, or lack barrier_init_fence() before a copy
 //   - phases that never end (instead of a hang), more bytes than expected, and arrivals at a phase whose copies no
 //     thread has waited for
+//   - waits for the phase before or after the one that has copies in flight, in the order in which threads run here
 //   - copies that are misaligned, or not within shared memory; blocks that end before their copies
 //   - destinations that are written while a copy is in flight, and sources that change meanwhile: data of an earlier
 //     kernel that is copied before dependency_wait()

@@ -11,7 +11,9 @@
 //   barrier_arrive(b)               the thread's earlier reads and writes are done for a thread that waits
 //   barrier_arrive_expect(b, bytes) also expects this number of bytes in the current phase
 //   barrier_wait(b, parity)         until the phase of this parity has ended. The phase before the first one counts as
-//                                   ended, so a wait for parity 1 of a new barrier returns immediately.
+//                                   ended, so a wait for parity 1 of a new barrier returns immediately. The thread
+//                                   must know that the phase before this one has ended: otherwise the wait can return
+//                                   too early, or miss the phase. Copies of different barriers end in any order.
 //
 // COPIES from global to shared memory. One thread issues a copy. When it is complete, its bytes count for the barrier's
 // current phase. The destination must not be accessed before a wait for this phase.
@@ -30,7 +32,8 @@
 //   d[4j + c]  element (16 warp + g + 8 (c / 2), 8j + 2t + c % 2), for g and t of tensor_core.h
 //   a          a descriptor of shared memory, or 4 registers: the warp's 16 rows as operand A of mma.m16n8k16
 //   b          a descriptor. Rows of K; or kTransposed: rows of n, so that b [16, n].
-// wgmma_fence() comes before the first product, and before a product whose registers (d, a) were changed.
+// wgmma_fence() comes before the first product, before a product whose registers (d, a) were changed, and before the
+// first product after a wgmma_wait() that has completed a group (stricter than the device).
 // wgmma_commit() makes a group of the products since the last one, and wgmma_wait<n>() waits until at most n groups are
 // in flight. Until then, no operand may be read or written, except as d of the next product with the same shape.
 // Shared memory that the threads have written is visible to products after async_fence() by the writer.

@@ -210,6 +210,11 @@ struct GemmRunner::Impl {
     return tactic;
   }
 
+  // For a GEMM whose other candidates have wrong results.
+  GemmCandidate reference(const Gemm& gemm) const {
+    return {.own = reference_tactic(device, gemm), .apart = gemm.gate != Gate::none};
+  }
+
   // Whether a stored tactic is still a valid choice.
   bool serves(const Gemm& gemm, const GemmCandidate& tactic) const {
     const auto own = own_tactics(gemm);
@@ -372,7 +377,11 @@ bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandid
   if (tactic.apart) return true;  // both kernels are checked elsewhere
   stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
   stream.fill_zero(operands.counter(), sizeof(unsigned), "check of a GEMM");
-  if (!issue_candidate(stream, gemm, tactic, nullptr)) return false;
+  try {
+    if (!issue_candidate(stream, gemm, tactic, nullptr)) return false;
+  } catch (const Error&) {  // a stored choice that this device no longer launches
+    return false;
+  }
   count_different(stream, gemm, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
                   operands.counter());
   unsigned different = 0;
@@ -428,6 +437,7 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
   }
   std::erase_if(tactics, [](const GemmCandidate& tactic) { return tactic.microseconds == 0; });
   std::ranges::stable_sort(tactics, {}, &GemmCandidate::microseconds);
+  const auto begin = Clock::now();
   issue_reference(stream, timed, operands);
   std::optional<GemmCandidate> best;
   for (const auto& tactic : tactics) {
@@ -441,6 +451,8 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
     best->own = tactic.own;
     if (!tactic.blas) break;
   }
+  seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
+  if (!best && !tactics.empty()) return {reference(gemm), false};
   return {best, of_all};
 }
 
@@ -485,7 +497,7 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
       if (gemm.rows <= kGatedRows && can_gate(gemm)) want(gemm, of);
     }
   }
-  if (wanted.empty() || seconds_left <= 0) return;
+  if (wanted.empty() || options.seconds <= 0) return;
   if (prepared_scales.bytes() > 0) {
     const std::vector<float> scales(prepared_scales.bytes() / sizeof(float), kMeasuredScale);
     stream.upload(prepared_scales.data(), scales.data(), prepared_scales.bytes(), "scales to measure with");
@@ -494,13 +506,14 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
   for (const auto& [gemm, of] : wanted) {
     const auto shape = shape_of(gemm);
     auto& tactic = chosen[shape].tactics[of];
-    if (seconds_left <= 0) break;
     if (tactic && tactic->microseconds > 0) {  // stored, or the same shape occurs twice
       const auto timed = operands.lay_out(stream, device, gemm);
       issue_reference(stream, timed, operands);
       if (agrees(stream, timed, *tactic, operands)) continue;
       note_wrong(gemm, *tactic);
+      tactic = reference(gemm);
     }
+    if (seconds_left <= 0) continue;
     const auto best = fastest(stream, gemm, operands);
     if (best.tactic) tactic = best.tactic;
     if (best.tactic && best.of_all) memory.keep(shape, kBuckets[of], *best.tactic);
