@@ -138,14 +138,13 @@ def _writable(folder: Path) -> str:
             return str(folder)
     except OSError as error:
         raise ServeError(
-            f"{place} cannot be written ({error.strerror}): set CHARONIA_RUN_DIR to a folder of yours"
+            f"{folder} cannot be written ({error.strerror}: {place}): set CHARONIA_RUN_DIR to a folder of yours"
         ) from None
 
 
 def _space(name: str, folder: Path, needed: int, remedy: str) -> Finding:
-    place = nearest(folder)
-    free = shutil.disk_usage(place).free
-    text = f"{spell_bytes(free)} are free in {place}"
+    free = shutil.disk_usage(nearest(folder)).free
+    text = f"{spell_bytes(free)} are free for {folder}"
     if free < needed:
         return Finding(name, "problem", f"{text}, and {spell_bytes(needed)} should be: {remedy}")
     return Finding(name, "ok", text)

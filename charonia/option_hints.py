@@ -56,7 +56,17 @@ HINTS = {
 
 
 class HintingGroup(TyperGroup):
-    """Adds the hint to the error about an unknown option."""
+    """Adds the hint to the error about an unknown option, and the group to a command without its group."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name in self.commands or ctx.resilient_parsing:  # a shell completes the words
+            return super().resolve_command(ctx, args)
+        if groups := [
+            f"charonia {one}" for one, group in self.commands.items() if name in getattr(group, "commands", ())
+        ]:
+            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(f'{one} {name}' for one in groups)}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -30,8 +30,8 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with playwright.chromium.launch(executable_path=found.stdout.strip(), args=arguments) as browser:
+        program, arguments = found.stdout.strip(), ["--no-sandbox"] if os.geteuid() == 0 else []
+        with playwright.chromium.launch(executable_path=program, args=arguments, timeout=PAGE_HANG_S * 1000) as browser:
             yield browser
 
 
@@ -67,4 +67,4 @@ def new_context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
             return context
 
         yield make
-    assert wrong == []
+    assert not wrong, wrong

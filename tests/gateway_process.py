@@ -51,6 +51,7 @@ def gateway(grpc_target: str, log: Path, **env: str) -> Iterator[GatewayProcess]
         "CHARONIA_GRPC_PORT": triton_port,
         "CHARONIA_MODEL_NAME": "model",
         "CHARONIA_GATEWAY_WORKERS": "1",
+        "CHARONIA_ENDPOINT_CHECK_TIMEOUT_S": str(HANG_S),  # a busy server is not down
         **env,
     }
     with log.open("wb") as output:

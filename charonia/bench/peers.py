@@ -70,7 +70,6 @@ ENGINES = (
 GPT_OSS_ENGINES = (Peer("charonia", 4, "mxfp4"), Peer("llama_cpp", 4, "mxfp4"))
 # For a GGUF file that both engines read. The file determines the bits.
 GGUF_ENGINES = (Peer("charonia", 0, "gguf"), Peer("llama_cpp", 0, "gguf"))
-BITS = (16, 8, 4)
 
 
 @dataclass

@@ -42,10 +42,10 @@ def _of_own_processes() -> ssl.SSLContext:
     return context
 
 
-def takes_tls(host: str, port: int, timeout_s: float = 5) -> bool:
+def takes_tls(host: str, port: int) -> bool:
     """Whether a server completes its part of a TLS handshake. A server that requires a client's certificate does so."""
     try:
-        with socket.create_connection((host, port), timeout_s) as raw, _of_own_processes().wrap_socket(raw):
+        with socket.create_connection((host, port), timeout=5) as raw, _of_own_processes().wrap_socket(raw):
             return True
     except OSError:
         return False

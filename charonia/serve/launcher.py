@@ -529,14 +529,10 @@ class _Stack:
     def _check_alive(self, children: Sequence[Child], starting: Child | None = None) -> None:
         for child in children:
             if child.exit_status() is not None:
-                raise self._death_of(
-                    child,
-                    ". Start it again; where it is supervised, as in containers, that happens by itself",
-                    starting=child is starting,
-                )
+                raise self._death_of(child, starting=child is starting)
 
-    def _death_of(self, child: Child, remedy: str = "", *, starting: bool = False) -> ServeError:
-        """remedy: what to do. starting: the process never became ready."""
+    def _death_of(self, child: Child, *, starting: bool = False) -> ServeError:
+        """starting: the process never became ready."""
         status = f"{child.exit_status()}{self._hint_at(child)}"
         # Triton 24.10 may crash when it ends because a model could not be loaded: the reason is in earlier output.
         killed = (child.exit_code or 0) < 0 and not starting

@@ -34,7 +34,7 @@ _UNLOAD_S = 60  # time for the parts of a model to be gone once it has no calls
 _LOOK_S = 0.2  # between two looks for a model without requests
 _WATCH_S = 1.0
 _SETTLE_S = 10.0  # time for the first request of a model that was loaded for it
-_LOST_S = 1  # time for the ensemble after that; calls that Triton counts for ever keep it loaded
+_LOST_S = 5  # time for the ensemble after that; calls that Triton counts for ever keep it loaded
 
 
 @dataclass(frozen=True)

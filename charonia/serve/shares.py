@@ -78,12 +78,11 @@ def divide(
     for one, made in zip(served, plans, strict=True):
         if made.num_blocks == 0:
             raise ServeError(f"{one.name} does not fit: {made.warnings[-1]}")
-    _check_host_memory(served, plans, inference)
+    _check_host_memory(served, plans)
     # On GPUs: the memory of one rank, and the free memory of the GPU that has least.
     divisors = [made.ranks if made.device == "cuda" else 1 for made in plans]
     free = min(made.free_bytes // divisor for made, divisor in zip(plans, divisors, strict=True))
-    sizes = [_fixed_bytes(one, made, inference) for one, made in zip(served, plans, strict=True)]
-    fixed = [size // divisor for size, divisor in zip(sizes, divisors, strict=True)]
+    fixed = [made.fixed_bytes // divisor for made, divisor in zip(plans, divisors, strict=True)]
     block = [_block_bytes(made) // divisor for made, divisor in zip(plans, divisors, strict=True)]
     ratios = [_ratio(one, inference) for one in served]
     most = [made.num_blocks for made in plans]  # what the model would take alone
@@ -91,7 +90,7 @@ def divide(
     left = free - sum(fixed) - sum(blocks[at] * block[at] for at in range(len(served)))
     sharing = [at for at, ratio in enumerate(ratios) if ratio is not None]
     if left < sum(block[at] for at in sharing):
-        raise ServeError(_refusal(served, plans, divisors, blocks, free, inference))
+        raise ServeError(_refusal(served, plans, divisors, blocks, free))
     # A model that needs less than its share leaves the rest to the others.
     total = sum(shares[at] for at in sharing)
     rest = float(left)
@@ -129,13 +128,12 @@ def rotate(
     for one, made, share, divisor in zip(served, plans, shares, divisors, strict=True):
         if made.num_blocks == 0:
             raise ServeError(f"{one.name} does not fit: {made.warnings[-1]}")
-        _check_host_memory([one], [made], inference)
+        _check_host_memory([one], [made])
         block, ratio = _block_bytes(made) // divisor, _ratio(one, inference)
-        fixed = _fixed_bytes(one, made, inference)
-        left = (free - fixed // divisor) * share / sum(shares)
+        left = (free - made.fixed_bytes // divisor) * share / sum(shares)
         blocks = made.num_blocks if ratio is None else min(made.num_blocks, int(left * ratio // block))
-        if (fixed + max(blocks, 1) * _block_bytes(made)) // divisor > free:
-            raise ServeError(_refusal([one], [made], [divisor], [blocks], free, inference))
+        if (made.fixed_bytes + max(blocks, 1) * _block_bytes(made)) // divisor > free:
+            raise ServeError(_refusal([one], [made], [divisor], [blocks], free))
         if blocks < 1:
             raise ServeError(
                 f"the share of {one.name} in the memory for keys and values is {spell_bytes(int(left))}, less than one "
@@ -146,7 +144,8 @@ def rotate(
 
 
 def _plans(served: Sequence[Served], inference: Mapping[str, str], plan: Callable[..., Plan] | None) -> list[Plan]:
-    """The plans of the models. Their num_blocks leave no room for adapters: callers reduce the cache."""
+    """The plans of the models. Their num_blocks leave no room for adapters and kv_offload_memory: callers reduce the
+    cache."""
     from charonia.weights.plan import make_plan
 
     return [_planned(one, {**inference, **_of_first(one, inference)}, plan or make_plan) for one in served]
@@ -154,9 +153,10 @@ def _plans(served: Sequence[Served], inference: Mapping[str, str], plan: Callabl
 
 def _planned(one: Served, settings: dict[str, str], plan: Callable[..., Plan]) -> Plan:
     made = plan(one.workspace, settings)
-    if not made.adapter_bytes:
+    if not made.adapter_bytes + made.offload_bytes:
         return made
-    return replace(plan(one.workspace, {**settings, "lora_adapters": ""}), adapter_bytes=made.adapter_bytes)
+    alone = plan(one.workspace, {**settings, "lora_adapters": "", "kv_offload_memory": ""})
+    return replace(alone, adapter_bytes=made.adapter_bytes, offload_bytes=made.offload_bytes)
 
 
 def _with_blocks(one: Served, made: Plan, blocks: int, inference: Mapping[str, str], free: int) -> Served:
@@ -173,15 +173,15 @@ def _with_blocks(one: Served, made: Plan, blocks: int, inference: Mapping[str, s
             **_folders(one, inference),
             **_of_first(one, inference),
         },
-        need_bytes=(_fixed_bytes(one, made, inference) + cache) // divisor,
+        need_bytes=(made.fixed_bytes + cache) // divisor,
         room_bytes=free,
     )
 
 
-def _check_host_memory(served: Sequence[Served], plans: Sequence[Plan], inference: Mapping[str, str]) -> None:
+def _check_host_memory(served: Sequence[Served], plans: Sequence[Plan]) -> None:
     """Raises ServeError if the weights that GPUs read from host memory, and the KV that engines keep there, do not fit
     there together."""
-    sizes = [made.host_bytes + _kv_offload_memory(one, inference) for one, made in zip(served, plans, strict=True)]
+    sizes = [made.host_bytes + made.offload_bytes for made in plans]
     if sum(sizes) > (free := _engine.free_host_memory()):
         parts = ", ".join(
             f"{one.name} takes {spell_bytes(size)}" for one, size in zip(served, sizes, strict=True) if size
@@ -191,15 +191,6 @@ def _check_host_memory(served: Sequence[Served], plans: Sequence[Plan], inferenc
             f"memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, lower "
             "kv_offload_memory, or free memory"
         )
-
-
-def _kv_offload_memory(one: Served, inference: Mapping[str, str]) -> int:
-    return _engine.parse_bytes(setting_of(one, inference, "kv_offload_memory")) or 0
-
-
-def _fixed_bytes(one: Served, made: Plan, inference: Mapping[str, str]) -> int:
-    """Bytes beside the KV cache, in the same memory."""
-    return made.fixed_bytes + (_kv_offload_memory(one, inference) if made.device == "cpu" else 0)
 
 
 def _block_bytes(made: Plan) -> int:
@@ -277,17 +268,15 @@ def _refusal(
     divisors: Sequence[int],
     blocks: Sequence[int],
     free: int,
-    inference: Mapping[str, str],
 ) -> str:
     parts = [
         f"{one.name} takes {spell_bytes((made.weight_bytes + made.adapter_bytes) // divisor)} of weights"
         f"{' and LoRA adapters' if made.adapter_bytes else ''}, "
-        f"{spell_bytes((fixed - made.weight_bytes - made.adapter_bytes) // divisor)} for steps"
+        f"{spell_bytes((made.fixed_bytes - made.weight_bytes - made.adapter_bytes) // divisor)} for steps"
         f"{', its draft model' if made.speculative_bytes else ''}"
-        f"{', kv_offload_memory' if fixed > made.fixed_bytes else ''} and "
+        f"{', kv_offload_memory' if made.offload_bytes and made.device == 'cpu' else ''} and "
         f"{spell_bytes(max(count, 1) * _block_bytes(made) // divisor)} of keys and values at least"
         for one, made, divisor, count in zip(served, plans, divisors, blocks, strict=True)
-        for fixed in [_fixed_bytes(one, made, inference)]
     ]
     return (
         f"the models do not fit together: {'; '.join(parts)}. {spell_bytes(free)} are free. Serve fewer, smaller or "

@@ -203,15 +203,16 @@ def device_of(line: str) -> list[str]:
 
 
 def with_names(devices: Sequence[str], served: Sequence[Served]) -> list[str]:
-    """The results of device_of(), each after the name of its model if there are several."""
+    """The results of device_of(). If there are several models: in their order, each after the name of its model."""
     if len(served) == 1:
         return list(devices)
+    found: dict[str, list[str]] = {one.label: [] for one in served}
     names = {one.label: one.names[0] for one in served}
-    found = []
     for text in devices:
         label, _, device = text.partition(": ")
-        found.append(f"{names[label]}: {device}" if label in names else f"{names['']}: {text}")
-    return found
+        label, device = (label, device) if label in names else ("", text)
+        found[label].append(f"{names[label]}: {device}")
+    return [text for texts in found.values() for text in texts]
 
 
 def on_cpu(devices: Sequence[str]) -> bool:

@@ -68,6 +68,7 @@ class Plan:
     host_bytes: int = 0  # of weights that GPUs read from host memory; not in weight_bytes
     quantization: str = "none"  # the setting: how weights are rounded while they are loaded
     speculative_bytes: int = 0  # of the draft model: weights, steps and KV cache; 0: there is none
+    offload_bytes: int = 0  # kv_offload_memory: KV that was evicted, in host memory
     warnings: list[str] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
 
@@ -92,8 +93,9 @@ class Plan:
 
     @property
     def fixed_bytes(self) -> int:
-        """Return the size of everything except the KV cache of the model."""
-        return self.weight_bytes + self.adapter_bytes + self.activation_bytes + self.speculative_bytes
+        """Return the size of everything in the same memory as the KV cache."""
+        offload = self.offload_bytes if self.device == "cpu" else 0
+        return self.weight_bytes + self.adapter_bytes + self.activation_bytes + self.speculative_bytes + offload
 
     def most_users(self, context: int) -> int:
         """Return how many sequences of `context` tokens fit together; 0 for a context beyond session_len."""
@@ -260,6 +262,7 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
         *([("LoRA adapters", plan.adapter_bytes)] if plan.adapter_bytes else []),
         ("activations and steps", plan.activation_bytes),
         *([("draft model with its KV cache", plan.speculative_bytes)] if plan.speculative_bytes else []),
+        *([("KV in host memory (kv_offload_memory)", plan.offload_bytes)] if plan.offload_bytes else []),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
         ("free", plan.free_bytes),

@@ -23,7 +23,7 @@ _REPEATED = 100_000
 def grammars_of(format: Format, called: str, tokens: Mapping[str, int]) -> str:
     """Return the text of a guide of type structural_tag. called: the name of the guide in errors. tokens: ids of
     special tokens, by name. Raises NoTagError."""
-    writer = _Writer(called, tokens, _REPEATS * len(json.dumps(format)) + _REPEATED)
+    writer = _Writer(tokens, _REPEATS * len(json.dumps(format)) + _REPEATED)
     try:
         start = writer.write(format)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -35,8 +35,7 @@ def grammars_of(format: Format, called: str, tokens: Mapping[str, int]) -> str:
 
 
 class _Writer:
-    def __init__(self, called: str, tokens: Mapping[str, int], limit: int) -> None:
-        self._called = called
+    def __init__(self, tokens: Mapping[str, int], limit: int) -> None:
         self._tokens = tokens
         self._left = limit  # characters that may still be written
         self._names: dict[str, str] = {}  # names of rules and grammars, by their contents

@@ -347,6 +347,7 @@ void bind_plan(py::module_& m) {
         out["weight_bytes"] = plan.weight_bytes;
         out["activation_bytes"] = plan.activation_bytes;
         out["speculative_bytes"] = plan.speculative_bytes;
+        out["offload_bytes"] = plan.offload_bytes;
         out["kv_token_bytes"] = plan.kv_token_bytes;
         out["kv_block_bytes"] = plan.kv_block_bytes;
         out["kv_window_block_bytes"] = plan.kv_window_block_bytes;

@@ -47,14 +47,18 @@ class DraftModelTest : public testing::EngineFixtureBase {
   }
 };
 
-DraftModel::Wanted wanted(std::uint64_t id, const Tokens& tokens, int count, float temperature = 0) {
-  return {.id = id, .tokens = tokens, .salt = id % 2, .count = count, .row = [id, temperature](auto before) {
-            ops::SampleRow row;
-            row.temperature = temperature;
-            row.seed = id;
-            row.position = std::ssize(before);
-            return row;
-          }};
+// Adds a sequence, unless it cannot have proposals.
+void want(std::vector<DraftModel::Wanted>& all, DraftModel& drafts, std::uint64_t id, const Tokens& tokens, int count,
+          float temperature = 0) {
+  if (!drafts.missing(id, tokens, id % 2)) return;
+  all.push_back({.id = id, .count = count, .row = [=](auto before) {
+                   EXPECT_TRUE(std::ranges::equal(before.first(tokens.size()), tokens));
+                   ops::SampleRow row;
+                   row.temperature = temperature;
+                   row.seed = id;
+                   row.position = std::ssize(before);
+                   return row;
+                 }});
 }
 
 // The reference is an engine that has only this model. Sequences come, grow by proposals and other tokens, and end.
@@ -81,7 +85,7 @@ TEST_F(DraftModelTest, ProposesItsNextTokensAfterAnyHistory) {
         }
         std::vector<DraftModel::Wanted> all;
         for (const auto& [id, tokens] : sequences) {
-          if (below(3) > 0) all.push_back(wanted(id, tokens, 1 + below(4), id % 3 == 0 ? 1.5F : 0));
+          if (below(3) > 0) want(all, drafts, id, tokens, 1 + below(4), id % 3 == 0 ? 1.5F : 0);
         }
         runtime::SpeculationPolicy policy;
         drafts.propose(all, 12, policy);
@@ -117,35 +121,36 @@ TEST_F(DraftModelTest, ASequenceWithoutProposalsForLongestLosesItsBlocks) {
   auto drafts = draft_model(config(), 5);
   runtime::SpeculationPolicy policy;
   const Tokens first = {1, 2, 3, 4, 5, 6}, second = {7, 8, 9, 10, 11, 12};
-  const auto propose = [&](std::vector<DraftModel::Wanted> all) {
+  const auto propose = [&](int count_of_first, int count_of_second) {
+    std::vector<DraftModel::Wanted> all;
+    if (count_of_first > 0) want(all, drafts, 1, first, count_of_first);
+    if (count_of_second > 0) want(all, drafts, 2, second, count_of_second);
     drafts.propose(all, 64, policy);
     drafts.check_integrity(3);
     return all;
   };
-  EXPECT_TRUE(propose({wanted(1, first, 2)})[0].sampled);
+  EXPECT_TRUE(propose(2, 0)[0].sampled);
   EXPECT_EQ(drafts.missing(1, first, 1), 1);
-  EXPECT_TRUE(propose({wanted(2, second, 4)})[0].sampled);
+  EXPECT_TRUE(propose(0, 4)[0].sampled);
   EXPECT_EQ(drafts.missing(2, second, 0), 1);
-  EXPECT_TRUE(propose({wanted(1, first, 3)})[0].sampled);
+  EXPECT_TRUE(propose(3, 0)[0].sampled);
   EXPECT_EQ(drafts.missing(2, second, 0), 2) << "its first block is still in the prefix index";
-  const auto both = propose({wanted(1, first, 6), wanted(2, second, 6)});
+  const auto both = propose(6, 6);
   EXPECT_TRUE(both[0].sampled);
   EXPECT_FALSE(both[1].sampled) << "no blocks are left for it";
   EXPECT_EQ(drafts.missing(2, second, 0), std::nullopt) << "it is not counted on for a while";
-  const Tokens long_one(20, 3);
-  EXPECT_EQ(drafts.missing(3, long_one, 1), std::nullopt);
-  EXPECT_FALSE(propose({wanted(3, long_one, 1)})[0].sampled) << "it needs 6 blocks";
+  EXPECT_EQ(drafts.missing(3, Tokens(20, 3), 1), std::nullopt) << "it needs 6 blocks";
 }
 
 TEST_F(DraftModelTest, SequencesBeyondItsLimitsHaveNoProposals) {
   write_tiny_workspace(weights());
   auto drafts = draft_model(config(4, 8), 30, testing::kVocab + 8);
   EXPECT_EQ(drafts.missing(1, Tokens{1, 2, testing::kVocab - 1}, 0), 3);
-  EXPECT_EQ(drafts.missing(1, Tokens{1, 2, testing::kVocab}, 0), std::nullopt) << "only the engine's model has it";
+  EXPECT_EQ(drafts.missing(3, Tokens{1, 2, testing::kVocab}, 0), std::nullopt) << "only the engine's model has it";
   EXPECT_EQ(drafts.missing(1, Tokens(8, 1), 0), std::nullopt) << "session_len is 8";
   runtime::SpeculationPolicy policy;
-  const Tokens seven(7, 1);
-  std::vector<DraftModel::Wanted> all = {wanted(2, seven, 5)};
+  std::vector<DraftModel::Wanted> all;
+  want(all, drafts, 2, Tokens(7, 1), 5);
   drafts.propose(all, 64, policy);
   EXPECT_EQ(all[0].proposals.size(), 1U);
   drafts.forget(2);
@@ -156,13 +161,17 @@ TEST_F(DraftModelTest, SequencesBeyondItsLimitsHaveNoProposals) {
 TEST_F(DraftModelTest, ATokenThatTheEnginesModelLacksEndsTheProposals) {
   write_tiny_workspace(weights());
   const Tokens tokens = {1, 2, 3};
-  runtime::SpeculationPolicy policy;
-  std::vector<DraftModel::Wanted> free = {wanted(1, tokens, 16)}, bounded = {wanted(1, tokens, 16)};
-  draft_model(config(), 30).propose(free, 64, policy);
-  const auto& all = free[0].proposals;
+  const auto proposals = [&](int vocab) {
+    auto drafts = draft_model(config(), 30, vocab);
+    runtime::SpeculationPolicy policy;
+    std::vector<DraftModel::Wanted> all;
+    want(all, drafts, 1, tokens, 16);
+    drafts.propose(all, 64, policy);
+    return all[0].proposals;
+  };
+  const auto all = proposals(testing::kVocab);
   const auto largest = std::ranges::max_element(all);
-  draft_model(config(), 30, *largest).propose(bounded, 64, policy);
-  EXPECT_EQ(bounded[0].proposals, Tokens(all.begin(), largest));
+  EXPECT_EQ(proposals(*largest), Tokens(all.begin(), largest));
 }
 
 // The pair before the first proposal is not in the prompt, so there is no n-gram match.
@@ -170,6 +179,7 @@ TEST_F(DraftModelTest, DraftsOfTheSameModelAreAcceptedAtAnyTemperature) {
   write_tiny_workspace(weights());
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const auto one = engine(settings(weights()));
+    EXPECT_EQ(one->info().draft_model, one->info().model.model_name);
     auto next = request({1, 2, 3}, 4);
     next.sampling.temperature = seed % 2 == 0 ? 0 : 1.5F;
     next.sampling.seed = seed;
@@ -250,7 +260,10 @@ TEST_F(DraftModelTest, ThePlanCountsItsMemory) {
   TinyModel embeds;
   embeds.more = "model_task = embed\n";
   write_tiny_workspace(dir_ / "embeds", embeds);
-  EXPECT_EQ(plan_memory(dir_ / "embeds", drafts, memory).speculative_bytes, 0) << "it needs no draft model";
+  const auto unused = plan_memory(dir_ / "embeds", drafts, memory);
+  EXPECT_EQ(unused.speculative_bytes, 0);
+  const std::string why = "speculative_method = draft_model has no effect: the model does not generate text";
+  EXPECT_NE(std::ranges::find(unused.warnings, why), unused.warnings.end());
   const auto none = plan_memory(weights(), drafts, 1 << 16);
   EXPECT_EQ(none.num_blocks, 0);
   EXPECT_TRUE(std::ranges::any_of(none.warnings, [](const auto& text) {

@@ -55,6 +55,22 @@ class OffloadFixture : public testing::EngineFixtureBase {
     EXPECT_EQ(found.logprobs, expected.logprobs) << "the bits must be the same";
     EXPECT_EQ(found.num_cached, num_cached);
   }
+  // Each round runs several requests at the same time.
+  static void expect_same_bits(Engine& small, Engine& plain, int rounds) {
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<Request> requests;
+      for (const int first : {0, 5, 11, 17, 0, 23}) requests.push_back(prompt(first, "", 30 + first + round));
+      std::vector<std::unique_ptr<Collector>> got;
+      for (const auto& one : requests) got.push_back(std::make_unique<Collector>(small, one));
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const auto expected = run(plain, requests[i]);
+        EXPECT_EQ(got[i]->tokens(), expected.tokens) << "round " << round << ", request " << i;
+        EXPECT_EQ(got[i]->logprobs(), expected.logprobs) << "round " << round << ", request " << i;
+      }
+      small.check_integrity();
+    }
+    EXPECT_GT(small.stats().offload_hit_tokens, 0);
+  }
 };
 
 // Parameter: whether the device computes asynchronously.
@@ -128,20 +144,7 @@ TEST_P(EngineOffloadTest, SaltsStayApart) {
 TEST_P(EngineOffloadTest, ManyRequestsInASmallCacheGetTheSameBits) {
   run(*engine(settings()), prompt(0, "", 30));  // the first request loads its KV
   const auto small = engine(settings({{"cache_max_entry_count", "26"}}));
-  const auto plain = engine();
-  for (int round = 0; round < 3; ++round) {
-    std::vector<Request> requests;
-    for (const int first : {0, 5, 11, 17, 0, 23}) requests.push_back(prompt(first, "", 30 + first + round));
-    std::vector<std::unique_ptr<Collector>> got;
-    for (const auto& one : requests) got.push_back(std::make_unique<Collector>(*small, one));
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      const auto expected = run(*plain, requests[i]);
-      EXPECT_EQ(got[i]->tokens(), expected.tokens) << "round " << round << ", request " << i;
-      EXPECT_EQ(got[i]->logprobs(), expected.logprobs) << "round " << round << ", request " << i;
-    }
-    small->check_integrity();
-  }
-  EXPECT_GT(small->stats().offload_hit_tokens, 0);
+  expect_same_bits(*small, *engine(), 3);
 }
 
 TEST_P(EngineOffloadTest, CancelledAndFailedRequestsDoNotStopOthers) {
@@ -267,6 +270,24 @@ TEST_P(EngineOffloadTest, HostMemoryKeepsTheKvThatTheCacheHasEvicted) {
                [this] { engine({{"kv_offload_memory", "999TiB"}}); });
 }
 
+TEST_P(EngineOffloadTest, ThePlanCountsHostMemory) {
+  const std::int64_t memory = 40 << 20;
+  const auto plan = [&](const std::string& size, const std::string& device = "cpu") {
+    return plan_memory(weights(), {{"device", device}, {"kv_offload_memory", size}, {"cache_size", "30MiB"}}, memory);
+  };
+  const auto fits = plan("1MiB"), too_large = plan("20MiB");
+  EXPECT_EQ(fits.offload_bytes, 1 << 20);
+  EXPECT_GT(fits.num_blocks, 0);
+  EXPECT_NE(fits.warnings.back().find("has little use with device = cpu"), std::string::npos);
+  EXPECT_EQ(too_large.num_blocks, 0);
+  EXPECT_NE(too_large.warnings.back().find("of host memory are free beside the KV cache"), std::string::npos);
+  const auto elsewhere = plan("999TiB", "cuda");
+  EXPECT_EQ(elsewhere.offload_bytes, std::int64_t{999} << 40) << "the host of that GPU is not known";
+  expect_error(ErrorCode::invalid_argument, {"kv_offload_memory is set too"}, [&] {
+    plan_memory(weights(), {{"kv_offload_memory", "1MiB"}, {"kv_offload_path", "x"}}, memory);
+  });
+}
+
 // Its pages count as free until they are written.
 TEST_P(EngineOffloadTest, HostMemoryMustBeFreeBesideTheCacheOfACpu) {
   const auto most = std::to_string(ops::cpu::free_memory() / 10 * 6);
@@ -387,20 +408,7 @@ TEST_P(EngineOffloadKindsTest, ManyRequestsInASmallCacheGetTheSameBits) {
                             {"token_budget", "16"},
                             {"max_batch_size", "6"},
                             {"session_len", "100"}});
-  const auto plain = start({}, false);
-  for (int round = 0; round < 4; ++round) {
-    std::vector<Request> requests;
-    for (const int first : {0, 5, 11, 17, 0, 23}) requests.push_back(prompt(first, "", 30 + first + round));
-    std::vector<std::unique_ptr<Collector>> got;
-    for (const auto& one : requests) got.push_back(std::make_unique<Collector>(*small, one));
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      const auto expected = run(*plain, requests[i]);
-      EXPECT_EQ(got[i]->tokens(), expected.tokens) << "round " << round << ", request " << i;
-      EXPECT_EQ(got[i]->logprobs(), expected.logprobs) << "round " << round << ", request " << i;
-    }
-    small->check_integrity();
-  }
-  EXPECT_GT(small->stats().offload_hit_tokens, 0);
+  expect_same_bits(*small, *start({}, false), 4);
 }
 
 // Each file in turn is damaged or missing. Only a few of them belong to the end of the prompt.

@@ -89,6 +89,34 @@ TEST_P(EnginePoolingTest, AMeanOfAllTokensDependsOnTheInputAlone) {
   shared->check_integrity();
 }
 
+// Only decodes preempt, because a prompt gets all its blocks when it is admitted. The tests of the scheduler preempt
+// sequences with all rows.
+TEST_P(EnginePoolingTest, MeansThatWaitForBlocksChangeNoBit) {
+  testing::TinyModel model;
+  model.more = "model_task = embed\npooling = mean\n";
+  std::deque<Request> requests;
+  for (const TokenId last : {31, 32, 33, 34, 35, 36}) requests.push_back(pooled("embed", tokens(30, last)));
+  for (const auto& windows : {std::vector{0}, {6, 0}}) {
+    model.windows = windows;
+    write_tiny_workspace(weights(), model);
+    const auto few = engine({{"cache_block_seq_len", "4"},
+                             {"cache_max_entry_count", "10"},
+                             {"cache_user_tokens", "40"},
+                             {"token_budget", "8"},
+                             {"max_batch_size", "4"}});
+    std::deque<Collector> results;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      requests[i].priority = static_cast<int>(i);
+      results.emplace_back(*few, requests[i]);
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(results[i].last().pooled, Collector(*engine(), requests[i]).last().pooled) << i;
+    }
+    few->check_integrity();
+    EXPECT_EQ(few->stats().num_preemptions, 0);
+  }
+}
+
 TEST(MeanRow, ARowOfAnotherTokenIsAnError) {
   runtime::MeanRow mean;
   mean.add(0, std::vector{1.0F, 2.0F});

@@ -39,6 +39,18 @@ std::vector<Request> repeating_requests(int count) {
   return out;
 }
 
+// One prompt that repeats, with different seeds.
+std::vector<Request> repeating_samples(std::uint64_t count) {
+  std::vector<Request> out;
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
+    auto& one = out.emplace_back(request({7, 7, 8, 8, 7, 8, 7, 7, 8, 8, 7, 8}, 40));
+    one.sampling.temperature = 0.7F;
+    one.sampling.seed = seed;
+    one.sampling.logit_bias = {{7, 9.0F}, {8, 9.0F}};
+  }
+  return out;
+}
+
 // Parameter: speculative_method. The draft model is another model than the engine's, so it has other tokens at times.
 class SpeculationTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<std::string> {
  protected:
@@ -144,14 +156,8 @@ TEST_P(SpeculationTest, EverySamplingFeatureGetsTheSameResults) {
   };
   std::int64_t accepted = 0;
   for (const auto& [name, change] : features) {
-    std::vector<Request> all;
-    for (std::uint64_t seed = 0; seed < 4; ++seed) {
-      auto& one = all.emplace_back(request({7, 7, 8, 8, 7, 8, 7, 7, 8, 8, 7, 8}, 40));
-      one.sampling.temperature = 0.7F;
-      one.sampling.seed = seed;
-      one.sampling.logit_bias = {{7, 9.0F}, {8, 9.0F}};
-      change(one);
-    }
+    auto all = repeating_samples(4);
+    for (auto& one : all) change(one);
     EngineStats stats;  // the first decode always has proposals, because no time is measured
     EXPECT_EQ(with(on(), adapters, all, &stats), with(kOff, adapters, all)) << name;
     EXPECT_GT(stats.proposed_tokens, 0) << name;
@@ -167,15 +173,11 @@ TEST_P(SpeculationTest, KvInFilesGivesTheSameResults) {
   const Settings settings = {{"cache_block_seq_len", "4"}, {"lora_adapters", "a=" + (dir_ / "a").string()}};
   auto stored = settings;
   stored["kv_offload_path"] = (dir_ / "kv").string();
-  std::vector<Request> all;
-  for (std::uint64_t seed = 0; seed < 8; ++seed) {
-    auto& one = all.emplace_back(request({7, 7, 8, 8, 7, 8, 7, 7, 8, 8, 7, 8}, 40));
-    one.sampling.temperature = 0.7F;
-    one.sampling.seed = seed;
-    one.sampling.logit_bias = {{7, 9.0F}, {8, 9.0F}};
-    one.sampling.logprobs = 0;
-    one.cache_salt = std::to_string(seed);
-    if (seed % 2 == 1) one.lora_name = "a";
+  auto all = repeating_samples(8);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].sampling.logprobs = 0;
+    all[i].cache_salt = std::to_string(i);
+    if (i % 2 == 1) all[i].lora_name = "a";
   }
   auto expected = with(kOff, settings, all);
   EngineStats stats;

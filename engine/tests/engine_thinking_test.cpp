@@ -190,7 +190,7 @@ TEST(Thinking, EndsBetweenCharactersAndTellsMarksFromTextThatSpellsThem) {
     sampling.thinking_budget = budget;
     sampling.thinking_begin_ids = std::move(begin);
     sampling.thinking_end_ids = std::move(end);
-    runtime::Thinking thinking(sampling, table);
+    runtime::Thinking thinking(sampling, runtime::ThinkingRules(table).of(sampling));
     for (const auto token : tokens) thinking.push(token);
     return thinking.forced().value_or(-1);
   };
@@ -223,12 +223,12 @@ class ThinkingTest : public ::testing::Test {
   static Decided forces(int token) { return {token, {}, true}; }
   static Decided bans(const Tokens& tokens) { return {-1, tokens, true}; }
 
-  Decided after(int budget, Tokens begin, Tokens end, const Tokens& tokens) const {
+  Decided after(int budget, Tokens begin, Tokens end, const Tokens& tokens) {
     SamplingParams sampling;
     sampling.thinking_budget = budget;
     sampling.thinking_begin_ids = std::move(begin);
     sampling.thinking_end_ids = std::move(end);
-    runtime::Thinking thinking(sampling, table);
+    runtime::Thinking thinking(sampling, rules.of(sampling));
     bool expected = true;  // before the first token, nothing is asked
     for (const auto token : tokens) {
       expected = thinking.may_decide_next();
@@ -245,6 +245,7 @@ class ThinkingTest : public ::testing::Test {
   const text::TokenTable table{{"a", "<b>", "<e>", "\n", "x<e>", "<|C|>", "<|M|>", "<|E|>", "<|S|>", "think", "thi",
                                 "nk", " think", "\nt", "think x", "thinks", " ", "to="},
                                {0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}, false};
+  runtime::ThinkingRules rules{table};
   const Decided none{-1, {}, false}, soon{-1, {}, true};
 };
 
@@ -304,6 +305,9 @@ TEST_F(ThinkingTest, MessagesShareTheBudget) {
     EXPECT_EQ(after(1, begin, end, tokens), is_word ? forces(7) : none);
   }
   EXPECT_EQ(after(1, begin, end, {5, 15, 6, 0, 0}), none);
+  // The first of two channels counts.
+  EXPECT_EQ(after(1, begin, end, {5, 9, 5, 15, 6, 0}), forces(7));
+  EXPECT_EQ(after(1, begin, end, {5, 15, 5, 9, 6, 0}), none);
   // With a recipient it begins no block.
   EXPECT_EQ(after(1, begin, end, {5, 9, 16, 17, 0, 6, 0, 0}), none);
   EXPECT_EQ(after(1, begin, end, {17, 0, 5, 9, 6, 0, 0}), none);
@@ -319,7 +323,7 @@ TEST(Thinking, ACompletionOfForcedTokensIsNotTheBest) {
   sampling.best_of = 2;
   sampling.thinking_budget = 0;
   sampling.thinking_end_ids = {1};
-  state.thinking.emplace(sampling, table);
+  state.thinking.emplace(sampling, runtime::ThinkingRules(table).of(sampling));
   std::vector<Result> results;
   for (const int i : {0, 1}) {
     runtime::Completion one(state, i, 0, table, 9);

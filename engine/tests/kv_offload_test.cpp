@@ -46,7 +46,7 @@ class KvOffloadTest : public testing::EngineFixtureBase {
       return 0;
     };
     std::vector<std::string> warnings;
-    offload_ = std::make_unique<KvOffload>(weights(), info_, info_.config.session_len, *executor_, blocks_, *load_, 0,
+    offload_ = std::make_unique<KvOffload>(weights(), info_, info_.config.session_len, *executor_, blocks_, *load_,
                                            std::move(options), warnings);
   }
   virtual std::pair<std::string, std::string> place() const { return {"kv_offload_path", (dir_ / "kv").string()}; }
@@ -109,14 +109,6 @@ TEST_F(KvOffloadInMemoryTest, AShutdownCopiesNothing) {
   offload_->flush();
   EXPECT_FALSE(copies);
   EXPECT_FALSE(offload_->has_work());
-}
-
-TEST_F(KvOffloadInMemoryTest, MemoryThatIsReservedIsNotFree) {
-  std::vector<std::string> warnings;
-  expect_error(ErrorCode::resource_exhausted, {"kv_offload_memory = 1MiB, but 0"}, [&] {
-    KvOffload(weights(), info_, info_.config.session_len, *executor_, blocks_, *load_, std::int64_t{1} << 60, {},
-              warnings);
-  });
 }
 
 TEST_F(KvOffloadTest, SlowFilesAreLoadedOnlySometimes) {

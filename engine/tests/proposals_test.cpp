@@ -210,13 +210,15 @@ TEST(SpeculationPolicy, ChoosesNoMoreThanAStepTakes) {
 }
 
 TEST(SpeculationPolicy, ASequenceWhoseDraftsCostTooMuchKeepsItsKnownTokens) {
-  auto policy = with_draft_cost(0.01);
-  Candidates known(2, {.size = 4, .rate = 0.5}), mixed(2, {.size = 8, .rate = 0.9, .drafted = true});
-  mixed[1].rate = 0.6;
-  mixed[1].begin_s = 10;
-  EXPECT_TRUE(policy.choose(2, known, mixed));
-  EXPECT_TRUE(mixed[0].drafted && mixed[0].chosen > 0);
-  EXPECT_TRUE(!mixed[1].drafted && mixed[1].chosen > 0);
+  for (const double rate : {0.6, 0.97}) {
+    auto policy = with_draft_cost(0.01);
+    Candidates known(2, {.size = 4, .rate = 0.5}), mixed(2, {.size = 8, .rate = 0.9, .drafted = true});
+    mixed[1].rate = rate;
+    mixed[1].begin_s = 10;
+    EXPECT_TRUE(policy.choose(2, known, mixed));
+    EXPECT_TRUE(mixed[0].drafted && mixed[0].chosen > 0);
+    EXPECT_TRUE(!mixed[1].drafted && mixed[1].chosen > 0);
+  }
 }
 
 TEST(SpeculationPolicy, ForgetsRejectedAndSlowDraftsAfterManyStepsWithoutThem) {

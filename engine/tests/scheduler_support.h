@@ -249,8 +249,7 @@ class FakeOffload final : public Offload {
     }
     return {nullptr, stored > first ? stored : 0};
   }
-  int num_loaded() const { return num_loaded_; }  // blocks and units
-  int num_done() const { return num_done_; }      // loads
+  int num_done() const { return num_done_; }  // loads
 
  private:
   static constexpr std::size_t kMost = 500;
@@ -271,7 +270,6 @@ class FakeOffload final : public Offload {
       while (part().kind != CacheKind::full && from_.pool_.kinds()[kind++].kind() != part().kind) {
       }
       std::ranges::copy(found->second, from_.device_.block(kind, to).begin());
-      ++from_.num_loaded_;
       from_.num_done_ += ++next_ == keys_.size() ? 1 : 0;
       return Next::copied;
     }
@@ -297,7 +295,7 @@ class FakeOffload final : public Offload {
   const BlockManager& pool_;
   std::map<Key, std::vector<std::uint64_t>> stored_;
   std::size_t lost_ = 0;
-  int calls_ = 0, num_loaded_ = 0, num_done_ = 0;
+  int calls_ = 0, num_done_ = 0;
 };
 
 // A plan in short: id:first position+number of tokens of each sequence, with s if it samples, f if its tokens were

@@ -115,7 +115,8 @@ void Model::log_loaded(const std::string& name) const {
                bytes_text(info.kv_cache_bytes), " in ", info.num_blocks, " blocks of ", info.config.cache_block_seq_len,
                " = ", std::int64_t{info.num_blocks} * info.config.cache_block_seq_len, " tokens",
                info.num_window_blocks > 0 ? cat(" and ", info.num_window_blocks, " window blocks") : "",
-               info.num_states > 0 ? cat(" and ", info.num_states, " states") : "", "; context ",
+               info.num_states > 0 ? cat(" and ", info.num_states, " states") : "",
+               info.draft_model.empty() ? "" : cat("; draft model ", info.draft_model), "; context ",
                info.config.session_len, " tokens; steps of at most ", info.config.token_budget, " tokens and ",
                info.config.max_batch_size, " sequences"));
   if (!info.device_note.empty()) log_info(name + ": device = auto is the CPU: " + info.device_note);

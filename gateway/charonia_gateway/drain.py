@@ -28,17 +28,16 @@ _ENDED_S = 5.0  # for cancelled requests to end, which notify Triton first
 class Drain:
     """Counts the running requests. `limit_s`: how long they may continue after begin()."""
 
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit_s: float) -> None:
         self.running = 0
         self.limit_s = limit_s
         self.has_cut = False
         self._tasks: set[asyncio.Task[object]] = set()
-        self._clock = clock
         self._deadline: float | None = None
 
     def begin(self) -> None:
         if self._deadline is None:
-            self._deadline = self._clock() + self.limit_s
+            self._deadline = time.monotonic() + self.limit_s
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -74,12 +73,12 @@ class Drain:
         """Whether no request runs any more, or the time for them is over."""
         if self._deadline is None:
             return False
-        return self.running == 0 or self._clock() >= self._deadline
+        return self.running == 0 or time.monotonic() >= self._deadline
 
     @property
     def left_s(self) -> int:
         """Seconds, at least one, after which another process may listen here."""
-        return 1 if self._deadline is None else max(1, math.ceil(self._deadline - self._clock()))
+        return 1 if self._deadline is None else max(1, math.ceil(self._deadline - time.monotonic()))
 
 
 class DrainMiddleware:

@@ -203,19 +203,19 @@ _LENGTH = re.compile(r"(\d+)([hdw])")
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-def parse_expiry(text: str, now: float | None = None) -> datetime:
+def parse_expiry(text: str) -> datetime:
     """Parse the expiry of a key: 12h, 30d or 8w from now, or a date or time in ISO 8601 (UTC if it has no zone). Raises
     ValueError for other texts and for past times."""
-    began = time.time() if now is None else now
+    now = time.time()
     wrong = ValueError(f"{text!r} is not an expiry: expected 12h, 30d, 8w, 2030-01-31 or 2030-01-31T12:00:00+01:00")
     try:
         if found := _LENGTH.fullmatch(text):
-            expires = datetime.fromtimestamp(began + int(found[1]) * _SECONDS[found[2]], timezone.utc)
+            expires = datetime.fromtimestamp(now + int(found[1]) * _SECONDS[found[2]], timezone.utc)
         else:
             expires = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, OverflowError, OSError):
         raise wrong from None
     expires = expires if expires.tzinfo else expires.replace(tzinfo=timezone.utc)
-    if expires.timestamp() <= began:
+    if expires.timestamp() <= now:
         raise ValueError(f"{text!r} is past")
     return expires

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict, defaultdict
+from collections import ChainMap, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 WINDOW_S = 60.0
 _MAX_SESSIONS = 100_000  # owners that a process keeps in memory
 _OWNER_S = 7 * 86_400  # an owner is kept so long after the session's last request
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 5.0  # for an action, with its second try and the wait for a free connection
 _PAUSE_S = 5.0  # without another try after Redis could not be reached
 _CONNECTIONS = 64
 _LEASE_S = 60  # a request of a process that died counts no longer than this
@@ -245,9 +245,9 @@ class RedisState(State):
             pool: Any = BlockingConnectionPool.from_url(
                 url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
                 max_connections=_CONNECTIONS,
-                timeout=10 * _TIMEOUT_S,  # for a free connection
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
+                timeout=None,  # _run() limits the time
+                socket_timeout=None,
+                socket_connect_timeout=None,
                 retry=Retry(NoBackoff(), 1),  # an idle connection may be broken
             )
         except ValueError:
@@ -261,20 +261,30 @@ class RedisState(State):
         self._prefix = prefix
         self._alone = MemoryState(bounds)  # while Redis is away
         self._away_until = 0.0
+        self._is_away = False  # the last action failed
+        self._changes = 0  # of _is_away
+        self._is_tried = False  # an action finds out whether Redis is back; the others do not wait for it
         self._held: set[tuple[str, str]] = set()  # name and holder
         self._new_owners: dict[str, str | None] = {}  # not yet written to Redis, oldest first
+        self._writing: list[dict[str, str | None]] = []  # owners that are being written
         script = self._redis.register_script
         self._count, self._acquire, self._renew = script(_COUNT), script(_ACQUIRE), script(_RENEW)
         self._add, self._remove = script(_ADD), script(_REMOVE)
 
     async def _run(self, action: Callable[[], Awaitable[Result]]) -> Result:
         """Raises StateUnavailable."""
-        if time.monotonic() < self._away_until:
+        if self._is_away and (self._is_tried or time.monotonic() < self._away_until):
             raise StateUnavailable
+        tries, changes = self._is_away, self._changes
+        if tries:
+            self._is_tried = True
         try:
-            return await action()
-        except (self._error, OSError) as error:
-            if time.monotonic() >= self._away_until:  # concurrent requests log it once
+            result = await asyncio.wait_for(action(), _TIMEOUT_S)
+            self._set_away(False)
+            return result
+        except (self._error, OSError, asyncio.TimeoutError) as error:
+            if changes == self._changes:  # else it began before Redis went away, or came back
+                self._set_away(True)
                 self._away_until = time.monotonic() + _PAUSE_S
                 # Only the type: the text may contain the URL.
                 log.error(
@@ -283,6 +293,13 @@ class RedisState(State):
                     _PAUSE_S,
                 )
             raise StateUnavailable from None
+        finally:
+            if tries:
+                self._is_tried = False
+
+    def _set_away(self, is_away: bool) -> None:
+        self._changes += is_away is not self._is_away
+        self._is_away = is_away
 
     async def count(self, name: str, amount: int) -> tuple[int, float]:
         key = f"{self._prefix}window:{name}"
@@ -315,7 +332,7 @@ class RedisState(State):
             await self._write_owners()
             found: Any = await self._run(lambda: self._redis.get(f"{self._prefix}owner:{session}"))
         except StateUnavailable:
-            return self._new_owners.get(session)
+            return ChainMap(self._new_owners, *reversed(self._writing)).get(session)
         return None if found is None else str(found, "utf-8")
 
     async def set_owner(self, session: str, target: str | None) -> None:
@@ -331,6 +348,7 @@ class RedisState(State):
         if not self._new_owners:
             return
         writing, self._new_owners = self._new_owners, {}
+        self._writing.append(writing)
         pipeline = self._redis.pipeline(transaction=False)
         for session, target in writing.items():
             key = f"{self._prefix}owner:{session}"
@@ -340,6 +358,8 @@ class RedisState(State):
         except BaseException:
             self._new_owners = writing | self._new_owners
             raise
+        finally:
+            self._writing.remove(writing)
 
     @property
     def _response_keys(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from missing_tools import needed_module
@@ -44,6 +45,12 @@ def opened(page: Page, server: Scripted) -> Page:
     page.goto(server.url)
     expect(page.get_by_label("Model", exact=True)).not_to_have_value("")
     return page
+
+
+def pause(page: Page) -> None:
+    """Stop the page's clock, which Page.clock moves on. Without it the page draws nothing."""
+    page.clock.install()
+    page.clock.pause_at(datetime.now() + timedelta(hours=1))
 
 
 def noticed(page: Page, text: str) -> None:

@@ -23,6 +23,7 @@ from chat import (
     kept,
     noticed,
     opened,
+    pause,
     say,
     set_functions,
     until,
@@ -376,17 +377,15 @@ def test_a_huge_answer_does_not_stop_the_page(page: Page, server: Scripted) -> N
 
 def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
     def come_again(status: int, code: str | None, error: str) -> dict[str, Any]:
-        return {"status": status, "code": code, "error": error, "headers": {"Retry-After": "0.5"}}
+        return {"status": status, "code": code, "error": error, "headers": {"Retry-After": "3000"}}
 
+    page.clock.install()  # the test ends each wait after the page has shown it
     page.evaluate(
         """() => {
-          window.waits = [];
           window.spoken = [];
           const note = () => {
-            for (const [where, texts] of [[".waiting", waits], [".visually-hidden[role=status]", spoken]]) {
-              const shown = document.querySelector(where)?.textContent;
-              if (shown && shown !== texts.at(-1)) texts.push(shown);
-            }
+            const said = document.querySelector(".visually-hidden[role=status]").textContent;
+            if (said !== spoken.at(-1)) spoken.push(said);
           };
           new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
         }"""
@@ -401,17 +400,20 @@ def test_a_busy_server_is_asked_again(page: Page, server: Scripted) -> None:
         "At last",
     )
     say(page, "Please")
-    expect(finished(page)).to_contain_text("At last")
-    waits = page.evaluate("waits")
-    assert waits == [
-        "The server is overloaded. Next try in 1 s (429: the queue is full)",
-        "A limit of your API key is reached. Next try in 1 s (429: the key 'ann' has 4 requests running)",
-        "The server has not loaded first now. Next try in 1 s; you can stop and choose another model",
-        "The server is not available, or is being restarted. Next try in 1 s (503: no server can take requests)",
-        "The server is not available, or is being restarted. Next try in 1 s (502: Bad Gateway)",
+    waits = [
+        "The server is overloaded. Next try in {} s (429: the queue is full)",
+        "A limit of your API key is reached. Next try in {} s (429: the key 'ann' has 4 requests running)",
+        "The server has not loaded first now. Next try in {} s; you can stop and choose another model",
+        "The server is not available, or is being restarted. Next try in {} s (503: no server can take requests)",
+        "The server is not available, or is being restarted. Next try in {} s (502: Bad Gateway)",
     ]
+    for wait in waits:
+        begin, _, end = map(re.escape, wait.partition("{}"))
+        expect(page.locator(".waiting")).to_have_text(re.compile(rf"^{begin}(3000|2\d\d\d){end}$"))
+        page.clock.fast_forward("01:00:00")
+    expect(finished(page)).to_contain_text("At last")
     # A screen reader reads each message once, but not the server's text.
-    assert [words for words in page.evaluate("spoken") if "Next try" in words] == [
+    assert [re.sub(r"\d+", "{}", words) for words in page.evaluate("spoken") if "Next try" in words] == [
         wait.partition(" (")[0] for wait in waits[:4]
     ]
     assert len(server.requests()) == 6
@@ -626,9 +628,12 @@ def test_conversations_are_kept_found_renamed_and_removed(page: Page, server: Sc
     page.keyboard.type("Cities")
     page.keyboard.press("Enter")
     expect(titles).to_have_text(["What do we breathe?", "Cities"])
+    pause(page)
     button(page, "Delete: Cities").click()
+    page.clock.run_for(1000)
     expect(titles).to_have_text(["What do we breathe?"])
     button(page, "Undo").click()
+    page.clock.run_for(1000)
     expect(titles).to_have_count(2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from chat import answers, button, chat_link, expect, field, finished, kept, noticed, opened, say, until
+from chat import answers, button, chat_link, expect, field, finished, kept, noticed, opened, pause, say, until
 from scripted import Scripted
 
 if TYPE_CHECKING:
@@ -176,9 +176,12 @@ def test_undo_brings_a_deleted_chat_back_in_all_tabs(page: Page, server: Scripte
     say(page, "Tell")
     finished(page)
     other = another_tab(page, server)
+    pause(page)
     button(page, "Delete: Tell").click()
     expect(other.locator(".chat-title")).to_have_count(0)
+    page.clock.run_for(7000)  # undo stays for 8 s
     button(page, "Undo").click()
+    page.clock.resume()
     for tab in (page, other):
         chat_link(tab, "Tell").click()
         expect(answers(tab)).to_contain_text("Hello!")
@@ -200,6 +203,66 @@ def test_another_tab_stops_the_response(page: Page, server: Scripted) -> None:
     for tab in (page, other):
         expect(finished(tab)).to_contain_text("Stopped")
         expect(button(tab, "Stop")).to_have_count(0)
+
+
+DEAF = """
+  window.asked = 0;
+  window.BroadcastChannel = class extends BroadcastChannel {
+    postMessage(message) {
+      if (message.ask) asked++; // for the messages that other tabs are writing
+      else super.postMessage(message);
+    }
+  };
+"""
+
+
+def test_tab_that_was_taken_for_closed_goes_on_writing(page: Page, server: Scripted) -> None:
+    server.script(["Once", {"wait": True}, " more"])
+    say(page, "Tell")
+    expect(answers(page)).to_contain_text("Once")
+    kept_elsewhere = "async () => (await (await import('/page/conversations.js')).load(location.hash.slice(6)))"
+    until(page, f"async () => JSON.stringify(await ({kept_elsewhere})()).includes('Once')")
+    page.evaluate(
+        """() => {
+          window.changes = 0;
+          new BroadcastChannel("charonia-conversations").onmessage = () => changes++;
+        }"""
+    )
+    other = page.context.new_page()
+    other.add_init_script(DEAF)
+    opened(other, server)
+    chat_link(other, "Tell").click()
+    until(other, "() => asked > 0")
+    until(page, "() => changes >= 2")  # the other tab ends the response, and this tab contradicts
+    button(other, "Stop").click()
+    for tab in (page, other):
+        expect(finished(tab)).to_contain_text("Stopped")
+
+
+def test_of_a_message_that_two_tabs_write_the_longer_text_is_kept(page: Page) -> None:
+    """Except if the other tab has only broken it off."""
+    kept = page.evaluate(
+        """async () => {
+          const { answerTabs, save } = await import("/page/conversations.js");
+          let written = [];
+          answerTabs({ written: () => written, stop: () => {} });
+          const kept = [];
+          for (const other of [{ state: "writing", finish: null }, { finish: "broken" }]) {
+            const chat = (content, more) => ({
+              id: `chat ${kept.length}`, title: "", updated: 0, leaf: "m",
+              messages: { m: { id: "m", parent: null, role: "assistant", content, ...more } },
+            });
+            written = [];
+            await save(chat("Once upon", other));
+            written = ["m"];
+            const mine = chat("Once", { state: "writing", finish: null });
+            await save(mine);
+            kept.push(mine.messages.m);
+          }
+          return kept.map(({ content, state }) => [content, state]);
+        }"""
+    )
+    assert kept == [["Once upon", "writing"], ["Once", "writing"]]
 
 
 def test_fifty_tabs_share_six_connections_and_the_servers_state(

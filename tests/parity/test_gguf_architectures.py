@@ -170,19 +170,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def own_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+
+
+def converted(folder: Path) -> Path:
+    """The GGUF file of a folder."""
+    file = folder.with_name(f"{folder.name}.gguf")
+    assert file.is_file(), file.with_suffix(".error").read_text()
+    return file
+
+
 def generate(model: Path, **settings: int | str) -> list[Output]:
     with Engine.from_pretrained(model, **{"threads": 2, "dtype": "fp32", **settings}) as engine:
         return engine.generate(prompts_of(7, (1, 5, 65, 150)), GREEDY)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *NUMPY, UNDIVIDED])
-def test_gguf_of_each_architecture_equals_its_hugging_face_folder(
-    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+def test_gguf_of_each_architecture_equals_its_hugging_face_folder(name: str, models: Path) -> None:
     folder = models / name.replace(".", "_")
-    file = models / f"{folder.name}{'-keys' if name in KEYS else ''}.gguf"
-    assert file.is_file(), file.with_suffix(".error").read_text()
+    file = converted(models / f"{folder.name}{'-keys' if name in KEYS else ''}")
     assert read_gguf(file).architecture in ARCHITECTURES
     if name in ("deepseek-v2", UNDIVIDED):
         kind = "attn_kv_b" if name == UNDIVIDED else "attn_k_b"
@@ -196,12 +204,8 @@ def check_equal(found: list[Output], expected: list[Output]) -> None:
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
-def test_quantised_weights_of_latent_attention_are_dequantised(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
-    file = models / f"{QUANTISED}.gguf"
-    assert file.is_file(), file.with_suffix(".error").read_text()
+def test_quantised_weights_of_latent_attention_are_dequantised(models: Path) -> None:
+    file = converted(models / QUANTISED)
     types = {name.split(".")[2]: tensor.type for name, tensor in read_gguf(file).tensors.items() if ".attn_" in name}
     assert (types["attn_k_b"], types["attn_v_b"], types["attn_q_b"]) == ("Q8_0", "Q8_0", "F32")
     expected = generate(models / QUANTISED)
@@ -212,7 +216,6 @@ def test_quantised_weights_of_latent_attention_are_dequantised(
 def test_a_quantised_output_layer_of_baichuan_2_has_rows_of_length_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setattr("charonia.families.baichuan._BAICHUAN2_VOCABULARY", VOCAB)  # only the vocabulary says so
     folder = tmp_path / "baichuan2_output_q8"
     NumpyModel(baichuan(7, 2), folder, 1)
@@ -222,8 +225,7 @@ def test_a_quantised_output_layer_of_baichuan_2_has_rows_of_length_1(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **KEYS["baichuan-7b"]}))
     convert([folder])
-    file = folder.with_suffix(".gguf")
-    assert file.is_file(), file.with_suffix(".error").read_text()
+    file = converted(folder)
     assert read_gguf(file).tensors["output.weight"].type == "Q8_0"
     expected = generate(folder)
     for settings in ({}, ranks(2)):
@@ -231,18 +233,12 @@ def test_a_quantised_output_layer_of_baichuan_2_has_rows_of_length_1(
 
 
 @pytest.mark.parametrize("name", ["baichuan-7b", "deepseek-v3", "qwen3-next"])
-def test_a_gguf_file_gives_the_same_on_two_ranks(
-    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
-    file = models / f"{name}{'-keys' if name in KEYS else ''}.gguf"
+def test_a_gguf_file_gives_the_same_on_two_ranks(name: str, models: Path) -> None:
+    file = converted(models / f"{name}{'-keys' if name in KEYS else ''}")
     check_equal(generate(file, **ranks(2)), generate(models / name))
 
 
-def test_a_file_of_chatglms_own_code_has_q_k_and_v_in_one_tensor(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+def test_a_file_of_chatglms_own_code_has_q_k_and_v_in_one_tensor(models: Path, tmp_path: Path) -> None:
     tensors = load_file(models / "glm" / "model.safetensors")
     for layer in range(3):
         for kind in ("weight", "bias"):
@@ -256,8 +252,7 @@ def test_a_file_of_chatglms_own_code_has_q_k_and_v_in_one_tensor(
     own = {"architectures": ["ChatGLMModel"], "model_type": "chatglm", **KEYS["glm"]}
     (tmp_path / "chatglm" / "config.json").write_text(json.dumps({**config, **own}))
     convert([tmp_path / "chatglm"])
-    file = tmp_path / "chatglm.gguf"
-    assert file.is_file(), file.with_suffix(".error").read_text()
+    file = converted(tmp_path / "chatglm")
     assert "blk.0.attn_qkv.weight" in read_gguf(file).tensors
     for settings in ({}, ranks(2)):
         check_equal(generate(file, **settings), generate(models / "glm"))
@@ -281,13 +276,9 @@ def _chatglm(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", MTP)
-def test_layers_for_multi_token_prediction_are_left_out(
-    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+def test_layers_for_multi_token_prediction_are_left_out(name: str, models: Path) -> None:
     folder = models / name.replace(".", "_")
-    file = models / f"{folder.name}_mtp.gguf"
-    assert file.is_file(), file.with_suffix(".error").read_text()
+    file = converted(models / f"{folder.name}_mtp")
     layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
     assert f"blk.{layers}.nextn.eh_proj.weight" in read_gguf(file).tensors
     expected = generate(folder)
@@ -295,7 +286,6 @@ def test_layers_for_multi_token_prediction_are_left_out(
         check_equal(generate(with_mtp), expected)
 
 
-def test_delta_nets_of_a_gguf_file_need_one_rank(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+def test_delta_nets_of_a_gguf_file_need_one_rank(models: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"needs one rank\. Use --tp 1$"):
         make_plan(models / "qwen3_5.gguf", {"tensor_para_size": 2})

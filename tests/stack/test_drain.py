@@ -105,25 +105,28 @@ async def test_shutdown_waits_for_streams_of_remote_gateways(slow: Stack, slow_m
                 begin_streams(its_own, body("slow", TOKENS, logprobs=True)),
             )
             streams = [stream for some in begun_streams for stream in some]
-            async with held(http, body("model", ENDLESS)):
-                async with held(its_own, body("slow", ENDLESS)):
-                    stack.signal(signal.SIGTERM)
-                    await until_draining(its_own)
-                    await check_refused(its_own, body("slow", 1))
-                await until_draining(http)
-                refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
-                assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
-                cancelled = (await engine_metrics.read(stack.metrics)).cancelled
-            await engine_metrics.until(stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there")
 
             async def lost_turn() -> httpx.Response | None:
                 """A turn after the gateway noticed that the session's server drains; until then it is 503."""
                 return None if (answer := await turn(kept)).status_code == 503 else answer
 
-            lost = await until(lost_turn)
-            assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
-            assert (await turn(kept)).json()["history_tokens"] == 0, "the next turn begins a new history"
-            retried = await gateway_metric(of_two, "retries_total")
+            async with held(http, body("model", ENDLESS)):  # the server does not end before
+                async with held(http, body("model", ENDLESS)):
+                    async with held(its_own, body("slow", ENDLESS)):
+                        stack.signal(signal.SIGTERM)
+                        await until_draining(its_own)
+                        await check_refused(its_own, body("slow", 1))
+                    await until_draining(http)
+                    refused = await http.post("/v1/chat/completions", json={**body("model", 1), "stream": False})
+                    assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
+                    cancelled = (await engine_metrics.read(stack.metrics)).cancelled
+                await engine_metrics.until(
+                    stack.metrics, lambda now: now.cancelled > cancelled, "it is cancelled there"
+                )
+                lost = await until(lost_turn)
+                assert (lost.status_code, lost.json()["error"]["code"]) == (410, "session_lost"), lost.text
+                assert (await turn(kept)).json()["history_tokens"] == 0, "the next turn begins a new history"
+                retried = await gateway_metric(of_two, "retries_total")
             for ended in await asyncio.wait_for(asyncio.gather(*streams), HANG_S):
                 assert (ended.reason, ended.last) == ("length", "data: [DONE]")
             last = (await asyncio.wait_for(whole, HANG_S)).json()

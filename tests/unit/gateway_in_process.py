@@ -25,7 +25,7 @@ async def gateway(
     info: the server's model_info."""
     async with Double(credentials) as server:
         server.info = info or {}
-        given = {"model_name": MODEL, "resume_timeout_s": 0, **settings}
+        given = {"model_name": MODEL, "resume_timeout_s": 0, "endpoint_check_timeout_s": HANG_S, **settings}
         app = create_app(Settings(_env_file=None, triton_endpoints=server.target, **given))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as web:

@@ -93,7 +93,7 @@ async def test_error_without_text_names_its_cause() -> None:
         writer.close()
 
     server = await asyncio.start_server(reset, "127.0.0.1")
-    async with server, httpx.AsyncClient() as client:
+    async with server, httpx.AsyncClient(timeout=None) as client:
         host, port = server.sockets[0].getsockname()
 
         class Asks:

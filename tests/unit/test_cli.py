@@ -61,10 +61,17 @@ def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> Non
 
 
 def test_shell_completes_commands_and_options() -> None:
-    for words, number, wanted in (("charonia doc", "1", "doctor"), ("charonia serve --grpc", "2", "--grpc-port")):
+    cases = (("charonia doc", "1", "doctor"), ("charonia serve --grpc", "2", "--grpc-port"))
+    for words, number, wanted in (*cases, ("charonia make-model ", "2", "benchmark")):  # its group
         env = {"_CHARONIA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
         done = subprocess.run([Path(sys.executable).parent / "charonia"], env={**PLAIN, **env}, capture_output=True)
-        assert done.stdout.decode().split() == [wanted]
+        assert done.stderr == b"" and wanted in done.stdout.decode().split()
+
+
+def test_a_command_without_its_group_is_named_with_it() -> None:
+    code, _, error = charonia("make-model", "x")
+    assert code == 2 and "No such command 'make-model'. Did you mean charonia benchmark make-model?" in error
+    assert "Did you mean 'serve'?" in charonia("serv")[2]
 
 
 def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
@@ -134,7 +141,9 @@ def test_doctor_shows_the_memory_of_the_container(
 def test_doctor_tries_to_write_the_run_folder() -> None:
     """Root has every permission in /proc, but cannot make files there."""
     found = doctor._checked("run folder", lambda: doctor._writable(Path("/proc/charonia/run")))
-    assert found.state == "problem" and "/proc cannot be written" in found.text and "CHARONIA_RUN_DIR" in found.text
+    assert found.state == "problem" and "/proc/charonia/run cannot be written (" in found.text
+    assert ": /proc): set CHARONIA_RUN_DIR" in found.text
+    assert doctor._space("disk", Path("/proc/charonia/run"), 0, "").text.endswith("free for /proc/charonia/run")
 
 
 def test_doctor_needs_grpc_only_for_the_probe_of_liveness(monkeypatch: pytest.MonkeyPatch) -> None:

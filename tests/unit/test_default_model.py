@@ -132,6 +132,6 @@ def test_setup_that_is_ended_ends_its_download_and_keeps_what_it_installed(check
     assert setup.stderr
     assert any("waiting for the download" in line for line in setup.stderr)
     setup.terminate()
-    setup.communicate(timeout=60)  # returns when no process has stderr
+    setup.communicate(timeout=300)  # returns when no process has stderr
     assert setup.returncode != 0
     assert (checkout / ".venv" / "stamps" / "engine").exists() and not (checkout / "locked").exists()

@@ -612,10 +612,10 @@ async def test_a_text_is_tokenized_by_a_server_that_can() -> None:
 async def test_descriptions_are_asked_once_and_again_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Servers(2)
     first, second = servers.fakes
-    first.answers["answer_formats"] = Unavailable("it ends")
+    first.answers["answer_formats"] = second.answers["answer_formats"] = Unavailable("it ends")
     assert await servers.pool.answer_formats() == {}, "no server knows"
     second.answers["answer_formats"] = {"reasoning": "think"}
-    monkeypatch.setattr("charonia_gateway.endpoints.pool._DESCRIPTION_TIMEOUT_S", 0)
+    monkeypatch.setattr("charonia_gateway.endpoints.pool._UNKNOWN_AGE_S", 0)
     found = await asyncio.gather(*(servers.pool.answer_formats() for _ in range(5)))
     assert found == [{"reasoning": "think"}] * 5 and second.asked == ["answer_formats"] * 2
     assert await servers.pool.reasons() and len(second.asked) == 2
@@ -626,3 +626,29 @@ async def test_descriptions_are_asked_once_and_again_in_the_background(monkeypat
         await asyncio.sleep(0)
     first.answers["model_info"], second.answers["model_info"] = Unavailable("it ends"), {"context_length": 7}
     assert await servers.pool.model_info() == {"context_length": 7} and await servers.pool.quality() == []
+
+
+async def test_a_server_that_hangs_does_not_delay_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia_gateway.endpoints.pool._UNKNOWN_AGE_S", 0)
+    servers = Servers(2)
+    first, second = servers.fakes
+    go_on = asyncio.Event()
+    ends = []
+
+    async def hang(timeout_s: float) -> list[dict[str, Any]]:
+        try:
+            await go_on.wait()
+            ends.append("itself")
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        raise Unavailable("it hung")
+
+    monkeypatch.setattr(first, "quality", hang, raising=False)
+    for _ in range(2):
+        assert await asyncio.wait_for(servers.pool.quality(), HANG_S) == []
+    assert second.asked == ["quality"], "an empty result is known, too"
+    go_on.set()
+    while not ends:
+        await asyncio.sleep(0)
+    assert ends == ["itself"]

@@ -258,10 +258,18 @@ async def test_the_bound_of_log_probabilities_counts_all_prompts_of_a_request(mo
 
 
 @pytest.mark.parametrize(
-    ("formats", "accepts"), [({}, None), ({"tool_calls": None}, False), ({"tool_calls": "hermes"}, True)]
+    ("task", "formats", "accepts"),
+    [
+        (None, {}, None),
+        (None, {"tool_calls": None}, False),
+        ("generate", {"tool_calls": "hermes"}, True),
+        ("embed", {"tool_calls": "hermes"}, False),
+    ],
 )
-async def test_a_model_says_whether_it_accepts_tools(formats: dict[str, Any], accepts: bool | None) -> None:
-    async with gateway() as (web, server):
+async def test_a_model_says_whether_it_accepts_tools(
+    task: str | None, formats: dict[str, Any], accepts: bool | None
+) -> None:
+    async with gateway(info={"task": task} if task else {}) as (web, server):
         server.formats = formats
         (listed,) = (await web.get("/v1/models")).json()["data"]
         assert listed["accepts_tools"] is accepts

@@ -20,7 +20,7 @@ from charonia_gateway.batches.lines import AnswerFile, Line, unanswered_line
 from charonia_gateway.batches.runner import _piece
 from charonia_gateway.batches.store import BatchStore, StoredBatch
 from charonia_gateway.errors import ApiError
-from gateway_in_process import MODEL, gateway, listening
+from gateway_in_process import HANG_S, MODEL, gateway, listening
 from key_files import KeyFile
 from triton_double import Double, error, input_number, input_text, part
 from tritonclient.grpc import service_pb2 as pb
@@ -343,7 +343,7 @@ async def test_uploads_at_the_same_time_share_the_room(tmp_path: Path) -> None:
         await go_on.wait()
         yield b"\r\n--x--\r\n"
 
-    async with served(tmp_path, max_batch_bytes=5 << 16) as on, httpx.AsyncClient() as client:
+    async with served(tmp_path, max_batch_bytes=5 << 16) as on, httpx.AsyncClient(timeout=HANG_S) as client:
         headers = {"content-type": "multipart/form-data; boundary=x"}
         first = asyncio.create_task(client.post(f"{on.api.base_url}files", content=body(), headers=headers))
         store = on.app.state.gateway.batches

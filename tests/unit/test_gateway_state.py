@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from key_files import PAST
 from redis_server import redis_server
 
 DEFAULT = Bounds()
+HANG_S = 120
 Make = Callable[[Bounds], tuple[State, State]]
 
 
@@ -178,6 +181,77 @@ async def test_without_redis_a_process_applies_limits_alone_and_logs_it_once(
         assert await limiter.begin(asked, "b")
     with pytest.raises(StateUnavailable):
         await one.response("a")
+    await one.close()
+
+
+@contextlib.asynccontextmanager
+async def silent_redis() -> AsyncIterator[tuple[RedisState, asyncio.Event]]:
+    """A user of a Redis that accepts connections but does not respond, and whether there was a connection."""
+    connected = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    one = RedisState(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    yield one, connected
+    await one.close()
+    server.close()
+
+
+async def test_one_request_at_a_time_waits_for_a_redis_that_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_TIMEOUT_S", HANG_S)
+    async with silent_redis() as (one, connected):
+        one._is_away, one._away_until = True, math.inf
+        await one.set_owner("s", "a:1")
+        one._away_until = 0
+        first = asyncio.create_task(one.owner("t"))  # writes the owner of s, too
+        await connected.wait()
+        assert await asyncio.wait_for(one.count("a", 1), HANG_S) == (1, 60)
+        assert await asyncio.wait_for(one.owner("s"), HANG_S) == "a:1"
+        await one.set_owner("s", "b:1")
+        assert await one.owner("s") == "b:1" and not first.done()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert not one._is_tried
+        one._away_until = math.inf
+        assert await one.owner("s") == "b:1"
+
+
+async def test_one_time_limit_holds_for_an_action_with_its_tries(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(state, "_TIMEOUT_S", 0.01)
+    async with silent_redis() as (one, _):
+        assert await asyncio.wait_for(one.count("a", 1), HANG_S) == (1, 60)
+        assert one._is_away and "Redis cannot be reached (TimeoutError)" in caplog.text
+
+
+async def test_an_old_failure_does_not_count_after_redis_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_TIMEOUT_S", HANG_S)
+    one = RedisState("redis://127.0.0.1:1")
+    fail = asyncio.Event()
+
+    async def late() -> None:
+        await fail.wait()
+        raise OSError
+
+    async def well() -> str:
+        return "well"
+
+    old = asyncio.create_task(one._run(late))
+    await asyncio.sleep(0)
+    with pytest.raises(StateUnavailable):
+        await one.response("a")
+    assert one._is_away
+    one._away_until = 0
+    assert await one._run(well) == "well"
+    fail.set()
+    with pytest.raises(StateUnavailable):
+        await old
+    assert await one._run(well) == "well"
     await one.close()
 
 

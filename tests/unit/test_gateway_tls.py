@@ -94,7 +94,7 @@ async def ask(port: int, authority: Authority, own: Pair | None = None) -> str:
 async def test_request_without_tls_gets_a_hint_to_use_https(authority: Authority) -> None:
     pair = authority.issue("server", "localhost", "127.0.0.1")
     async with served(Certificates(pair.cert, pair.key), pair) as port:
-        async with httpx.AsyncClient(trust_env=False) as web:
+        async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as web:
             for method in ("GET", "POST"):
                 answer = await web.request(method, f"http://127.0.0.1:{port}/v1/models")
                 assert (answer.status_code, answer.json()["error"]["code"]) == (400, "use_https")

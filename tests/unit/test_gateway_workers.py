@@ -163,11 +163,16 @@ async def test_processes_share_limits_stored_responses_and_metrics(tmp_path: Pat
         stream = await begin(first, file.bearer("one"))
         refused = await second.post("/v1/chat/completions", json=CHAT, headers=file.bearer("one"))
         assert refused.status_code == 429 and "may have 1 sequences running" in refused.json()["error"]["message"]
-        seen = samples((await second.get("/metrics", headers=file.bearer("three"))).text)
+        seen = {}
+
+        async def all_have_checked() -> bool:
+            seen.update(samples((await second.get("/metrics", headers=file.bearer("three"))).text))
+            return seen[f"charonia_gateway_endpoint_up endpoint={server.target} model={MODEL}"] == 1
+
+        await own.until(all_have_checked)
         assert seen["charonia_gateway_requests_total route=/v1/chat/completions status=200"] == 3
         assert seen["charonia_gateway_requests_total route=other status=429"] == 2
         assert seen["charonia_gateway_requests_running"] == 1, "the stream of the other process"
-        assert seen[f"charonia_gateway_endpoint_up endpoint={server.target} model={MODEL}"] == 1
         assert (seen["charonia_gateway_workers"], seen["charonia_gateway_worker_restarts_total"]) == (2, 0)
         held.may_end.set()
         assert await stream == "data: [DONE]"
@@ -245,10 +250,11 @@ async def test_workers_finish_their_streams_when_the_supervisor_dies(tmp_path: P
 
 
 async def test_requests_that_are_cut_off_get_an_error_and_one_line_in_the_log(tmp_path: Path) -> None:
-    async def endless(_: pb.ModelInferRequest) -> Parts:
-        while True:
+    async def long(_: pb.ModelInferRequest) -> Parts:
+        for _ in range(300):  # more than the kernel's buffers hold, but no more than a slow gateway can read
             yield part("x" * 60_000)
             await asyncio.sleep(0)
+        await asyncio.Event().wait()
 
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
     whole = json.dumps(STREAM).encode()
@@ -257,7 +263,7 @@ async def test_requests_that_are_cut_off_get_an_error_and_one_line_in_the_log(tm
         gateway(server, tmp_path, count=1, CHARONIA_DRAIN_TIMEOUT_S="0") as own,
         httpx.AsyncClient(base_url=own.url, timeout=HANG_S) as web,
     ):
-        server.behaviour = endless
+        server.behaviour = long
         with socket.socket() as silent, socket.socket() as half:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # it never reads
             for one, sent in ((silent, head % len(whole) + whole), (half, head % 100 + b"{")):
@@ -276,12 +282,7 @@ async def test_requests_that_are_cut_off_get_an_error_and_one_line_in_the_log(tm
             half.settimeout(HANG_S)
             assert (await asyncio.to_thread(half.recv, 4096)).startswith(b"HTTP/1.1 503 ")
             assert await own.ended() == 0
-        # On a busy machine the double may also be reported as down.
-        loud = [
-            line
-            for line in own.log.read_text().splitlines()
-            if not line.startswith("INFO:") and "did not answer in time" not in line
-        ]
+        loud = [line for line in own.log.read_text().splitlines() if not line.startswith("INFO:")]
         assert loud == [
             "WARNING:     3 requests were cut off: not ended 0 s after the shutdown began (CHARONIA_DRAIN_TIMEOUT_S)"
         ]

@@ -142,7 +142,7 @@ class Two:
     def __init__(self, first: Behaviour, second: Behaviour, **options: Any) -> None:
         self.doubles = [Double(), Double()]
         self.behaviours = [first, second]
-        self.options = {"check_interval_s": 0.05, "resume_timeout_s": 20, **options}
+        self.options = {"check_interval_s": 0.05, "resume_timeout_s": HANG_S, **options}
         self.resumes = 0
 
     async def __aenter__(self) -> Two:
@@ -376,7 +376,9 @@ async def test_timings_of_a_stream_count_resumes(path: str, field: str) -> None:
     behaviours = iter([counting(2, []), counting(9, [])])
     body = {"model": MODEL, "stream": True, field: True}
     body |= {"prompt": "Count"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Count"}]}
-    response = await ask(path, body, lambda sent: next(behaviours)(sent), resume_timeout_s=20, check_interval_s=0.05)
+    response = await ask(
+        path, body, lambda sent: next(behaviours)(sent), resume_timeout_s=HANG_S, check_interval_s=0.05
+    )
     chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
     resumes = [chunk["timings"].get("resumes") for chunk in chunks if chunk.get("timings")]
     assert resumes[-1] == 1

@@ -126,7 +126,7 @@ def blocks_of(
     config: Path, plans: list[Plan], given: list[float], inference: dict[str, str] | None = None
 ) -> list[int]:
     names = served(*(f"m{number}" for number in range(len(plans))), workspace=config)
-    left = iter(plans)
+    left = (made for made in plans for _ in range(2 if made.offload_bytes else 1))  # it is planned again
     divided = shares.divide(names, inference or {}, given, lambda *_: next(left))
     assert all(one.settings["cache_users"] == "0" and one.settings["max_batch_size"] == "64" for one in divided)
     sizes = [int(one.settings["cache_size"]) for one in divided]
@@ -253,37 +253,38 @@ def test_weights_in_host_memory_must_fit_together(config: Path, monkeypatch: pyt
 
 
 def test_kv_in_host_memory_must_fit_together(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each engine alone compares its size with the memory that is free when it starts."""
-    inference = {"kv_offload_memory": "200MiB"}
-    gemma = replace(PLAN, device="cuda", host_bytes=300 * MIB)
+    """Each model alone has been checked by its plan."""
+    small = replace(PLAN, device="cuda", offload_bytes=200 * MIB)
+    gemma = replace(small, host_bytes=300 * MIB)
     monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 700 * MIB)
-    assert blocks_of(config, [gemma, PLAN], [1, 1], inference)
+    assert blocks_of(config, [gemma, small], [1, 1])
     monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 700 * MIB - 1)
     with pytest.raises(ServeError, match=r"m0 takes 500 MiB, m1 takes 200 MiB, .* lower kv_offload_memory"):
-        blocks_of(config, [gemma, PLAN], [1, 1], inference)
+        blocks_of(config, [gemma, small], [1, 1])
     names = served("a", "b", workspace=config)
-    assert shares.rotate(names, inference, [1, 1], lambda *_: gemma), "one model at a time"
+    assert shares.rotate(names, {}, [1, 1], lambda *_: gemma), "one model at a time"
+    large = replace(gemma, offload_bytes=400 * MIB)
     with pytest.raises(ServeError, match=r"of which a takes 700 MiB, and 700 MiB are free"):
-        shares.rotate(names, {"kv_offload_memory": "400MiB"}, [1, 1], lambda *_: gemma)
+        shares.rotate(names, {}, [1, 1], lambda *_: large)
 
 
 def test_kv_in_the_memory_of_a_cpu_takes_memory_of_the_caches(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("charonia._engine.free_host_memory", lambda: 2400 * MIB)
     names = served("a", "b", workspace=config)
 
-    def made(size: str, divide: Callable[..., list[Served]], plan: Plan = PLAN) -> list[tuple[int, int]]:
-        found = divide(names, {"kv_offload_memory": size}, [1, 1], lambda *_: plan)
+    def made(mebibytes: int, divide: Callable[..., list[Served]], plan: Plan = PLAN) -> list[tuple[int, int]]:
+        found = divide(names, {}, [1, 1], lambda *_: replace(plan, offload_bytes=mebibytes * MIB))
         return [(int(one.settings["cache_size"]) // MIB, one.need_bytes // MIB) for one in found]
 
     # 2400 MiB minus twice 700: 1000 MiB. Each cache takes 0.8 of its share.
-    assert made("500MiB", shares.divide) == [(400, 1100)] * 2
-    assert made("1100MiB", shares.rotate) == [(440, 1740)] * 2, "one model at a time"
+    assert made(500, shares.divide) == [(400, 1100)] * 2
+    assert made(1100, shares.rotate) == [(440, 1740)] * 2, "one model at a time"
     with pytest.raises(ServeError, match=r"a takes 100 MiB of weights, 1\.17 GiB for steps, kv_offload_memory and"):
-        made("1100MiB", shares.divide)
+        made(1100, shares.divide)
     with pytest.raises(ServeError, match=r"a takes 100 MiB of weights, 2\.25 GiB for steps, kv_offload_memory and"):
-        made("2200MiB", shares.rotate)
+        made(2200, shares.rotate)
     on_gpu = replace(PLAN, device="cuda")
-    assert made("500MiB", shares.divide, on_gpu) == [(800, 1000)] * 2
+    assert made(500, shares.divide, on_gpu) == [(800, 1000)] * 2
 
 
 @pytest.mark.parametrize("text", ["a", "1,0", "1,-1", "1,inf", "1,nan", "1e308,1e308", "1,1e-310", ","])
@@ -667,6 +668,7 @@ def test_an_ensemble_with_calls_that_never_end_is_not_waited_for(
 ) -> None:
     """The engine has still ended, and its memory is free."""
     monkeypatch.setattr(drain, "_IDLE_S", 0.1)
+    monkeypatch.setattr("charonia.serve.models._LOST_S", 0.1)
     log = Log(orders, failing="ensemble.b")
     models = make_models(orders, limits=(0, HANG_S))
     assert models.unload("b").startswith("b takes no requests any more. Triton still counts calls")

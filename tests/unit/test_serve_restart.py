@@ -295,8 +295,7 @@ def test_triton_is_killed_when_its_engines_are_unloaded_and_its_clients_are_gone
     stack: _Stack, monkeypatch: pytest.MonkeyPatch, unloads: bool
 ) -> None:
     """A Triton that unloads no engine is killed at the time limit, with a message."""
-    if not unloads:
-        monkeypatch.setattr(launcher, "_KILL_AFTER_S", 0)
+    monkeypatch.setattr(launcher, "_KILL_AFTER_S", HANG_S if unloads else 0)
     line = UNLOADED.replace("ensemble", "engine") if unloads else ""
     code = f"""if 1:
         import signal, time

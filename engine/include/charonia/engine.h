@@ -33,6 +33,7 @@ struct EngineInfo {
   int num_blocks = 0;
   int num_window_blocks = 0;  // as in MemoryPlan
   int num_states = 0;         // as in MemoryPlan
+  std::string draft_model;    // the name of the draft model; empty: there is none
   std::vector<std::string> warnings;
   // The kernels that the device chose at start, one line each; empty on the CPU, which has no choice.
   // Engine::kernel_report() returns the current state.
@@ -55,6 +56,7 @@ struct MemoryPlan {
   std::int64_t host_bytes = 0;        // of weights that GPUs read from host memory; not in weight_bytes
   std::int64_t activation_bytes = 0;  // and other memory that steps need
   std::int64_t speculative_bytes = 0;  // of the draft model: weights, steps and KV cache; 0: there is none
+  std::int64_t offload_bytes = 0;     // kv_offload_memory; on a CPU of the same memory
   std::int64_t kv_token_bytes = 0;    // of one token in all layers
   std::int64_t kv_block_bytes = 0;    // of one block in the layers without a window
   std::int64_t kv_window_block_bytes = 0;  // in the layers with a window

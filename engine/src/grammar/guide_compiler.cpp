@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cctype>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <span>
@@ -375,9 +376,10 @@ class Provider : public TokenMaskProvider {
     if (!proposes_ || slow_ >= kMaxSlow || most <= 0) return {};
     const auto begun = thread_seconds();
     follow(output);
-    // Certain tokens are kept while the output follows them.
+    // Certain tokens are kept while the output follows them. In one step, several sources may propose for one output.
     auto used = output.size() - std::min(output.size(), certain_at_);
-    if (used >= certain_.size() || !std::ranges::equal(output.last(used), std::span(certain_).first(used))) {
+    if (output.size() != certain_at_ &&
+        (used >= certain_.size() || !std::ranges::equal(output.last(used), std::span(certain_).first(used)))) {
       certain_ = certain_tokens(output, kMostTokenText * static_cast<std::size_t>(most), kMaxProposalSeconds / 2);
       certain_at_ = output.size();
       used = 0;
@@ -555,7 +557,7 @@ class Provider : public TokenMaskProvider {
   std::vector<Followed> followed_;
   std::vector<TokenId> forced_;
   std::vector<TokenId> certain_;  // proposed after the first certain_at_ tokens of the output
-  std::size_t certain_at_ = 0;
+  std::size_t certain_at_ = std::numeric_limits<std::size_t>::max();
 };
 
 TokenizerPtr make_tokenizer(const std::vector<std::string>& tokens) {

@@ -44,10 +44,6 @@ constexpr std::size_t kv_quant_row_bytes(int head_dim, int bits) {
 constexpr std::size_t kv_quant_token_bytes(int head_dim, int bits) {
   return kv_quant_row_bytes(head_dim, bits) + kKvScaleBytes;
 }
-// Bytes of k and v of one head of a block of `block_len` tokens.
-constexpr std::size_t kv_quant_head_bytes(int head_dim, int block_len, int bits) {
-  return std::size_t{2} * static_cast<std::size_t>(block_len) * kv_quant_token_bytes(head_dim, bits);
-}
 
 // The smaller and the larger of two values; NaN if one is NaN.
 constexpr float kv_lesser(float a, float b) { return a < b || a != a ? a : b; }

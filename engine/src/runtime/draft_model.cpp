@@ -60,7 +60,7 @@ std::optional<int> DraftModel::missing(SeqId id, std::span<const TokenId> tokens
   const auto size = static_cast<std::int32_t>(tokens.size());
   auto& sequence = sequences_[id];
   const auto unknown = [this](TokenId token) { return token >= vocab_size_; };
-  const auto rest = tokens.subspan(static_cast<std::size_t>(sequence.computed));
+  const auto rest = tokens.subspan(static_cast<std::size_t>(sequence.known));
   const bool fits = size < plan_.config.session_len && blocks_of(size + 1) <= blocks_->num_blocks();
   if (!fits || (lacks_tokens_ && std::ranges::any_of(rest, unknown))) {
     forget(id);
@@ -78,13 +78,17 @@ std::optional<int> DraftModel::missing(SeqId id, std::span<const TokenId> tokens
     sequence.nodes = std::move(match.nodes);
     sequence.units = std::move(match.units);
     sequence.num_inserted = sequence.blocks.size();
+    sequence.tokens.assign(tokens.begin(), tokens.end());
+    sequence.known = size;
   }
-  for (const auto token : std::exchange(sequence.drafted, {})) {
-    if (sequence.computed == size || tokens[static_cast<std::size_t>(sequence.computed)] != token) break;
-    ++sequence.computed;
-  }
-  sequence.computed = std::min(sequence.computed, size - 1);  // the last token gives the logits
-  insert_blocks(sequence, tokens, salt);
+  auto& own = sequence.tokens;
+  const auto same = std::ranges::mismatch(own.begin() + sequence.known, own.end(), tokens.begin() + sequence.known,
+                                          tokens.end());
+  own.erase(same.in1, own.end());
+  sequence.computed = std::min({sequence.computed, static_cast<std::int32_t>(own.size()), size - 1});
+  own.insert(own.end(), same.in2, tokens.end());
+  sequence.known = size;
+  insert_blocks(sequence, salt);
   return size - sequence.computed;
 }
 
@@ -92,15 +96,10 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
   ++calls_;
   std::vector<Job> jobs;
   for (auto& wanted : all) {
-    const auto lacks = missing(wanted.id, wanted.tokens, wanted.salt);
-    if (!lacks) continue;
     auto& sequence = sequences_.at(wanted.id);
     sequence.used = calls_;
-    auto& job = jobs.emplace_back(&wanted, &sequence);
-    job.begin = sequence.computed;
-    job.size = *lacks;
-    job.tokens.assign(wanted.tokens.begin(), wanted.tokens.end());
-    wanted.count = std::min(wanted.count, plan_.config.session_len - static_cast<int>(wanted.tokens.size()));
+    jobs.emplace_back(&wanted, &sequence, sequence.known - sequence.computed);
+    wanted.count = std::min(wanted.count, plan_.config.session_len - sequence.known);
   }
   std::ranges::stable_sort(jobs, {}, &Job::size);  // so that no prompt delays the sequences that lack little
   int left = std::min(max_rows, plan_.config.token_budget);
@@ -108,7 +107,7 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
   for (auto& job : jobs) {
     // It gets all blocks now. Otherwise two sequences could each wait for blocks that the other one holds.
     if (left == 0) break;
-    if (!allocate(*job.sequence, job.begin + job.size + job.wanted->count)) {
+    if (!allocate(*job.sequence, job.sequence->known + job.wanted->count)) {
       job.sequence->pause = kPausedCalls;
       continue;
     }
@@ -116,18 +115,11 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
     left -= job.size;
     running.push_back(&job);
   }
-  for (int step = 0; !running.empty(); ++step) {
+  while (!running.empty()) {
     compute(running, policy);
     for (auto* const job : running) {
-      auto& sequence = *job->sequence;
-      sequence.began = true;
-      if (step == 0) {
-        sequence.computed += job->size;
-      } else {
-        sequence.drafted.push_back(job->tokens[static_cast<std::size_t>(job->begin)]);
-      }
-      job->begin += job->size;
-      job->size = 1;
+      job->sequence->began = true;
+      job->sequence->computed += std::exchange(job->size, 1);
     }
     // The last proposal of a sequence is not computed.
     std::erase_if(running, [](const Job* job) {
@@ -148,20 +140,21 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
   if (has_windows) tables.window.resize(tables.full.size());
   for (std::size_t s = 0; s < jobs.size(); ++s) {
     const auto& job = *jobs[s];
-    for (auto i = job.begin; i < job.begin + job.size; ++i) {
-      ids.push_back(job.tokens[static_cast<std::size_t>(i)]);
+    const auto& sequence = *job.sequence;
+    for (auto i = sequence.computed; i < sequence.computed + job.size; ++i) {
+      ids.push_back(sequence.tokens[static_cast<std::size_t>(i)]);
       positions.push_back(i);
     }
     query_start.push_back(static_cast<std::int32_t>(ids.size()));
     const auto at = static_cast<std::ptrdiff_t>(s * stride);
-    std::ranges::copy(job.sequence->blocks, tables.full.begin() + at);
+    std::ranges::copy(sequence.blocks, tables.full.begin() + at);
     if (has_windows) {
-      const auto& units = job.sequence->units.front();
+      const auto& units = sequence.units.front();
       std::ranges::copy(units.units, tables.window.begin() + at + units.first);
     }
     if (!job.samples()) continue;
     logits_rows.push_back(query_start.back() - 1);
-    auto& row = rows.emplace_back(job.wanted->row(job.tokens));
+    auto& row = rows.emplace_back(job.wanted->row(sequence.tokens));
     row.mask = nullptr;  // of a grammar, which checks the proposals later
     row.logprobs = -1;
     row.sequence = job.wanted->id;
@@ -189,7 +182,7 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
       continue;
     }
     wanted.proposals.push_back(sample.token);
-    job->tokens.push_back(sample.token);
+    job->sequence->tokens.push_back(sample.token);
   }
 }
 
@@ -208,7 +201,8 @@ void DraftModel::release(Sequence& sequence) {
   sequence.used = used;
 }
 
-void DraftModel::insert_blocks(Sequence& sequence, std::span<const TokenId> tokens, std::uint64_t salt) {
+void DraftModel::insert_blocks(Sequence& sequence, std::uint64_t salt) {
+  const std::span<const TokenId> tokens = sequence.tokens;
   const auto length = static_cast<std::size_t>(blocks_->block_len());
   for (; (sequence.num_inserted + 1) * length <= static_cast<std::size_t>(sequence.computed); ++sequence.num_inserted) {
     const auto index = sequence.num_inserted;

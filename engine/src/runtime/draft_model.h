@@ -35,9 +35,7 @@ class DraftModel {
 
   struct Wanted {
     SeqId id = 0;
-    std::span<const TokenId> tokens;  // the prompt and the output so far, without placeholders
-    std::uint64_t salt = 0;           // SeqOptions::salt
-    int count = 0;                    // number of proposals
+    int count = 0;  // number of proposals
     // How the engine's model samples the token after these tokens. A draft that samples in the same way, with the same
     // random number, often finds the same token, at every temperature.
     std::function<ops::SampleRow(std::span<const TokenId> tokens)> row;
@@ -51,12 +49,14 @@ class DraftModel {
   DraftModel(DraftPlan plan, int vocab_size);
   DraftModel(const DraftModel&) = delete;  // the executor refers to plan_
 
+  // Sets the tokens of a sequence: the prompt and the output so far, without placeholders. salt: SeqOptions::salt.
   // Returns the number of tokens that must be computed before the first proposal, at least 1. Empty: the sequence
   // cannot have proposals, because it is too long, has a token that the draft model does not have, or got no blocks in
   // one of the last calls.
   std::optional<int> missing(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt);
-  // Computes proposals for different sequences. max_rows: of the first step, which computes missing tokens; a sequence
-  // with more gets the rest in later calls. Reports the time of its steps to the policy.
+  // Computes proposals for different sequences. Call missing() for each of them before; it must return a number.
+  // max_rows: of the first step, which computes missing tokens; a sequence with more gets the rest in later calls.
+  // Reports the time of its steps to the policy.
   void propose(std::span<Wanted> all, int max_rows, SpeculationPolicy& policy);
   void forget(SeqId id);  // the sequence has ended; does nothing if it is unknown
 
@@ -66,8 +66,9 @@ class DraftModel {
 
  private:
   struct Sequence {
+    std::vector<TokenId> tokens;   // of the last call of missing(), and the proposals after them
+    std::int32_t known = 0;        // the number of tokens that are not proposals
     std::int32_t computed = 0;     // the number of its first tokens that have KV
-    std::vector<TokenId> drafted;  // the proposals after them that have KV
     bool began = false;            // computed more than it has found in the prefix index
     std::uint64_t used = 0;        // the last call of propose() for it
     int pause = 0;                 // calls of missing() that still return nothing, because it got no blocks
@@ -79,13 +80,12 @@ class DraftModel {
   struct Job {
     Wanted* wanted = nullptr;
     Sequence* sequence = nullptr;
-    std::vector<TokenId> tokens;  // with the proposals so far
-    std::int32_t begin = 0, size = 0;  // the tokens that the next step computes
-    bool samples() const { return begin + size == std::ssize(tokens); }
+    std::int32_t size = 0;  // the number of tokens that the next step computes
+    bool samples() const { return sequence->computed + size == std::ssize(sequence->tokens); }
   };
 
   void release(Sequence& sequence);
-  void insert_blocks(Sequence& sequence, std::span<const TokenId> tokens, std::uint64_t salt);
+  void insert_blocks(Sequence& sequence, std::uint64_t salt);
   int blocks_of(std::int32_t tokens) const { return (tokens + blocks_->block_len() - 1) / blocks_->block_len(); }
   bool allocate(Sequence& sequence, std::int32_t tokens);
   void compute(std::span<Job* const> jobs, SpeculationPolicy& policy);

@@ -61,6 +61,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   auto& config = info.config;
   // This file is small. It is read first, so that a workspace without it fails before its weights are loaded.
   tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
+  thinking_rules_ = std::make_unique<runtime::ThinkingRules>(*tokens_);
   const bool automatic = config.device == "auto";
   plan_draft(weights_dir);
   executor_ = std::make_unique<runtime::Executor>(weights_dir, info.model, config,
@@ -123,15 +124,14 @@ void Engine::Impl::make_scheduler() {
   schedule::Limits limits{config.max_batch_size, config.token_budget, logits_rows};
   limits.load_bytes = runtime::KvOffload::kBytesPerStep;
   scheduler_ = std::make_unique<schedule::Scheduler>(limits, *blocks_, step_time_.get());
-  if (runtime::speculates(config, info.model, info.num_states > 0) && !executor_->asynchronous()) {
+  if (runtime::speculates(config, info.model, info.num_states > 0)) {
     speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget));
-    if (draft_plan_) draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size);
+    if (draft_plan_) {
+      draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size);
+      info.draft_model = draft_plan_->model.model_name;
+    }
   } else if (config.speculative_method != "off") {
-    info.warnings.push_back(cat("speculative_method = ", config.speculative_method, " has no effect: ",
-                                info.num_states > 0 ? "the model has recurrent layers"
-                                : info.model.model_task != "generate"
-                                    ? "the model does not generate text"
-                                    : cat("device = ", config.device, ", and it needs the CPU")));
+    info.warnings.push_back(runtime::no_speculation(config, info.model, info.num_states > 0));
   }
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",
@@ -144,11 +144,13 @@ void Engine::Impl::make_scheduler() {
 
 void Engine::Impl::make_offload(const std::filesystem::path& weights_dir) {
   if (info.config.kv_offload_path.empty() && info.config.kv_offload_memory.empty()) return;
+  const auto reserved = executor_->untouched_bytes() + (draft_ ? draft_->untouched_bytes() : 0);
+  runtime::check_offload(info.config, info.device, static_cast<std::int64_t>(ops::cpu::free_memory()) - reserved,
+                         info.warnings);
   runtime::KvFiles::Options options;
   options.changed = [this] { hand_task([] {}); };
   offload_ = std::make_unique<runtime::KvOffload>(weights_dir, info, max_positions_, *executor_, *blocks_, *load_,
-                                                  draft_ ? draft_->untouched_bytes() : 0, std::move(options),
-                                                  info.warnings);
+                                                  std::move(options), info.warnings);
   scheduler_->set_offload(offload_.get());
 }
 

@@ -206,6 +206,7 @@ class Engine::Impl {
   std::unique_ptr<schedule::StepTime> step_time_;
   std::unique_ptr<schedule::Scheduler> scheduler_;
   std::unique_ptr<text::TokenTable> tokens_;
+  std::unique_ptr<runtime::ThinkingRules> thinking_rules_;
   std::unique_ptr<const text::TokenSplit> token_split_;  // null: text of grammars is neither forced nor proposed
   std::unique_ptr<runtime::LoadTracker> load_;
   std::unique_ptr<runtime::SessionStore> sessions_;

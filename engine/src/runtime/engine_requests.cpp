@@ -227,7 +227,7 @@ std::unique_ptr<Engine::Impl::RequestState> Engine::Impl::make_state(Request req
       state->stop_until = std::make_shared<const text::StopWords>(std::exchange(request.stop_until, {}));
     }
   }
-  if (sampling.thinking_budget) state->thinking.emplace(sampling, *tokens_);
+  if (sampling.thinking_budget) state->thinking.emplace(sampling, thinking_rules_->of(sampling));
   sort_bias(sampling.logit_bias);
   state->banned = take_single(sampling.bad_words);
   std::ranges::set_union(state->banned, end_ids, std::back_inserter(state->banned_at_first));

@@ -90,8 +90,6 @@ void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidate
     if (!candidates[i].drafted || candidates[i].chosen == 0) continue;
     auto& completion = *all[i].completion;
     wanted.push_back({.id = completion.id,
-                      .tokens = scheduler_->tokens(completion.id),
-                      .salt = completion.salt,
                       .count = candidates[i].chosen,
                       .row = [&completion](auto tokens) { return completion.sample_row(tokens); }});
     of.push_back(&all[i]);

@@ -18,7 +18,6 @@
 #include "charonia/config.h"
 #include "charonia/engine.h"
 #include "charonia/error.h"
-#include "ops/cpu/free_memory.h"
 #include "runtime/devices.h"
 
 namespace charonia::runtime {
@@ -65,8 +64,10 @@ std::int64_t size_of(const EngineConfig& config) {
   return parse_bytes(in_memory(config) ? config.kv_offload_memory : config.kv_offload_size).value_or(0);
 }
 
-const EngineConfig& checked(const EngineInfo& info, std::int64_t reserved_bytes, std::vector<std::string>& warnings) {
-  const auto& config = info.config;
+}  // namespace
+
+void check_offload(const EngineConfig& config, std::string_view device, std::int64_t free_bytes,
+                   std::vector<std::string>& warnings) {
   const std::string setting = in_memory(config) ? "kv_offload_memory" : "kv_offload_path";
   const auto reject = [&](const std::string& why, ErrorCode code = ErrorCode::unsupported) {
     throw Error(code, cat(setting, " = ", in_memory(config) ? config.kv_offload_memory : config.kv_offload_path, ": ",
@@ -78,24 +79,20 @@ const EngineConfig& checked(const EngineInfo& info, std::int64_t reserved_bytes,
   if (!in_memory(config) && config.kv_offload_size.empty()) {
     throw Error(ErrorCode::invalid_argument, "kv_offload_size is empty: it must be a size, such as 8GiB");
   }
-  if (info.device == "null") reject("device = null has no KV to store");
+  if (device == "null") reject("device = null has no KV to store");
   if (!config.enable_prefix_caching) reject("it needs enable_prefix_caching = true");
-  if (!in_memory(config)) return config;
-  const auto free = static_cast<std::int64_t>(ops::cpu::free_memory()) - reserved_bytes;
-  if (size_of(config) > free) {
+  if (!in_memory(config)) return;
+  if (size_of(config) > free_bytes) {
     throw Error(ErrorCode::resource_exhausted,
                 cat("kv_offload_memory = ", config.kv_offload_memory, ", but ",
-                    bytes_text(std::max<std::int64_t>(0, free)),
+                    bytes_text(std::max<std::int64_t>(0, free_bytes)),
                     " of host memory are free beside the KV cache: lower it, or free memory"));
   }
-  if (info.device == "cpu") {
+  if (device == "cpu") {
     warnings.push_back(cat("kv_offload_memory = ", config.kv_offload_memory, " has little use with device = cpu: the ",
                            "KV cache is in the same memory. Raise cache_max_entry_count or cache_size instead"));
   }
-  return config;
 }
-
-}  // namespace
 
 std::string kv_identity(const std::filesystem::path& weights_dir, const EngineInfo& info, int max_positions) {
   const auto& config = info.config;
@@ -145,8 +142,8 @@ class KvOffload::Reader final : public schedule::Load {
 
 KvOffload::KvOffload(const std::filesystem::path& weights_dir, const EngineInfo& info, int max_positions,
                      Executor& executor, const cache::BlockManager& blocks, const LoadTracker& load,
-                     std::int64_t reserved_bytes, KvFiles::Options options, std::vector<std::string>& warnings)
-    : block_len_(checked(info, executor.untouched_bytes() + reserved_bytes, warnings).cache_block_seq_len),
+                     KvFiles::Options options, std::vector<std::string>& warnings)
+    : block_len_(info.config.cache_block_seq_len),
       block_bytes_(executor.block_bytes()),
       executor_(executor),
       blocks_(blocks),

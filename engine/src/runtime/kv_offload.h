@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/cache_kind.h"
@@ -33,6 +34,11 @@ struct EngineInfo;
 
 namespace charonia::runtime {
 
+// Throws Error, with the remedy, if the device, the settings or the free memory do not allow what is set:
+// kv_offload_path or kv_offload_memory. free_bytes: of host memory, beside everything else.
+void check_offload(const EngineConfig& config, std::string_view device, std::int64_t free_bytes,
+                   std::vector<std::string>& warnings);
+
 // Returns a hash of everything on which the bits of KV depend: the weights and attributes of the model, settings and
 // kernels that change them, the layout of the cache, and the engine's build. weights_dir: as in Engine.
 // max_positions: the longest sequence that the executor computes; info.config.session_len may be lower.
@@ -40,12 +46,11 @@ std::string kv_identity(const std::filesystem::path& weights_dir, const EngineIn
 
 class KvOffload final : public schedule::Offload {
  public:
-  // Throws Error, with the remedy, if the device, the settings or the free memory do not allow it. reserved_bytes:
-  // memory that something else than the executor will take later. options.changed: called from another thread when
-  // work() or a Load may continue. The references must outlive it.
+  // info: with settings that check_offload() allows. options.changed: called from another thread when work() or a Load
+  // may continue. The references must outlive it.
   KvOffload(const std::filesystem::path& weights_dir, const EngineInfo& info, int max_positions, Executor& executor,
-            const cache::BlockManager& blocks, const LoadTracker& load, std::int64_t reserved_bytes,
-            KvFiles::Options options, std::vector<std::string>& warnings);
+            const cache::BlockManager& blocks, const LoadTracker& load, KvFiles::Options options,
+            std::vector<std::string>& warnings);
 
   Found find(const std::string& scope, std::span<const cache::TokenId> tokens, std::int32_t first,
              bool shares) override;

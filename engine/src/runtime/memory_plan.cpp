@@ -25,6 +25,7 @@
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/adapter.h"
 #include "runtime/devices.h"
+#include "runtime/kv_offload.h"
 #include "runtime/proposals.h"
 #include "runtime/settings.h"
 
@@ -229,6 +230,13 @@ bool has_states(const model::Manifest& manifest) {
 
 bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states) {
   return config.device == "cpu" && !has_states && model.model_task == "generate" && config.speculative_method != "off";
+}
+
+std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+  return cat("speculative_method = ", config.speculative_method, " has no effect: ",
+             has_states                       ? "the model has recurrent layers"
+             : model.model_task != "generate" ? "the model does not generate text"
+                                              : cat("device = ", config.device, ", and it needs the CPU"));
 }
 
 model::DeviceRules rules_of(std::string_view device) {
@@ -453,6 +461,8 @@ namespace {
 
 using runtime::DeviceChoice;
 
+constexpr std::int64_t kUnknown = std::int64_t{1} << 62;  // memory of another machine
+
 DeviceChoice choose(const EngineConfig& config, std::int64_t memory_bytes) {
   if (memory_bytes > 0 && config.device == "cuda") return {.device = "cuda", .gpus = {}, .note = {}};
   try {
@@ -482,21 +492,45 @@ std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std:
   return out;
 }
 
+// The memory that the model, its draft model and its KV cache leave.
+std::int64_t left_bytes(const MemoryPlan& plan) {
+  return plan.free_bytes - plan.weight_bytes - plan.activation_bytes - plan.speculative_bytes -
+         plan.num_blocks * plan.kv_block_bytes - plan.num_window_blocks * plan.kv_window_block_bytes -
+         plan.num_states * plan.state_bytes;
+}
+
+// The last warning of a plan without blocks says why.
+void refuse(MemoryPlan& plan, std::string warning) {
+  plan.warnings.push_back(std::move(warning));
+  plan.num_blocks = plan.num_window_blocks = plan.num_states = 0;
+}
+
+// host_bytes: the free memory of the host, if it is not the memory of the model.
+void count_offload(MemoryPlan& plan, std::int64_t host_bytes) {
+  if (plan.config.kv_offload_path.empty() && plan.config.kv_offload_memory.empty()) return;
+  plan.offload_bytes = parse_bytes(plan.config.kv_offload_memory).value_or(0);
+  if (plan.num_blocks == 0) return;  // the last warning says why
+  const auto left = plan.device == "cpu" ? left_bytes(plan) : host_bytes - plan.host_bytes;
+  try {
+    runtime::check_offload(plan.config, plan.device, left, plan.warnings);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resource_exhausted) throw;
+    refuse(plan, error.what());
+  }
+}
+
 // The engine loads them after it has reserved the memory of the cache.
 void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules) {
   const auto type = rules.precision(model::data_type(plan.model)).activation;
   for (const auto bytes : runtime::adapter_bytes(plan.config, plan.model.model_name, manifest.modules(), type)) {
     plan.adapter_bytes += static_cast<std::int64_t>(bytes);
   }
-  const auto others = plan.weight_bytes + plan.activation_bytes + plan.speculative_bytes +
-                      plan.num_blocks * plan.kv_block_bytes + plan.num_window_blocks * plan.kv_window_block_bytes +
-                      plan.num_states * plan.state_bytes;
-  if (plan.num_blocks == 0 || plan.adapter_bytes <= plan.free_bytes - others) return;
-  plan.warnings.push_back(cat("the LoRA adapters do not fit: they take ", bytes_text(plan.adapter_bytes), ", and ",
-                              bytes_text(plan.free_bytes - others),
-                              " are free beside the model, ", plan.speculative_bytes > 0 ? "its draft model, " : "",
-                              "and its KV cache. Leave an adapter out, lower cache_max_entry_count, or free memory"));
-  plan.num_blocks = plan.num_window_blocks = plan.num_states = 0;
+  const auto left = left_bytes(plan) - (plan.device == "cpu" ? plan.offload_bytes : 0);
+  if (plan.num_blocks == 0 || plan.adapter_bytes <= left) return;
+  refuse(plan, cat("the LoRA adapters do not fit: they take ", bytes_text(plan.adapter_bytes), ", and ",
+                   bytes_text(left), " are free beside the model, ",
+                   plan.speculative_bytes > 0 ? "its draft model, " : "",
+                   "and its KV cache. Leave an adapter out, lower cache_max_entry_count, or free memory"));
 }
 
 }  // namespace
@@ -524,6 +558,9 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
   const bool has_states = runtime::has_states(manifest);
   const auto limits = runtime::step_limits(config, out.model, has_states);
+  if (config.speculative_method != "off" && !runtime::speculates(config, out.model, has_states)) {
+    out.warnings.push_back(runtime::no_speculation(config, out.model, has_states));
+  }
   int blocks = std::numeric_limits<int>::max();
   try {
     const auto all_free = std::accumulate(free.begin(), free.end(), std::size_t{0});
@@ -570,6 +607,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.kv_window_block_bytes = kv_block.window;
   out.state_bytes = kv_block.state;
   out.kv_token_bytes = (kv_block.full + kv_block.window) / config.cache_block_seq_len;
+  count_offload(out, memory_bytes == 0 ? static_cast<std::int64_t>(ops::cpu::free_memory()) : kUnknown);
   count_adapters(out, manifest, rules);
   return out;
 }

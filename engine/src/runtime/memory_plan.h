@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "charonia/config.h"
@@ -68,6 +69,8 @@ ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model
 // it cannot overlap with the step before it, and the other devices overlap steps. A state cannot be taken back to the
 // last accepted token. A model for embeddings or scores generates no tokens. config.device must be resolved.
 bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states);
+// The warning that speculative_method has no effect.
+std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states);
 
 // ---- memory of one rank ----
 

@@ -92,22 +92,26 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
     Candidate* of;
     std::size_t index;  // among the tokens of its candidate
   };
+  Choice out;
+  if (const double alone = times_.at(decodes); alone > 0) out.rate = kMinGain * decodes / alone;
   std::vector<Token> tokens;
   for (auto& candidate : candidates) {
     candidate.chosen = 0;
-    double gain = 1;
+    const auto first = tokens.size();
+    double gain = 1, all = 0;
     for (int i = 0; i < candidate.size; ++i) {
       tokens.push_back({gain *= candidate.rate, &candidate, static_cast<std::size_t>(i)});
+      all += gain;
     }
+    // Plain steps give more tokens in that time. If it were kept, all tokens with a smaller gain would pay for it too.
+    if (candidate.begin_s > 0 && all <= out.rate * candidate.begin_s) tokens.resize(first);
   }
   // The gains of one candidate descend, so its tokens stay in order.
   std::ranges::stable_sort(tokens, std::greater{}, &Token::gain);
   const auto most = static_cast<std::size_t>(std::max(max_rows_ - decodes, 0) / 2);
   tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(std::min(most, tokens.size())), tokens.end());
-  Choice out;
   double expected = decodes, draft_s = 0;
   std::vector<int> draft_rows;  // of each step of the draft model
-  if (const double alone = times_.at(decodes); alone > 0) out.rate = kMinGain * decodes / alone;
   for (const auto& token : tokens) {
     out.tokens.push_back(token.of);
     expected += token.gain;
@@ -136,7 +140,8 @@ void SpeculationPolicy::choose(int decodes, std::span<Candidate> candidates) { c
 
 bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts) {
   auto of_known = best_of(decodes, known), of_drafts = best_of(decodes, with_drafts);
-  if (of_known.tokens.empty() && of_drafts.tokens.empty()) return false;
+  const auto is_empty = [](const Candidate& one) { return one.size == 0; };
+  if (std::ranges::all_of(known, is_empty) && std::ranges::all_of(with_drafts, is_empty)) return false;
   bool drafts = of_drafts.best > 0 && of_drafts.rate > kDraftGain * of_known.rate;
   const auto take = [](const Choice& choice) {
     for (auto* const candidate : std::span(choice.tokens).first(choice.best)) ++candidate->chosen;

@@ -42,37 +42,37 @@ std::vector<TokenId> Thinking::beginnings(const text::TokenTable& table, std::st
   return out;
 }
 
-std::shared_ptr<const Thinking::Rules> Thinking::rules_of(const SamplingParams& sampling,
-                                                          const text::TokenTable& table) {
-  const std::span<const TokenId> begin_ids = sampling.thinking_begin_ids, end_ids = sampling.thinking_end_ids;
-  auto begin = units_of(table, begin_ids), end = units_of(table, end_ids);
+Thinking::Rules::Rules(const SamplingParams& sampling, const text::TokenTable& vocabulary)
+    : table(vocabulary), begin_ids(sampling.thinking_begin_ids), end_ids(sampling.thinking_end_ids),
+      begin(units_of(table, begin_ids)), end(units_of(table, end_ids)) {
   const auto is_word = [](Unit unit) { return unit < kSpecial && !is_space(unit); };
-  const bool is_header = begin.size() > 2 && begin.front() >= kSpecial && begin.back() >= kSpecial &&
+  is_header = begin.size() > 2 && begin.front() >= kSpecial && begin.back() >= kSpecial &&
                          std::all_of(begin.begin() + 1, begin.end() - 1, is_word) && table.is_special(end_ids.front());
-  for (const auto& [name, ids, units] : {std::tuple{"thinking_begin_ids", begin_ids, &begin},
-                                         std::tuple{"thinking_end_ids", end_ids, &end}}) {
-    if (ids.empty() || !units->empty()) continue;
+  for (const auto& [name, ids, units] : {std::tuple{"thinking_begin_ids", &begin_ids, &begin},
+                                         std::tuple{"thinking_end_ids", &end_ids, &end}}) {
+    if (ids->empty() || !units->empty()) continue;
     throw Error(ErrorCode::invalid_argument, cat(name, " has only tokens of white space or without text, such as ",
-                                                 ids.front(), ". Send the tokens of a mark"));
+                                                 ids->front(), ". Send the tokens of a mark"));
   }
-  std::vector<TokenId> banned;
   if (is_header) {
     banned = beginnings(table, std::string(begin.begin() + 1, begin.end() - 1));
     end.resize(1);
   } else if (begin_ids.size() == 1 || (!begin_ids.empty() && table.is_special(begin_ids.front()))) {
     banned = {begin_ids.front()};
   }
-  return std::make_shared<Rules>(Rules{.table = &table,
-                                       .budget = *sampling.thinking_budget,
-                                       .end_ids = sampling.thinking_end_ids,
-                                       .begin = std::move(begin),
-                                       .end = std::move(end),
-                                       .is_header = is_header,
-                                       .banned = std::move(banned)});
 }
 
-Thinking::Thinking(const SamplingParams& sampling, const text::TokenTable& table)
-    : rules_(rules_of(sampling, table)),
+std::shared_ptr<const Thinking::Rules> ThinkingRules::of(const SamplingParams& sampling) {
+  const std::lock_guard lock(mutex_);
+  if (!last_ || last_->begin_ids != sampling.thinking_begin_ids || last_->end_ids != sampling.thinking_end_ids) {
+    last_ = std::make_shared<Thinking::Rules>(sampling, table_);
+  }
+  return last_;
+}
+
+Thinking::Thinking(const SamplingParams& sampling, std::shared_ptr<const Rules> rules)
+    : rules_(std::move(rules)),
+      budget_(*sampling.thinking_budget),
       phase_(sampling.thinking_begun || rules_->begin.empty() ? Phase::inside : Phase::before) {}
 
 void Thinking::push(TokenId token) {
@@ -85,7 +85,7 @@ void Thinking::push(TokenId token) {
   }
   bool counts = phase_ == Phase::inside;
   std::vector<Unit> units;
-  append_units(*rules_->table, token, units);
+  append_units(rules_->table, token, units);
   for (std::size_t i = 0; i < units.size() && phase_ != Phase::over; ++i) {
     // The header of another message ends a block too, if the model leaves out the end mark.
     if (rules_->is_header && phase_ == Phase::inside && units[i] == rules_->begin.front()) end_block();
@@ -118,7 +118,7 @@ void Thinking::push_header(Unit unit) {
   const std::size_t word_end = begin.size() - 1, after_word = begin.size();
   const bool in_word = matched_ > 0 && matched_ < after_word;
   if (unit == begin.back()) {  // a text begins
-    const bool begins = matched_ >= word_end && recipient_ < kRecipient.size();
+    const bool begins = !is_other_ && matched_ >= word_end && recipient_ < kRecipient.size();
     phase_ = begins ? Phase::inside : Phase::before;
     is_other_ = !begins;
     after_block_ = after_block_ && begins;
@@ -134,10 +134,9 @@ void Thinking::push_header(Unit unit) {
     matched_ = after_word;
   } else if (in_word && matched_ < word_end && unit == begin[matched_]) {
     ++matched_;
-  } else if (in_word) {  // another channel
+  } else if (in_word) {  // another channel; a second one in the header does not count
     is_other_ = true;
     after_block_ = false;
-    matched_ = 0;
   } else if (recipient_ < kRecipient.size()) {
     recipient_ = unit == kRecipient[recipient_] ? recipient_ + 1 : unit == kRecipient[0] ? 1 : 0;
   }
@@ -182,7 +181,7 @@ void Thinking::find_begun() {
   num_marked_ = 0;
   const auto& ids = rules_->end_ids;
   for (std::size_t count = ids.size() - 1; count > 0; --count) {
-    const auto begun = units_of(*rules_->table, std::span(ids).first(count));
+    const auto begun = units_of(rules_->table, std::span(ids).first(count));
     if (begun.empty() || begun.size() > recent_.size()) continue;
     const auto last = std::span(recent_).last(begun.size());
     if (!std::ranges::equal(begun, last, {}, {}, &Recent::unit)) continue;
@@ -205,7 +204,7 @@ std::span<const TokenId> Thinking::banned() const {
 }
 
 bool Thinking::may_decide_next() const {
-  if (phase_ != Phase::before) return phase_ == Phase::inside && count_ + 1 >= rules_->budget;
+  if (phase_ != Phase::before) return phase_ == Phase::inside && count_ + 1 >= budget_;
   if (rules_->is_header) return is_spent() && (after_block_ || matched_ + 1 >= rules_->begin.size());
   // One token has one special unit, or only other units.
   const auto rest = std::span(rules_->begin).subspan(matched_);

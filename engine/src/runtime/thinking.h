@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -26,9 +27,10 @@ namespace charonia::runtime {
 // The thinking of one response. It is a function of the tokens, so a copy can follow tokens that are only proposed.
 class Thinking {
  public:
-  // sampling: with a thinking_budget. `table` must outlive this object and its copies. Throws Error(invalid_argument)
-  // if a mark has no text.
-  Thinking(const SamplingParams& sampling, const text::TokenTable& table);
+  struct Rules;
+
+  // sampling: with a thinking_budget. rules: of its marks.
+  Thinking(const SamplingParams& sampling, std::shared_ptr<const Rules> rules);
 
   // Adds the next token of the response.
   void push(TokenId token);
@@ -47,14 +49,6 @@ class Thinking {
   // A byte of the text, or kSpecial + the id of a special token.
   using Unit = std::int32_t;
   static constexpr Unit kSpecial = 256;
-  struct Rules {
-    const text::TokenTable* table;
-    int budget;
-    std::vector<TokenId> end_ids;
-    std::vector<Unit> begin, end;  // the marks, without white space before them; `end` ends a block
-    bool is_header;
-    std::vector<TokenId> banned;  // immediately after a block; of a header, after its first token
-  };
   struct Recent {
     Unit unit;
     bool begins_token;
@@ -62,9 +56,8 @@ class Thinking {
   static void append_units(const text::TokenTable& table, TokenId token, std::vector<Unit>& to);
   static std::vector<Unit> units_of(const text::TokenTable& table, std::span<const TokenId> ids);
   static std::vector<TokenId> beginnings(const text::TokenTable& table, std::string_view word);
-  static std::shared_ptr<const Rules> rules_of(const SamplingParams& sampling, const text::TokenTable& table);
 
-  bool is_spent() const { return count_ >= rules_->budget; }
+  bool is_spent() const { return count_ >= budget_; }
   void push_before(Unit unit);
   void push_header(Unit unit);
   void begin_header();
@@ -73,6 +66,7 @@ class Thinking {
   void find_begun();
 
   std::shared_ptr<const Rules> rules_;
+  int budget_;
   Phase phase_;
   int count_ = 0;              // tokens inside
   std::size_t matched_ = 0;    // units of the begin mark; of a header, all of them if other text follows the word
@@ -83,6 +77,32 @@ class Thinking {
   int num_marked_ = 0;           // tokens of `count_` that belong to the end mark
   std::vector<Recent> recent_;   // the last units inside, at most the length of the end mark
   text::Utf8State characters_;
+};
+
+// The rules that follow from the marks of a request.
+struct Thinking::Rules {
+  // `table` must outlive the rules. Throws Error(invalid_argument) if a mark has no text.
+  Rules(const SamplingParams& sampling, const text::TokenTable& table);
+
+  const text::TokenTable& table;
+  std::vector<TokenId> begin_ids, end_ids;
+  std::vector<Unit> begin, end;  // the marks, without white space before them; `end` ends a block
+  bool is_header;
+  std::vector<TokenId> banned;  // immediately after a block; of a header, after its first token
+};
+
+// Keeps the last rules, because all requests to a model have the same marks, and the rules of a header depend on the
+// whole vocabulary. Any thread may call.
+class ThinkingRules {
+ public:
+  explicit ThinkingRules(const text::TokenTable& table) : table_(table) {}
+  // Throws the errors of Rules.
+  std::shared_ptr<const Thinking::Rules> of(const SamplingParams& sampling);
+
+ private:
+  const text::TokenTable& table_;
+  std::mutex mutex_;
+  std::shared_ptr<const Thinking::Rules> last_;
 };
 
 }  // namespace charonia::runtime

@@ -39,8 +39,11 @@ Result = TypeVar("Result")
 
 _MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
 _DESCRIPTION_AGE_S = 10.0
-_DESCRIPTION_TIMEOUT_S = 1.0
-_FIRST_CHECK_S = 1.0
+_UNKNOWN_AGE_S = 1.0  # before a description that no server gave is requested again
+# A response without the description would be incomplete, and preprocessing may be busy.
+_DESCRIPTION_TIMEOUT_S = 10.0
+_ADAPTERS_TIMEOUT_S = 1.0  # The engine responds without preprocessing, and else the last known adapters are used.
+_FIRST_CHECK_S = 10.0
 _NOBODY = ""  # as the owner of a session: its history is lost or has ended
 
 
@@ -90,8 +93,9 @@ class Pool:
         self._metadata = metadata
         self._state = state or MemoryState()
         self._turn = 0
-        self._watches: set[asyncio.Task[None]] = set()
-        self._descriptions: dict[str, tuple[float, Any]] = {}  # time of the last request for each, and its result
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # For each the time of the last request and the last result: None if no server gave one.
+        self._descriptions: dict[str, tuple[float, Any]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self.endpoints: list[Endpoint] = []
         self.answers: set[Answer] = set()
@@ -101,11 +105,12 @@ class Pool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await end([*self._watches, *self._asking.values()])
+        await end([*self._tasks, *self._asking.values()])
         await asyncio.gather(*(endpoint.client.close() for endpoint in self.endpoints))
 
     async def first_checks(self) -> None:
-        """Wait until each server has been checked once, at most one second."""
+        """Wait until each server has been checked once, at most _FIRST_CHECK_S: a server that does not respond ends its
+        check earlier."""
         if checks := [asyncio.create_task(endpoint.checked.wait()) for endpoint in self.endpoints]:
             _, waiting = await asyncio.wait(checks, timeout=_FIRST_CHECK_S)
             await end(waiting)
@@ -167,9 +172,9 @@ class Pool:
         if any(one.draining and one.requests for one in self.endpoints):
             self._keep(asyncio.create_task(self._leave_draining_servers()))
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _compare(self) -> None:
         """Warns if servers cannot continue each other's responses."""
@@ -302,7 +307,7 @@ class Pool:
         """The LoRA adapters of all servers, by name, and whether these are all: False if a server does not respond.
         Then its last known adapters are among them. Not cached, because they change at any time."""
         usable = [one for one in self.endpoints if one.usable]
-        asked = (one.client.adapters(_DESCRIPTION_TIMEOUT_S) for one in usable)
+        asked = (one.client.adapters(_ADAPTERS_TIMEOUT_S) for one in usable)
         # A server that is only reachable has not loaded the model.
         known = bool(usable) or all(one.reachable for one in self.endpoints)
         for endpoint, found in zip(usable, await asyncio.gather(*asked, return_exceptions=True), strict=True):
@@ -367,22 +372,35 @@ class Pool:
     async def _described(self, what: str, question: Callable[[Server], Awaitable[Result]], unknown: Result) -> Result:
         """The last known result of a request about the model. An old result is requested again in the background.
         Callers wait only while the result is unknown, all for the same request."""
-        requested_at, answer = self._descriptions.get(what, (None, unknown))
-        age = _DESCRIPTION_TIMEOUT_S if answer == unknown else _DESCRIPTION_AGE_S
+        requested_at, answer = self._descriptions.get(what, (None, None))
+        age = _UNKNOWN_AGE_S if answer is None else _DESCRIPTION_AGE_S
         old = requested_at is None or time.monotonic() - requested_at > age
         if old and what not in self._asking and self.usable:
             task = self._asking[what] = asyncio.create_task(self._describe(what, question, answer))
             task.add_done_callback(lambda _: self._asking.pop(what))
-        if answer == unknown and what in self._asking:
+        if answer is None and what in self._asking:
             await asyncio.wait((self._asking[what],))
-            answer = self._descriptions.get(what, (requested_at, unknown))[1]
-        found: Result = answer
+            _, answer = self._descriptions.get(what, (None, None))
+        found: Result = unknown if answer is None else answer
         return found
 
-    async def _describe(self, what: str, question: Callable[[Server], Awaitable[Result]], answer: Result) -> None:
-        for endpoint in [one for one in self.endpoints if one.usable]:
+    async def _describe(
+        self, what: str, question: Callable[[Server], Awaitable[Result]], answer: Result | None
+    ) -> None:
+        """Asks all servers at the same time, because one may hang, and takes the first result. The other requests end
+        by themselves: Triton may count a cancelled one as running for ever."""
+
+        async def ask(server: Server) -> Result | None:
             with contextlib.suppress(CharoniaError):
-                answer = await question(endpoint.client)
+                return await question(server)
+            return None
+
+        asked = [asyncio.create_task(ask(one.client)) for one in self.endpoints if one.usable]
+        for task in asked:
+            self._keep(task)
+        for first in asyncio.as_completed(asked):
+            if (found := await first) is not None:
+                answer = found
                 break
         self._descriptions[what] = (time.monotonic(), answer)
 

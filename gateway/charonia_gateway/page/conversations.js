@@ -20,6 +20,7 @@ let database;
 const below = new WeakMap(); // conversation to its messages by parent
 const channel = openChannel("charonia-conversations");
 const writers = openChannel("charonia-writers");
+let ownMessages = () => []; // the ids of the messages that this tab is writing
 
 /** Opens the database. onChange(id) is called when another tab has changed or deleted a conversation. */
 export async function open(onChange) {
@@ -57,13 +58,14 @@ export async function save(conversation, undo = false) {
     for (const name of [changed, ...names]) conversation[name] = kept[name]; // another tab changed it, while this one wrote
   }
   const stored = kept?.messages ?? {};
+  const own = new Set(ownMessages()); // a tab that takes this one for closed breaks them off
   let grown = false;
   for (const [id, message] of Object.entries(stored)) {
     const mine = conversation.messages[id];
     if (!mine) {
       conversation.messages[id] = message;
       grown = true;
-    } else if (later(mine, message) === message) {
+    } else if (!(own.has(id) && message.finish === "broken") && later(mine, message) === message) {
       delete mine.state;
       Object.assign(mine, message);
     }
@@ -86,6 +88,7 @@ export async function remove(id) {
 /** Answers other tabs' requests: for the ids of the messages that this tab is writing, and to stop the response in a
  * conversation. */
 export function answerTabs({ written, stop }) {
+  ownMessages = written;
   writers.onmessage = ({ data }) => {
     const mine = written();
     if (data.ask && mine.length) writers.postMessage({ writes: mine });

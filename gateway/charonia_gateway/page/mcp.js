@@ -3,7 +3,8 @@
 import { preferences } from "./preferences.js";
 import { startWorker } from "./workers.js";
 
-const CONNECT_MS = 10_000;
+const CONNECT_MS = 120_000;
+const SETTLE_MS = 10_000; // after that, messages do not wait for a server
 const MAX_PAGES = 50;
 const MAX_TOOLS = 500; // of a server
 const MAX_RESULT = 1_000_000; // characters
@@ -11,7 +12,7 @@ const MAX_RESULT = 1_000_000; // characters
 let worker;
 let requests = 0;
 const waiting = new Map(); // callbacks by request
-const connected = new Map(); // by server of the preferences: {tools, error, done}
+const connected = new Map(); // by server of the preferences: {tools, error, ready, settled}
 
 function call(server, method, params, signal) {
   if (!worker) {
@@ -55,12 +56,13 @@ export function connectAll(changed) {
     const state = { tools: [] };
     connected.set(server, state);
     const done = connect(server).then((tools) => (state.tools = tools), (error) => (state.error = error.message));
-    state.done = done.then(() => ((state.ready = true), changed()));
+    const ready = done.then(() => ((state.ready = true), changed()));
+    state.settled = Promise.race([ready, new Promise((resolve) => setTimeout(resolve, SETTLE_MS))]);
   }
 }
 
-/** Resolves when all servers have responded, or failed. */
-export const settled = () => Promise.all([...connected.values()].map(({ done }) => done));
+/** Resolves when each server has responded, has failed, or has had SETTLE_MS. */
+export const settled = () => Promise.all([...connected.values()].map(({ settled }) => settled));
 
 /** {tools, error, ready} of a server. */
 export const status = (server) => connected.get(server) ?? { tools: [] };

@@ -97,7 +97,13 @@ async function changedElsewhere(id) {
     if (known) forget(known);
     return;
   }
-  if (state.running.has(id)) return;
+  if (state.running.has(id)) {
+    // A tab that does not answer in time is taken for closed. If that was this tab, it continues to write.
+    const isBroken = ([{ id: message }, { id: written }]) => written === id && loaded.messages[message]?.finish === "broken";
+    const [, conversation] = [...writing].find(isBroken) ?? [];
+    if (conversation) saveNow(conversation);
+    return;
+  }
   keep(loaded);
   if (state.current.id === id) {
     const leaf = state.editing !== null && loaded.messages[state.current.leaf];
@@ -153,7 +159,7 @@ function serverChanged(problem) {
   if (isBack) {
     outdated = true;
     finish();
-    notify(text("serverBack"));
+    if (!state.notice?.action) notify(text("serverBack"));
     if (!document.hidden) loadModels();
   }
   update();

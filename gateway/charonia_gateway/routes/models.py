@@ -24,6 +24,7 @@ router = APIRouter(tags=["OpenAI"])
 async def _model(gateway: Gateway, name: str) -> dict[str, Any]:
     pool = gateway.engines[gateway.names[name]].pool
     records, info, formats = await asyncio.gather(pool.quality(), pool.model_info(), pool.answer_formats())
+    generates = info.get("task") in (None, "generate")
     return {
         "id": name,
         "object": "model",
@@ -36,7 +37,7 @@ async def _model(gateway: Gateway, name: str) -> dict[str, Any]:
         "data_type": info.get("data_type"),
         "group_size": info.get("group_size"),
         "default_sampling_parameters": info.get("default_sampling_parameters"),
-        "accepts_tools": bool(formats["tool_calls"]) if "tool_calls" in formats else None,
+        "accepts_tools": generates and bool(formats["tool_calls"]) if "tool_calls" in formats else None,
         # Without the command: it contains file names of the machine that ran the evaluation.
         "quality": [
             {key: value for key, value in record.items() if key != "command"}

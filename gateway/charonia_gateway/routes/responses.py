@@ -101,7 +101,6 @@ def _in_background(
 )
 async def get_response(
     id: str,
-    request: Request,
     gateway: GatewayState,
     stream: Annotated[
         bool, Query(description="with a response that background and stream = true began: events")

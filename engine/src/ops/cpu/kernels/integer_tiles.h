@@ -15,8 +15,6 @@ inline constexpr int kIntegerTileK = 64;  // k of a step
 // Steps of a chunk of a panel. All row tiles process a chunk before the next chunk.
 inline constexpr std::int64_t kIntegerChunkSteps = 32;
 
-using IntegerTileSums = std::int32_t[kTileRows][kPanel];
-
 // For shapes that satisfy integer_tiles_take().
 template <class Tiles>
 void linear_integer_tiles(const IntegerLinearArgs& args) {

@@ -37,9 +37,6 @@ inline constexpr int kTilePrefetch_bytes = 2 * kTileStepBytes;
 inline constexpr int kFirst = 4, kSecond = 5;  // activations
 inline constexpr int kWeights = 6, kMoreWeights = 7;
 
-// Sums of one row tile: [16][64].
-using TileSums = float[kTileRows][kPanel];
-
 inline void prefetch_step(const char* ahead) {
 #pragma GCC unroll 8
   for (int line = 0; line < kTileStepBytes; line += 64) __builtin_prefetch(ahead + line);
@@ -61,7 +58,7 @@ inline __attribute__((always_inline)) void tile_step(const char* a, std::int64_t
 }
 
 // One row tile times all 64 features. a: `steps` times 64 bytes, rows a_stride bytes apart. ReadAhead: prefetches
-// weights. Sums: TileSums, or sums of integers.
+// weights. Sums: [16][64], floats or integers.
 template <class Tiles, bool ReadAhead = true, class Sums>
 void row_tile(const char* a, std::int64_t a_stride, std::int64_t steps, const char* weights, Sums& sums, bool fresh) {
   constexpr std::int64_t kSumsStride = kPanel * sizeof(float);
