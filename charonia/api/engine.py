@@ -31,6 +31,7 @@ from charonia.weights import workspace
 from charonia.weights.adapters import locate_adapter
 from charonia.weights.convert import Source, read_source, write_weights
 from charonia.weights.draft_model import draft_of, draft_settings, named_as_given
+from charonia.weights.mtp import mtp_of
 from charonia.weights.task import setting_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Engine:
                         f"dtype {dtype!r}: a workspace has its own weight type; convert the model with --dtype {dtype}"
                     )
                 return cls(location.weights, location.tokenizer, config)
-            source = read_source(location.path, dtype, setting_of(given))
+            source = read_source(location.path, dtype, setting_of(given), mtp=mtp_of(given))
             # write_weights needs only the number of ranks; the engine reads all other settings.
             ranks = {key: value for key, value in given.items() if key == "tensor_para_size"}
             weights = _write_temporary(source, ranks, progress, loaded)

@@ -30,6 +30,7 @@ from charonia.families import (
 )
 from charonia.families.composite import COMPOSITES, outer_keys, text_config, text_part
 from charonia.families.config_keys import READ_BY_ALL, check_keys
+from charonia.families.names import MTP
 from charonia.families.spec import (
     Family,
     HfConfig,
@@ -47,6 +48,7 @@ from charonia.families.spec import (
 __all__ = [
     "COMPOSITES",
     "FAMILIES",
+    "MTP",
     "Family",
     "HfConfig",
     "ModelConfig",

@@ -51,7 +51,7 @@ def _deepseek_v3(config: HfConfig) -> ModelSpec:
         **{"moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
         **_SIZES,
     }
-    return _latent_spec({**defaults, **config}, **SIGMOID_ROUTER)
+    return _latent_spec({**defaults, **config}, mtp=True, **SIGMOID_ROUTER)
 
 
 def _glm4_moe_lite(config: HfConfig) -> ModelSpec:
@@ -62,7 +62,7 @@ def _glm4_moe_lite(config: HfConfig) -> ModelSpec:
     }
     types, layers = config.get("mlp_layer_types"), required(config, "num_hidden_layers")
     own: dict[str, Any] = {} if types is None else {"with_experts": layers_with_experts(types, layers)}
-    return _latent_spec({**defaults, **config}, norm_eps=1e-5, **own, **SIGMOID_ROUTER)
+    return _latent_spec({**defaults, **config}, norm_eps=1e-5, mtp=True, **own, **SIGMOID_ROUTER)
 
 
 # Default of rope_parameters for Mistral 4 in transformers.
@@ -172,6 +172,7 @@ DEEPSEEK_V3 = family(
     f"{_GROUPED_KEYS} first_k_dense_replace",
     harmless=_HARMLESS,
     only={**_ONLY, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+    mtp=True,
 )
 GLM4_MOE_LITE = family(
     "glm4_moe_lite",
@@ -181,6 +182,7 @@ GLM4_MOE_LITE = family(
     harmless=_HARMLESS,
     # transformers does not read the first key; the first layer is dense without mlp_layer_types.
     only={**_ONLY, "first_k_dense_replace": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+    mtp=True,
 )
 MISTRAL4 = family(
     "mistral4",

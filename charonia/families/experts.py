@@ -104,12 +104,12 @@ def _qwen2_moe(config: HfConfig) -> ModelSpec:
 
 
 def _glm4_moe(config: HfConfig) -> ModelSpec:
-    return _glm_like(config, norm_eps=1e-5, partial_rotary=0.5)
+    return _glm_like(config, norm_eps=1e-5, partial_rotary=0.5, mtp=True)
 
 
 def _glm4v_moe(config: HfConfig) -> ModelSpec:
     """The text part of GLM-4.5V and GLM-4.6V."""
-    return _glm_like({"attention_bias": True, **config}, norm_eps=1e-5, partial_rotary=0.5)
+    return _glm_like({"attention_bias": True, **config}, norm_eps=1e-5, partial_rotary=0.5, mtp=True)
 
 
 def _solar_open(config: HfConfig) -> ModelSpec:
@@ -154,7 +154,7 @@ def _glm_like(config: HfConfig, **own: Any) -> ModelSpec:
 
 
 def predicting_layers(config: HfConfig) -> tuple[str, ...]:
-    """Return the name prefixes of the layers for multi-token prediction, which are not used."""
+    """Return the name prefixes of the layers for multi-token prediction. At most the first one is used."""
     layers = required(config, "num_hidden_layers")
     count = optional(config, "num_nextn_predict_layers", optional(config, "num_mtp_layers", 1))
     more = range(layers, layers + min(max(1, count), MOST_PREDICTING))  # no model has more than a few
@@ -272,6 +272,7 @@ GLM4V_MOE_TEXT = family(
     _glm4v_moe,
     _GLM4_MOE_KEYS,
     harmless="image_token_id video_token_id",
+    mtp=True,
 )
 SOLAR_OPEN = family("solar_open", "Solar Open", _solar_open, _GLM_KEYS, only={"first_k_dense_replace": (0,)})
 DOTS1 = family(
@@ -292,7 +293,7 @@ MELLUM = family(
     _MELLUM_KEYS,
     harmless="mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers",
 )
-GLM4_MOE = family("glm4_moe", "GLM-4.5, 4.6 and 4.7", _glm4_moe, _GLM4_MOE_KEYS)
+GLM4_MOE = family("glm4_moe", "GLM-4.5, 4.6 and 4.7", _glm4_moe, _GLM4_MOE_KEYS, mtp=True)
 ERNIE4_5_MOE = family(
     "ernie4_5_moe",
     "ERNIE 4.5 with experts",

@@ -16,7 +16,7 @@ from charonia.families.hf_config import (
     token_ids,
 )
 from charonia.families.layer_attributes import LayerAttributes
-from charonia.families.names import LLAMA_NAMES, Names, family_tensors
+from charonia.families.names import LLAMA_NAMES, Names, family_tensors, mtp_tensors
 from charonia.families.rope import rope_settings
 from charonia.families.spec import HfConfig, ModelConfig, ModelSpec, family
 from charonia.families.windows import window_settings
@@ -74,6 +74,7 @@ def llama_spec(
     with_experts: Sequence[bool] = (),
     mixers: Sequence[str] = (),
     layer_attributes: Sequence[Mapping[str, Any]] = (),
+    mtp: bool = False,
     **own: Any,
 ) -> ModelSpec:
     """Return the description of a Llama-shaped model, without its name and family.
@@ -134,7 +135,14 @@ def llama_spec(
     described = [replace(layer, **other) for layer, other in zip(described, others, strict=True)]
     model = replace(model, layers=tuple(described))
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
-    return ModelSpec(model, family_tensors(model, names), ignored=ignored, notes=notes, tied_output=tied)
+    return ModelSpec(
+        model,
+        family_tensors(model, names),
+        mtp=mtp_tensors(model, names) if mtp else {},
+        ignored=ignored,
+        notes=notes,
+        tied_output=tied,
+    )
 
 
 def _describe(config: HfConfig) -> ModelSpec:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from charonia.families.layer_attributes import LayerAttributes
 from charonia.families.spec import ModelConfig, TensorMap, TensorPart
 
 _Range = tuple[int, int]
+MTP = "mtp."  # before the canonical names of an MTP layer's tensors
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,21 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
             inter = attributes.inter_size or config.inter_size
             _feed_forward(made, config, inter, names, f"{ours}.feed_forward", theirs)
     return made.tensors
+
+
+def mtp_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap:
+    """Return every canonical tensor of the layer for multi-token prediction, which follows the last layer in the files
+    and has its attributes."""
+    hidden, theirs = config.hidden_units, names.layer.format(config.num_layer)
+    one = replace(config, num_layer=1, layers=config.layers[-1:])
+    layer = family_tensors(one, replace(names, layer=theirs))
+    made = _Map()
+    made.tensors = {name: parts for name, parts in layer.items() if name.startswith("layers.")}
+    made.vector("norm", f"{theirs}shared_head.norm", hidden)
+    made.vector("enorm", f"{theirs}enorm", hidden)
+    made.vector("hnorm", f"{theirs}hnorm", hidden)
+    made.linear("eh_proj", False, (f"{theirs}eh_proj", hidden, 2 * hidden))
+    return {f"{MTP}{name}": parts for name, parts in made.tensors.items()}
 
 
 def _latent_attention(made: _Map, config: ModelConfig, ours: str, theirs: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -168,6 +168,7 @@ class ModelSpec:
     tensors: TensorMap
     # Alternative name prefixes in the files: (prefix in the file, prefix in `tensors`).
     prefixes: tuple[tuple[str, str], ...] = ()
+    mtp: TensorMap = field(default_factory=dict)  # of the layer for multi-token prediction, if it is supported
     ignored: tuple[str, ...] = ()  # name prefixes of tensors that the language model does not need
     quantization: QuantizationConfig | None = None  # from config.json; None: weights are not quantised
     interleaved_experts: bool = False  # in tensors with all experts of a layer, rows of gate and up alternate
@@ -190,6 +191,7 @@ class Family:
     keys: frozenset[str]  # keys of config.json that it reads, in addition to config_keys.READ_BY_ALL
     harmless: frozenset[str]  # keys that do not change its results, in addition to HARMLESS
     only: Mapping[str, Any]  # values of keys that change nothing; they override config_keys.ONLY
+    mtp: bool = False  # describe() gives the layer for multi-token prediction
 
 
 def family(
@@ -200,8 +202,9 @@ def family(
     *,
     harmless: str = "",
     only: Mapping[str, Any] = MappingProxyType({}),
+    mtp: bool = False,
 ) -> Family:
     """Return a family. names: its name, then its model_types in config.json if they differ. keys, harmless: as text."""
     name, *types = names.split()
     keys_read, keys_harmless = frozenset(keys.split()), frozenset(harmless.split())
-    return Family(name, tuple(types or [name]), title, describe, keys_read, keys_harmless, only)
+    return Family(name, tuple(types or [name]), title, describe, keys_read, keys_harmless, only, mtp)

@@ -22,7 +22,8 @@ from charonia.settings import ServeSettings, env_name
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.built_in import DEMO, SMOLLM2, built_in
-from charonia.weights.draft_model import draft_of, draft_settings
+from charonia.weights.draft_model import METHOD, draft_of, draft_settings
+from charonia.weights.mtp import mtp_of
 from charonia.weights.tensor_parallel import ranks_of
 
 _LOCK_S = 600.0  # making a workspace takes less than a second, except if weights in .bin files are converted
@@ -95,7 +96,7 @@ def prepare_all(
     given = shares.parse_shares(settings.model_shares, len(found))
     served = with_labels(found)
     if len(served) == 1:
-        if inference.get("lora_adapters"):  # Triton would find an adapter that does not fit only after the weights
+        if inference.get("lora_adapters") or mtp_of(inference):  # Triton would find that one does not fit too late
             made = _engine.plan_memory(served[0].workspace / workspace.WEIGHTS, dict(inference))
             if made["num_blocks"] == 0:
                 raise ServeError(f"{served[0].name} does not fit: {made['warnings'][-1]}")
@@ -160,6 +161,8 @@ def prepare(
         return location.path
     made_for = {key: inference[key] for key in ("task",) if key in inference}
     made_for["tensor_para_size"] = str(ranks_of(inference))
+    if mtp_of(inference):
+        made_for[METHOD] = inference[METHOD]
     return _linked(location.path, run_dir / "workspaces", made_for, say, held)
 
 
@@ -171,13 +174,14 @@ def _say_notes(root: Path, say: Callable[[str], None]) -> None:
 def _linked(
     model: Path, folder: Path, settings: Mapping[str, str], say: Callable[[str], None], held: ExitStack
 ) -> Path:
-    """A linked workspace. settings: tensor_para_size and task.
+    """A linked workspace. settings: tensor_para_size, task, and speculative_method = mtp.
 
     It is made again when the model or this package has changed. The old workspace stays while a server uses it, because
     that server reads it again when its Triton is restarted."""
     name = model.parent.name if model.name == "model" else model.name
     ranks, task = ranks_of(settings), settings.get("task", "auto")
     tp = (f"-tp{ranks}" if ranks > 1 else "") + (f"-{task}" if task != "auto" else "")
+    tp += "-mtp" if METHOD in settings else ""
     # Folders with the same name elsewhere have other workspaces, which may be in use. A changed GGUF file has another
     # folder, and the same place.
     source = (model_file(model) or model).resolve()

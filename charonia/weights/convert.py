@@ -17,6 +17,7 @@ import numpy as np
 from charonia import _engine, disk
 from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
 from charonia.families import (
+    MTP,
     ModelConfig,
     ModelSpec,
     Quantization,
@@ -53,6 +54,7 @@ from charonia.weights.checkpoint import (
 )
 from charonia.weights.fingerprint import fingerprint
 from charonia.weights.gguf_checkpoint import GgufCheckpoint, as_stored
+from charonia.weights.mtp import check_mtp, mtp_of, with_mtp
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
 from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
@@ -95,14 +97,15 @@ class Source:
         return not isinstance(self.checkpoint, GgufCheckpoint)
 
 
-def read_source(folder: Path, dtype: str = "auto", task: str = "auto") -> Source:
+def read_source(folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: bool = False) -> Source:
     """Read config.json and the headers of the weights. dtype: auto | bf16 | fp16 | fp32; auto is the model's own type.
-    With quantised weights it is the type of activations and of weights that are not quantised. task: the setting.
+    With quantised weights it is the type of activations and of weights that are not quantised. task: the setting. mtp:
+    include the MTP layer.
 
     Raises UnsupportedError if the engine does not support the model, and ModelError if tensors are missing or have
     other shapes than config.json says.
     """
-    spec = read_config(folder, dtype, task)
+    spec = read_config(folder, dtype, task, mtp=mtp)
     checkpoint = open_checkpoint(folder)
     if spec.quantization is not None and not checkpoint.linkable:
         raise UnsupportedError(BIN_REFUSAL.format(model=folder, method=spec.quantization.method))
@@ -112,8 +115,9 @@ def read_source(folder: Path, dtype: str = "auto", task: str = "auto") -> Source
     return Source(folder, replace(spec, notes=(*spec.notes, *checkpoint.notes)), checkpoint)
 
 
-def read_config(folder: Path, dtype: str = "auto", task: str = "auto") -> ModelSpec:
-    """Read config.json without checking it against the weight files. The types and names of tensors are provisional."""
+def read_config(folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: bool = False) -> ModelSpec:
+    """Read config.json without checking it against the weight files. The types and names of tensors are provisional.
+    mtp: include the MTP layer."""
     if dtype != "auto" and dtype not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {dtype!r} is not known; expected auto, {', '.join(WEIGHT_TYPES)}")
     config = read_json(folder / "config.json")
@@ -125,6 +129,8 @@ def read_config(folder: Path, dtype: str = "auto", task: str = "auto") -> ModelS
     if generated.get("chat_format") not in _UNSAID:
         config["chat_format"] = generated["chat_format"]
     spec = with_task(folder, describe(config, _model_name(folder)), config, task)
+    if mtp:
+        spec = with_mtp(folder, spec)
     try:
         _engine.check_settings(spec.config.settings())
     except InvalidRequestError as error:
@@ -187,6 +193,7 @@ def check_spec(
     """Return the spec with the names and types of the actual tensors. Raises the errors of read_source. read: reads the
     values of a tensor, if available."""
     spec = with_score_rows(_as_named(_untied(folder, spec, tensors, read), tensors))
+    check_mtp(folder, spec, tensors)
     found = find_quantised(folder, spec, tensors, read)
     spec = found.spec
     _check_tensors(folder, spec, tensors, found.known)
@@ -483,8 +490,8 @@ def write_weights(
     workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
     weights_id, quality = fingerprint(source.folder), _quality_of(source.folder, spec)
-    layers = [asdict(layer) for layer in config.layers]
-    manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, layers=layers, quality=quality)
+    manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, quality=quality)
+    _add_layers(manifest, spec)
     if source.adaptable:
         _add_modules(manifest, spec, tensors)
     for file in (table, token_split):
@@ -494,6 +501,12 @@ def write_weights(
     else:
         _copy_tensors(weights, source, tensors, manifest, progress)
     manifest.save(weights)
+
+
+def _add_layers(manifest: workspace.Manifest, spec: ModelSpec) -> None:
+    manifest.layers = [asdict(layer) for layer in spec.config.layers]
+    if any(name.startswith(MTP) for name in spec.tensors):
+        manifest.mtp_layers = manifest.layers[-1:]
 
 
 def _add_modules(manifest: workspace.Manifest, spec: ModelSpec, tensors: TensorMap) -> None:
@@ -565,9 +578,8 @@ def write_description(
     folder: the model's folder, if it is available here. adaptable: of its Source."""
     workspace.write_config_ini(weights / "config.ini", spec.config.settings())
     quality = [] if folder is None else _quality_of(folder, spec)
-    manifest = workspace.Manifest(
-        spec.config.model_name, ranks, layers=[asdict(layer) for layer in spec.config.layers], quality=quality
-    )
+    manifest = workspace.Manifest(spec.config.model_name, ranks, quality=quality)
+    _add_layers(manifest, spec)
     tensors = split(spec.tensors, spec.config, ranks)
     if adaptable:
         _add_modules(manifest, spec, tensors)
@@ -667,7 +679,7 @@ def _make(
         raise ModelError(
             f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
         )
-    source = read_source(location.path, dtype, setting_of(settings))
+    source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
     found = source.spec.quantization.method if source.spec.quantization else DENSE
     if model_format not in (AUTO_FORMAT, found):
         raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: omit this option")

@@ -31,6 +31,7 @@ from charonia.weights.convert import (
     write_description,
 )
 from charonia.weights.draft_model import draft_of, draft_settings, named_as_given
+from charonia.weights.mtp import mtp_of
 from charonia.weights.quality_record import parse_records, quality_table, records_of_weights
 from charonia.weights.task import setting_of
 from charonia.weights.tensor_parallel import ranks_of
@@ -67,7 +68,7 @@ class Plan:
     adapter_bytes: int = 0  # of the LoRA adapters in the settings
     host_bytes: int = 0  # of weights that GPUs read from host memory; not in weight_bytes
     quantization: str = "none"  # the setting: how weights are rounded while they are loaded
-    speculative_bytes: int = 0  # of the draft model: weights, steps and KV cache; 0: there is none
+    speculative_bytes: int = 0  # of the draft model or MTP layer: weights, steps and KV cache; 0: there is none
     offload_bytes: int = 0  # kv_offload_memory: KV that was evicted, in host memory
     warnings: list[str] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
@@ -211,10 +212,10 @@ def _weights(
                 raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
             yield location.weights
             return
-        source = read_source(location.path, dtype, setting_of(settings))
+        source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
         spec, here, adaptable = source.spec, location.path, source.adaptable
     else:
-        spec, here, adaptable = _spec_on_hub(str(model), dtype, setting_of(settings), notes), None, True
+        spec, here, adaptable = _spec_on_hub(str(model), dtype, settings, notes), None, True
     notes.extend(spec.notes)
     if note := cache_note(spec, settings):
         notes.append(note)
@@ -224,10 +225,11 @@ def _weights(
         yield weights
 
 
-def _spec_on_hub(model: str, dtype: str, task: str, notes: list[str]) -> ModelSpec:
+def _spec_on_hub(model: str, dtype: str, settings: Mapping[str, str], notes: list[str]) -> ModelSpec:
     """Describe a model on the hub from config.json and the headers of its weights, without downloading the weights."""
+    task = setting_of(settings)
     folder = hub.download_config(model, tokenizer=task == "score")  # which has the tokens no and yes
-    spec = read_config(folder, dtype, task)
+    spec = read_config(folder, dtype, task, mtp=mtp_of(settings))
     tensors = hub.read_headers(model, folder)
     if tensors is not None:
         return check_spec(folder, spec, tensors, dtype)
@@ -261,7 +263,7 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
         *([("weights in host memory", plan.host_bytes)] if plan.host_bytes else []),
         *([("LoRA adapters", plan.adapter_bytes)] if plan.adapter_bytes else []),
         ("activations and steps", plan.activation_bytes),
-        *([("draft model with its KV cache", plan.speculative_bytes)] if plan.speculative_bytes else []),
+        *([("draft model or MTP layer, with KV cache", plan.speculative_bytes)] if plan.speculative_bytes else []),
         *([("KV in host memory (kv_offload_memory)", plan.offload_bytes)] if plan.offload_bytes else []),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),

@@ -25,12 +25,14 @@ _LEAST_GROUP = 8  # minimum columns of a short last group: one step of the CPU k
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports with a column order
 _QUANTISABLE = re.compile(
-    r"output\.weight|per_layer_projection\.weight"
-    r"|layers\.\d+\.(?:per_layer\.(?:gate|projection)|attention\.(?:wq_a|wkv_a))\.weight"
-    r"|layers\.\d+\.(?:attention\.(?:w_qkv|w_gate|wq|w(?:k|v|kv)_b|wo)|conv\.w_(?:in|out)|delta\.w_(?:qkvz|ba|out)"
+    r"output\.weight|per_layer_projection\.weight|mtp\.eh_proj\.weight"
+    r"|(?:mtp\.)?layers\.\d+\.(?:per_layer\.(?:gate|projection)|attention\.(?:wq_a|wkv_a))\.weight"
+    r"|(?:mtp\.)?layers\.\d+\.(?:attention\.(?:w_qkv|w_gate|wq|w(?:k|v|kv)_b|wo)|conv\.w_(?:in|out)|delta\.w_(?:qkvz|ba|out)"
     r"|feed_forward\.(?:experts\.\d+\.|shared\.)?w[123])\.0\.weight"
 )
-_FEED_FORWARD = re.compile(r"(layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight")
+_FEED_FORWARD = re.compile(
+    r"((?:mtp\.)?layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight"
+)
 # Scales of keys and values. The engine ignores them, because it computes its own (quant_policy).
 _KV_SCALE = re.compile(r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_(?:scale|zero_point))$")
 

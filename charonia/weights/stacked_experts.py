@@ -11,10 +11,10 @@ from charonia.families import ModelSpec, QuantizationConfig, TensorMap, TensorPa
 
 CODES = "_blocks"  # name suffix of the codes: [experts, rows, groups, bytes of a group]
 _STACKED = re.compile(r"(?:.*\.)?experts\.(?:gate_up|down)_proj_(?:blocks|scales)")
-_EXPERT = re.compile(r"layers\.\d+\.feed_forward\.experts\.(\d+)\.(w[123])\.0\.weight")
+_EXPERT = re.compile(r"(?:mtp\.)?layers\.\d+\.feed_forward\.experts\.(\d+)\.(w[123])\.0\.weight")
 # By canonical weight: the stacked tensor, the first row within an expert's part, and the row step.
 _PLACES = {"w1": ("gate_up_proj", 0, 2), "w3": ("gate_up_proj", 1, 2), "w2": ("down_proj", 0, 1)}
-_BIAS = re.compile(r"layers\.\d+\.feed_forward\.experts\.(\d+)\.(w[123])\.0\.bias")
+_BIAS = re.compile(r"(?:mtp\.)?layers\.\d+\.feed_forward\.experts\.(\d+)\.(w[123])\.0\.bias")
 
 
 def stacked_experts(spec: ModelSpec, config: QuantizationConfig, tensors: Collection[str]) -> TensorMap:

@@ -49,6 +49,7 @@ class Manifest:
     quality: list[dict[str, Any]] = field(default_factory=list)  # see quality_record.py
     modules: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # see adapted_modules.py
     module_prefixes: list[list[str]] = field(default_factory=list)  # ModelSpec.prefixes
+    mtp_layers: list[dict[str, Any]] = field(default_factory=list)  # the MTP layer, if its tensors are there
 
     def add(
         self,
@@ -79,6 +80,7 @@ class Manifest:
             "weights": self.weights,
             "files": self.files,
             "layers": self.layers,
+            **({"mtp_layers": self.mtp_layers} if self.mtp_layers else {}),
             "tensors": self.tensors,
             **({"quality": self.quality} if self.quality else {}),
             **({"modules": self.modules, "module_prefixes": self.module_prefixes} if self.modules else {}),
@@ -325,6 +327,7 @@ def read_manifest(weights: Path) -> Manifest:
             content.get("quality", []),
             content.get("modules", {}),
             content.get("module_prefixes", []),
+            content.get("mtp_layers", []),
         )
     except KeyError as error:
         raise ModelError(f"{weights / 'manifest.json'} has no {error}: {fix}") from error
@@ -338,7 +341,8 @@ def total_bytes(manifest: Manifest) -> int:
 def check(weights: Path, progress: Callable[[int], None] = lambda _: None) -> Iterable[str]:
     """Compare every file with the manifest. Yields one line for each difference, with the command that fixes it."""
     manifest = read_manifest(weights)
-    fix = f"run: {convert_command(manifest.source, _workspace_of(weights), manifest.ranks)}"
+    mtp = bool(manifest.mtp_layers)
+    fix = f"run: {convert_command(manifest.source, _workspace_of(weights), manifest.ranks, mtp=mtp)}"
     for name, entry in manifest.files.items():
         file = weights / name
         if not file.is_file():
@@ -349,10 +353,11 @@ def check(weights: Path, progress: Callable[[int], None] = lambda _: None) -> It
             yield f"{file} has a different SHA-256 than when it was written: {fix}"
 
 
-def convert_command(source: str, destination: str | Path, ranks: int = 1) -> str:
+def convert_command(source: str, destination: str | Path, ranks: int = 1, *, mtp: bool = False) -> str:
     """Return the command that creates a workspace again."""
     tp = f" --tp {ranks}" if ranks > 1 else ""
-    return f"charonia convert {source} --dst-path {destination}{tp} --force"
+    method = " --speculative-method mtp" if mtp else ""
+    return f"charonia convert {source} --dst-path {destination}{tp}{method} --force"
 
 
 def _workspace_of(weights: Path) -> Path:

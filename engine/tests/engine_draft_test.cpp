@@ -286,7 +286,7 @@ TEST_F(DraftModelTest, ItsCacheLeavesRoomForTheModel) {
   EXPECT_LE(plan->config.cache_max_entry_count, 2) << "blocks";
   const auto refused = plan_memory(weights(), all, too_small).warnings;
   EXPECT_TRUE(std::ranges::any_of(refused, [](const auto& text) {
-    return text.find("for speculative_model") != std::string::npos;
+    return text.find("for speculative_method = draft_model") != std::string::npos;
   })) << ::testing::PrintToString(refused);
 }
 

@@ -52,7 +52,14 @@ class TinyWeights {
       once("per_layer_projection.weight", columns, model.hidden, 0, 0.5F);
       once("per_layer_projection_norm.weight", model.per_layer, 1, 1, 0.1F);
     }
-    for (int i = 0; i < model.layers; ++i) add_layer(i);
+    for (int i = 0; i < model.layers; ++i) add_layer(i, cat("layers.", i, "."));
+    if (!model.mtp) return;
+    add_layer(model.layers - 1, "mtp.layers.0.");
+    for (const auto* name : {"mtp.norm.weight", "mtp.enorm.weight", "mtp.hnorm.weight"}) {
+      once(name, model.hidden, 1, 1, 0.1F);
+    }
+    weight("mtp.eh_proj.weight", model.hidden, std::int64_t{2} * model.hidden, 0.3F);
+    stack("mtp.eh_proj.weight", kEvery, {whole("mtp.eh_proj.weight")});
   }
 
   const nlohmann::json& tensors() const { return tensors_; }
@@ -189,8 +196,7 @@ class TinyWeights {
     stack(name, rank, {whole(name)});
   }
 
-  void add_layer(int index) {
-    const std::string at = "layers." + std::to_string(index) + ".";
+  void add_layer(int index, const std::string& at) {
     const auto layer = static_cast<std::size_t>(index);
     const bool sparse = has_experts(model_, layer);
     head_dim_ = of_layer(model_.head_dims, layer, model_.head_dim);
@@ -492,12 +498,14 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
                       {"ffn", has_experts(model, i) ? "experts" : "dense"},
                       {"mixer", mixer_of(model, i)}});
   }
+  const auto mtp_layers = model.mtp ? nlohmann::json::array({layers.back()}) : nlohmann::json::array();
   const nlohmann::json manifest = {{"format_version", 3},
                                    {"charonia_version", "test"},
                                    {"source", "random"},
                                    {"ranks", model.ranks},
                                    {"files", {{"rank-0.safetensors", {{"bytes", bytes}, {"sha256", ""}}}}},
                                    {"layers", layers},
+                                   {"mtp_layers", mtp_layers},
                                    {"tensors", weights.tensors()},
                                    {"modules", weights.modules()}};
   std::ofstream(dir / "manifest.json") << manifest.dump();

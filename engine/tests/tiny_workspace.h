@@ -41,6 +41,7 @@ struct TinyModel {
   std::vector<int> kv_sources = {0};
   std::vector<bool> keys_as_values = {false};
   bool layer_scalars = false, expert_norms = false, expert_scales = false;
+  bool mtp = false;                                           // has an MTP layer, like the last layer
   int per_layer = 0;                                          // elements of per-layer embeddings
   // Or "short_conv" or "delta_net", then without window and rotation.
   std::vector<std::string> mixers = {"attention"};

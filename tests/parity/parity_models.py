@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,27 @@ def _model(config: Any, **options: Any) -> PreTrainedModel:
     causal = AutoModelForCausalLM if text else AutoModelForImageTextToText
     model: PreTrainedModel = causal.from_config(config, attn_implementation="eager", **options)
     return model.eval()
+
+
+def sized(name: str, **other: int) -> Variant:
+    """Return a variant whose sizes are multiples of two groups, for two ranks."""
+    config = VARIANTS[name].config
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
+    sizes |= other
+    widths = {
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 128,
+        "hidden_size_per_layer_input": 64,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    }
+    sizes |= {key: width for key, width in widths.items() if config.to_dict().get(key)}
+    if "kv_lora_rank" in config.to_dict():
+        # With 16, the last group of rows of kv_a_proj_with_mqa is short.
+        rotated = 16 if name == "deepseek-v3" else 32
+        sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": rotated}
+        sizes |= {"head_dim": rotated, "v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
+    return replace(VARIANTS[name], config=type(config)(**{**config.to_dict(), **sizes}))
 
 
 def write_model(

@@ -7,7 +7,6 @@ formats (tests/quantised_models.py).
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from missing_tools import needed_module
 torch = needed_module("torch")
 
 from parity_models import (  # noqa: E402
-    VARIANTS,
     VOCAB,
     Variant,
     chosen_logprobs,
@@ -26,6 +24,7 @@ from parity_models import (  # noqa: E402
     own_logprobs,
     prompts_of,
     ranks,
+    sized,
     write_model,
 )
 from quantised_models import FORMATS, GPT_OSS, quantise, round_to_nearest  # noqa: E402
@@ -40,27 +39,6 @@ LENGTHS = (1, 5, 31, 65)
 # A smaller lead is a tie that rounding may decide either way.
 TIE = 1e-4
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
-
-
-def sized(name: str, **other: int) -> Variant:
-    """Return a variant whose sizes are multiples of two groups, for two ranks."""
-    config = VARIANTS[name].config
-    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
-    sizes |= other
-    widths = {
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 128,
-        "hidden_size_per_layer_input": 64,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-    }
-    sizes |= {key: width for key, width in widths.items() if config.to_dict().get(key)}
-    if "kv_lora_rank" in config.to_dict():
-        # With 16, the last group of rows of kv_a_proj_with_mqa is short.
-        rotated = 16 if name == "deepseek-v3" else 32
-        sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": rotated}
-        sizes |= {"head_dim": rotated, "v_head_dim": 32, "q_lora_rank": 64 if config.q_lora_rank else None}
-    return replace(VARIANTS[name], config=type(config)(**{**config.to_dict(), **sizes}))
 
 
 def make(variant: Variant, form: str, folder: Path, seed: int = 3) -> tuple[Path, PreTrainedModel]:

@@ -8,12 +8,14 @@
 
 namespace charonia::model {
 
-Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits)
+Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits,
+                 const Decoder* main)
     : plan_(config, files.manifest().layers(), Shard(config, files.manifest(), ops.rank()), rules_of(ops), limits),
       config_(plan_.config),
       shard_(plan_.shard),
       ops_(ops),
       limits_(limits),
+      main_(main),
       embedding_scale_(rounded(config.embedding_scale, plan_.precision.weight)),
       rotary_tables_(config, limits.max_positions, limits.max_rows) {
   make_tables();
@@ -57,8 +59,22 @@ void Decoder::load(const WeightFiles& files) {
     per_layer_.emplace(config_, plan_.per_layer_inputs);
     per_layer_->load(loader);
   }
-  places_ = std::move(loader.places);
   final_norm_ = loader.norm("norm.weight", hidden);
+  if (main_ != nullptr) {
+    embedding_norm_ = loader.norm("enorm.weight", hidden);
+    hidden_norm_ = loader.norm("hnorm.weight", hidden);
+    joined_ = loader.linear({{{"eh_proj.weight", hidden, 2 * hidden}}}, {});
+  }
+  places_ = std::move(loader.places);
+  if (main_ == nullptr) load_ends(files, loader);
+  files.drop_pages();
+  weight_bytes_ = loader.bytes;
+  weight_bytes_per_step_ = loader.bytes_per_step;
+}
+
+// Loads the output layer and the embedding.
+void Decoder::load_ends(const WeightFiles& files, WeightLoader& loader) {
+  const std::int64_t hidden = config_.hidden_units;
   const int output_rank = pools(config_) ? 0 : shard_.rank;
   const WeightLoader::Wanted output{cat("output.", output_rank, ".weight"), shard_.logits, hidden};
   if (config_.model_task == "embed") {
@@ -72,9 +88,6 @@ void Decoder::load(const WeightFiles& files) {
   embedding_ = shares_embedding(config_, files.manifest(), ops_.device())
                    ? ops_.make_embedding(*output_)
                    : loader.embedding({"tok_embeddings.weight", config_.vocab_size, hidden});
-  files.drop_pages();
-  weight_bytes_ = loader.bytes;
-  weight_bytes_per_step_ = loader.bytes_per_step;
 }
 
 void Decoder::prepare(ops::KvCache& cache) {
@@ -102,8 +115,14 @@ void Decoder::group_rows(const ops::StepInput& input, std::span<const Adapter* c
   }
 }
 
-void Decoder::launch(const ops::StepInput& input, std::span<const Adapter* const> adapters) {
+void Decoder::launch(const ops::StepInput& input, std::span<const Adapter* const> adapters,
+                     std::span<const std::span<const float>> previous) {
   group_rows(input, adapters);
+  auto* to = activation_memory_->as<std::byte>() + plan_.previous.offset;
+  for (const auto row : previous) {
+    ops_.upload(to, row.data(), row.size_bytes());
+    to += row.size_bytes();
+  }
   auto step = input;
   if (rotary_tables_.by_prompt()) step.attention.rotary_rows = rotary_rows(input);
   ops_.begin_step(step);
@@ -131,7 +150,8 @@ void Decoder::issue(const ops::StepShape& shape) {
   const ops::Tensor unwritten{nullptr, normed.dtype, normed.rows, normed.cols, normed.stride};
   step.residual = residual;
   step.adapters = adapters_;
-  ops_.embed(residual, *embedding_, embedding_scale_);
+  ops_.embed(residual, embedding(), embedding_scale_);
+  if (main_ != nullptr) issue_joined(step, residual);
   if (per_layer_) {
     ops_.rms_norm(normed, residual, {}, norm_params(nullptr, nullptr));
     per_layer_->issue(step, normed);
@@ -152,6 +172,25 @@ void Decoder::issue(const ops::StepShape& shape) {
     pending_norms = &norms;
   }
   if (shape.logits_rows > 0) issue_output(step, *pending_norms);
+  if (shard_.keeps_hidden) {
+    ops_.rms_norm(step.view(plan_.hidden), residual, pending, norm_params(data(final_norm_), pending_norms));
+  }
+}
+
+// Replaces the embeddings in the residual stream by the input of an MTP layer.
+void Decoder::issue_joined(const StepContext& step, const ops::Tensor& residual) {
+  const auto joined = step.view(plan_.joined);
+  const std::int64_t hidden = config_.hidden_units;
+  ops_.rms_norm(columns_of(joined, 0, hidden), residual, {}, norm_params(data(embedding_norm_), nullptr));
+  ops_.rms_norm(columns_of(joined, hidden, hidden), step.view(plan_.previous), {},
+                norm_params(data(hidden_norm_), nullptr));
+  ops_.linear(residual, joined, *joined_);
+}
+
+std::span<const float> Decoder::hidden(std::int64_t row) const {
+  const auto size = plan_.hidden.cols;
+  const auto* const rows = reinterpret_cast<const float*>(activation_memory_->as<std::byte>() + plan_.hidden.offset);
+  return {rows + row * size, static_cast<std::size_t>(size)};
 }
 
 void Decoder::issue_output(const StepContext& step, const Norms& pending_norms) {
@@ -161,23 +200,23 @@ void Decoder::issue_output(const StepContext& step, const Norms& pending_norms) 
   ops_.gather_rows(last_residual, step.view(plan_.residual));
   ops_.gather_rows(last_delta, step.view(plan_.delta));
   auto logits = step.view(plan_.logits, rows);
-  if (output_ == nullptr) {  // an embedding, in f32
+  if (output() == nullptr) {  // an embedding, in f32
     const ops::Tensor unwritten{nullptr, last_normed.dtype, rows, last_normed.cols, last_normed.stride};
     ops_.rms_norm(unwritten, last_residual, last_delta, norm_params(nullptr, &pending_norms));
     ops_.rms_norm(logits, last_residual, {}, norm_params(data(final_norm_), nullptr));
     return ops_.sample(logits);
   }
-  ops_.announce_linear(*output_);
+  ops_.announce_linear(*output());
   ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(data(final_norm_), &pending_norms));
   if (shard_.ranks > 1 && !pools(config_)) {
     const auto share = step.view(plan_.logits_share, rows);
     auto mine = share;
     mine.cols = shard_.logits;
-    ops_.linear(mine, last_normed, *output_);
+    ops_.linear(mine, last_normed, *output());
     ops_.all_gather(logits, share);
     logits.cols = config_.vocab_size;
   } else {
-    ops_.linear(logits, last_normed, *output_);
+    ops_.linear(logits, last_normed, *output());
   }
   if (config_.logits_scale != 1 || config_.logit_soft_cap > 0) {
     ops_.scale_logits(logits, config_.logits_scale, config_.logit_soft_cap);

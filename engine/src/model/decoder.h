@@ -1,4 +1,10 @@
 // The decoder's forward pass: the embedding, the blocks of all layers, the output.
+//
+// An MTP layer (multi-token prediction, DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2) is a decoder with
+// one layer, and with the embedding and the output layer of the main decoder. Its row i has the token t of position
+// i + 1 and the hidden state h of position i, and gives the token of position i + 2:
+//   residual stream = eh_proj [enorm(embedding(t)); hnorm(h)]
+// The hidden state of a row is the norm of the last layer's output, which the output layer reads too.
 #pragma once
 
 #include <array>
@@ -23,14 +29,22 @@ class Decoder {
   // Copies the weights into the device's layout, so `files` may be destroyed afterwards. Allocates the activations
   // once, for the largest step. With several ranks (ops.ranks()), each rank has a decoder that computes its shard.
   // Throws Error (invalid_argument, unsupported, resource_exhausted).
-  Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits);
+  // main: of an MTP layer (Manifest::mtp()), on the CPU; it must outlive this decoder.
+  Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits,
+          const Decoder* main = nullptr);
 
   // Call once, after the cache is created. All steps use this cache.
   void prepare(ops::KvCache& cache);
 
   // Issues the step, from its token ids to its samples. ops.collect() returns the samples. adapters: of each sequence;
-  // null: none. Empty: no sequence has one.
-  void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {});
+  // null: none. Empty: no sequence has one. previous: for each row of an MTP layer, the hidden state [hidden] of the
+  // token before the row's token.
+  void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {},
+              std::span<const std::span<const float>> previous = {});
+
+  // The hidden state [hidden] of a row of the last step, until the next step is launched. Only with weights that have
+  // an MTP layer, on the CPU.
+  std::span<const float> hidden(std::int64_t row) const;
 
   // May be called from any thread. Both throw the errors of Adapter.
   std::unique_ptr<Adapter> make_adapter(const AdapterFiles& files, const Modules& modules) const;
@@ -48,10 +62,14 @@ class Decoder {
 
   void make_tables();
   void load(const WeightFiles& files);
+  void load_ends(const WeightFiles& files, WeightLoader& loader);
   std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
   void group_rows(const ops::StepInput& input, std::span<const Adapter* const> adapters);
   void issue(const ops::StepShape& shape);
+  void issue_joined(const StepContext& step, const ops::Tensor& residual);
   void issue_output(const StepContext& step, const Norms& pending_norms);
+  const ops::Linear* output() const { return main_ != nullptr ? main_->output() : output_.get(); }
+  const ops::Embedding& embedding() const { return main_ != nullptr ? main_->embedding() : *embedding_; }
   // weight: of the next norm. pending: of the part whose output is added first; null: none.
   ops::NormParams norm_params(const float* weight, const Norms* pending) const;
 
@@ -60,11 +78,14 @@ class Decoder {
   const Shard& shard_;
   ops::Ops& ops_;
   ops::StepLimits limits_;
+  const Decoder* main_;  // of an MTP layer; otherwise null
   float embedding_scale_ = 1;
   std::vector<Norms> norms_;  // of plan_.parts
   std::optional<PerLayerInputs> per_layer_;
   Vector final_norm_;
-  std::unique_ptr<ops::Linear> output_;  // null: the model gives embeddings
+  Vector embedding_norm_, hidden_norm_;  // [hidden], of an MTP layer
+  std::unique_ptr<ops::Linear> joined_;  // eh_proj of an MTP layer
+  std::unique_ptr<ops::Linear> output_;  // null: the model gives embeddings, or is an MTP layer
   std::unique_ptr<ops::Embedding> embedding_;  // may refer to output_
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
 

@@ -20,6 +20,11 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
   if (config.per_layer_embedding > 0) {
     per_layer_inputs = activations.rows(per_layer_columns(config) + config.per_layer_embedding, precision.gemm_out);
   }
+  if (shard.keeps_hidden) this->hidden = activations.rows(hidden, DType::f32);
+  if (shard.is_mtp) {
+    previous = activations.rows(hidden, DType::f32);
+    joined = activations.rows(2 * hidden, precision.activation);
+  }
   kv_layout.block_len = limits.block_len;
   kv_layout.dtype = precision.kv;
   kv_layout.quant_bits = limits.kv_quant_bits;

@@ -18,6 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kFormatVersion = 3;
+constexpr std::string_view kMtp = "mtp.";
 // Limit for all tensors of a rank. It exceeds every machine's memory, and byte counts below it do not overflow.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
 
@@ -344,9 +345,12 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : dir_(std::mov
       place = cat("layer ", layers_.size());
       layers_.push_back(LayerReader(entry)());
     }
+    place = "mtp_layers";
+    for (const auto& entry : manifest.value("mtp_layers", json::array())) mtp_layers_.push_back(LayerReader(entry)());
     for (const auto& [name, entry] : manifest.at("tensors").items()) {
       place = cat("tensor ", name);
-      auto& tensor = tensors_[name];
+      const bool of_mtp = name.starts_with(kMtp);
+      auto& tensor = of_mtp ? mtp_tensors_[name.substr(kMtp.size())] : tensors_[name];
       read_shape(entry.at("shape"), tensor);
       auto& dtype = tensor.dtype;
       if (const auto quantization = entry.find("quantization"); quantization != entry.end()) {
@@ -407,6 +411,16 @@ const std::vector<ModulePlace>* Modules::find(const std::string& name) const {
     if (const auto found = places.find(ours + name.substr(theirs.size())); found != places.end()) return &found->second;
   }
   return nullptr;
+}
+
+std::optional<Manifest> Manifest::mtp() const {
+  if (!has_mtp()) return std::nullopt;
+  auto out = *this;
+  out.layers_ = mtp_layers_;
+  out.tensors_ = mtp_tensors_;
+  out.modules_ = {};
+  out.is_mtp_ = true;
+  return out;
 }
 
 const Manifest::Tensor& Manifest::tensor(std::string_view name) const {

@@ -95,6 +95,13 @@ class Manifest {
 
   const Modules& modules() const { return modules_; }
 
+  // The manifest of the MTP layer (`mtp_layers`, and tensors with names after "mtp."): a model with one layer, without
+  // an embedding and an output layer. Empty if the weights have no such layer.
+  std::optional<Manifest> mtp() const;
+  bool has_mtp() const { return !mtp_layers_.empty(); }  // also of the result of mtp()
+  bool is_mtp() const { return is_mtp_; }
+  void drop_mtp() { mtp_layers_.clear(), mtp_tensors_.clear(); }
+
   // Finds a tensor by its canonical name. Throws Error(invalid_argument) if there is none.
   const Tensor& tensor(std::string_view name) const;
   // Sums over all tensors that a rank reads. dense_output: a quantised output layer counts as dense. Throws
@@ -114,6 +121,9 @@ class Manifest {
   std::vector<File> files_;
   std::vector<LayerAttributes> layers_;
   std::map<std::string, Tensor, std::less<>> tensors_;
+  std::vector<LayerAttributes> mtp_layers_;
+  std::map<std::string, Tensor, std::less<>> mtp_tensors_;
+  bool is_mtp_ = false;
   Modules modules_;
 };
 

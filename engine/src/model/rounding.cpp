@@ -35,6 +35,7 @@ bool contains_one(std::string_view name, std::span<const std::string_view> texts
 }
 
 bool is_rounded(std::string_view name) {
+  if (name == "eh_proj.weight") return true;  // of an MTP layer
   return name.starts_with("layers.") && name.ends_with(".weight") &&
          (contains_one(name, kByColumns) || contains_one(name, kOthers));
 }

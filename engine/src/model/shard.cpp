@@ -34,6 +34,10 @@ void share_output(Shard& shard, const ModelConfig& config, const Manifest& manif
            " rows: score_labels");
     return;
   }
+  if (shard.is_mtp) {
+    shard.logits = shard.logits_share = config.vocab_size;
+    return;
+  }
   const int ranks = shard.ranks;
   const auto share = shard.logits_share = manifest.tensor(output(0)).rows;
   expect(ranks == 1 || share % kLogitsAlignment == 0, output(0), "a multiple of ", kLogitsAlignment, " rows");
@@ -51,6 +55,8 @@ void share_output(Shard& shard, const ModelConfig& config, const Manifest& manif
 Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank(of), ranks(manifest.ranks()) {
   check_model(config);
   check_layers(config, manifest.layers());
+  is_mtp = manifest.is_mtp();
+  keeps_hidden = manifest.has_mtp();
   const auto expect = [&](bool fits, const std::string& name, const auto&... what) {
     if (fits) return;
     manifest.refuse(cat("tensor ", name, " of ", ranks, " ranks has shape ", manifest.tensor(name).shape(),

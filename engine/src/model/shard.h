@@ -23,6 +23,8 @@ struct Shard {
   std::int64_t shared_inter = 0;  // columns of the shared expert; 0 if the model has none
   std::int64_t logits = 0;        // rows of the output layer, from token rank * logits_share on. If the model gives
                                   // embeddings or scores: output_columns(), on every rank
+  bool is_mtp = false;            // of Manifest::mtp(): the output layer is the model's
+  bool keeps_hidden = false;      // an MTP layer reads the hidden states of all rows (Decoder::hidden())
   std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last rank may use fewer
 
   // Throws Error like check_model(), and invalid_argument, with the tensor and its shape, if the ranks' shares do not

@@ -32,14 +32,15 @@ void check_vocabulary(const DraftPlan& plan, const text::TokenTable& table) try 
                     " in the model. Choose a draft model of the same family"));
   }
 } catch (const Error& error) {
-  throw of_draft(error, plan.weights_dir);
+  throw plan.name(error);
 }
 
-DraftModel::DraftModel(DraftPlan plan, int vocab_size) : plan_(std::move(plan)) {
+DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : plan_(std::move(plan)), main_(main) {
   try {
-    executor_ = std::make_unique<Executor>(plan_.weights_dir, plan_.model, plan_.config);
+    executor_ = std::make_unique<Executor>(plan_.weights_dir, plan_.model, plan_.config, 0,
+                                           plan_.mtp ? main_ : nullptr);
   } catch (const Error& error) {
-    throw of_draft(error, plan_.weights_dir);
+    throw plan_.name(error);
   }
   vocab_size_ = std::min(vocab_size, plan_.model.vocab_size);
   lacks_tokens_ = vocab_size_ < vocab_size;
@@ -50,64 +51,105 @@ DraftModel::DraftModel(DraftPlan plan, int vocab_size) : plan_(std::move(plan)) 
                                                   plan_.config.enable_prefix_caching, counts.full, nullptr,
                                                   cache::BlockManager::default_hash, kinds);
   log({LogLevel::info,
-       cat("draft model ", plan_.model.model_name, ": ", executor_->weight_bytes(), " bytes of weights, KV cache of ",
-           counts.full * blocks_->block_len(), " tokens in ", executor_->kv_cache_bytes(), " bytes"),
+       cat(plan_.mtp ? "MTP layer of " : "draft model ", plan_.model.model_name, ": ", executor_->weight_bytes(),
+           " bytes of weights, KV cache of ", counts.full * blocks_->block_len(), " tokens in ",
+           executor_->kv_cache_bytes(), " bytes"),
        "",
        {}});
 }
 
+void DraftModel::computed(SeqId id, std::int32_t first, std::int32_t rows, std::int32_t row) {
+  auto& sequence = sequences_[id];
+  sequence.fresh = {first, rows, row};
+  if (first == 0) sequence.lost = false;
+}
+
+// Returns the salt for the prefix index. An MTP layer has no row of token 0, but all rows depend on it.
+std::uint64_t DraftModel::salt_of(std::span<const TokenId> tokens, std::uint64_t salt) const {
+  constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15;
+  return plan_.mtp ? salt ^ ((static_cast<std::uint64_t>(tokens.front()) + 1) * kMix) : salt;
+}
+
+std::int32_t DraftModel::end_of(const Sequence& sequence) const {
+  const auto rows = sequence.known - offset();
+  return plan_.mtp ? std::min(sequence.fresh.first + sequence.fresh.rows, rows) : rows;
+}
+
+// A sequence that has computed nothing itself takes blocks of the prefix index. Other sequences may have computed more
+// of its prompt meanwhile.
+void DraftModel::find_prefix(Sequence& sequence, std::span<const TokenId> tokens, std::uint64_t salt) {
+  release(sequence);
+  sequence.tokens.assign(tokens.begin(), tokens.end());
+  sequence.known = static_cast<std::int32_t>(tokens.size());
+  sequence.salt = salt_of(tokens, salt);
+  auto match = blocks_->match(tokens.subspan(static_cast<std::size_t>(offset())), sequence.known - offset() - 1,
+                              sequence.salt);
+  sequence.computed = match.num_tokens;
+  sequence.blocks = std::move(match.blocks);
+  sequence.nodes = std::move(match.nodes);
+  sequence.units = std::move(match.units);
+  sequence.num_inserted = sequence.blocks.size();
+}
+
 std::optional<int> DraftModel::missing(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt) {
-  const auto size = static_cast<std::int32_t>(tokens.size());
+  const auto size = static_cast<std::int32_t>(tokens.size()), rows = size - offset();
   auto& sequence = sequences_[id];
   const auto unknown = [this](TokenId token) { return token >= vocab_size_; };
   const auto rest = tokens.subspan(static_cast<std::size_t>(sequence.known));
-  const bool fits = size < plan_.config.session_len && blocks_of(size + 1) <= blocks_->num_blocks();
+  const bool fits = rows > 0 && size < plan_.config.session_len && blocks_of(rows + 1) <= blocks_->num_blocks();
   if (!fits || (lacks_tokens_ && std::ranges::any_of(rest, unknown))) {
     forget(id);
     return std::nullopt;
   }
+  if (sequence.lost) return std::nullopt;
   if (sequence.pause > 0) {
     --sequence.pause;
     return std::nullopt;
   }
-  if (!sequence.began) {  // other sequences may have computed more of its prompt meanwhile
-    release(sequence);
-    auto match = blocks_->match(tokens, size - 1, salt);
-    sequence.computed = match.num_tokens;
-    sequence.blocks = std::move(match.blocks);
-    sequence.nodes = std::move(match.nodes);
-    sequence.units = std::move(match.units);
-    sequence.num_inserted = sequence.blocks.size();
-    sequence.tokens.assign(tokens.begin(), tokens.end());
-    sequence.known = size;
-  }
+  if (!sequence.began) find_prefix(sequence, tokens, salt);
   auto& own = sequence.tokens;
   const auto same = std::ranges::mismatch(own.begin() + sequence.known, own.end(), tokens.begin() + sequence.known,
                                           tokens.end());
   own.erase(same.in1, own.end());
-  sequence.computed = std::min({sequence.computed, static_cast<std::int32_t>(own.size()), size - 1});
+  sequence.computed = std::min({sequence.computed, static_cast<std::int32_t>(own.size()) - offset(), rows - 1});
   own.insert(own.end(), same.in2, tokens.end());
   sequence.known = size;
-  insert_blocks(sequence, salt);
-  return size - sequence.computed;
+  insert_blocks(sequence);
+  if (plan_.mtp && (sequence.computed < sequence.fresh.first || end_of(sequence) < rows)) return std::nullopt;
+  return rows - sequence.computed;
 }
 
 void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy& policy) {
   ++calls_;
   std::vector<Job> jobs;
   for (auto& wanted : all) {
-    auto& sequence = sequences_.at(wanted.id);
+    const auto found = sequences_.find(wanted.id);
+    if (found == sequences_.end()) continue;
+    auto& sequence = found->second;
     sequence.used = calls_;
-    jobs.emplace_back(&wanted, &sequence, sequence.known - sequence.computed);
+    if (sequence.computed < sequence.fresh.first) {
+      release(sequence);
+      sequence.lost = true;
+      continue;
+    }
+    const auto rows = end_of(sequence) - sequence.computed;
+    if (rows <= 0) continue;
+    jobs.emplace_back(&wanted, &sequence, rows);
     wanted.count = std::min(wanted.count, plan_.config.session_len - sequence.known);
   }
   std::ranges::stable_sort(jobs, {}, &Job::size);  // so that no prompt delays the sequences that lack little
-  int left = std::min(max_rows, plan_.config.token_budget);
+  int left = plan_.mtp ? plan_.config.token_budget : std::min(max_rows, plan_.config.token_budget);
   std::vector<Job*> running;
   for (auto& job : jobs) {
     // It gets all blocks now. Otherwise two sequences could each wait for blocks that the other one holds.
     if (left == 0) break;
-    if (!allocate(*job.sequence, job.sequence->known + job.wanted->count)) {
+    const auto end = job.sequence->computed + job.size;
+    bool fits = allocate(*job.sequence, end + job.wanted->count);
+    if (!fits && plan_.mtp) {  // without proposals, so that its hidden states are not lost
+      job.wanted->count = 0;
+      fits = allocate(*job.sequence, end);
+    }
+    if (!fits) {
       job.sequence->pause = kPausedCalls;
       continue;
     }
@@ -122,14 +164,36 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
       job->sequence->computed += std::exchange(job->size, 1);
     }
     // The last proposal of a sequence is not computed.
-    std::erase_if(running, [](const Job* job) {
-      return !job->samples() || std::ssize(job->wanted->proposals) >= job->wanted->count;
+    std::erase_if(running, [this](const Job* job) {
+      return !samples(*job) || std::ssize(job->wanted->proposals) >= job->wanted->count;
     });
   }
+  if (!plan_.mtp) return;
+  for (const auto& job : jobs) {
+    auto& sequence = *job.sequence;
+    sequence.computed = std::min(sequence.computed, sequence.known - offset());  // proposals are computed again
+    insert_blocks(sequence);  // now, because the sequence may have ended
+  }
+  for (const auto& wanted : all) {
+    if (const auto found = sequences_.find(wanted.id); found != sequences_.end()) found->second.fresh = {};
+  }
+}
+
+bool DraftModel::samples(const Job& job) const {
+  const auto& sequence = *job.sequence;
+  return job.wanted->count > 0 && sequence.computed + job.size + offset() == std::ssize(sequence.tokens);
+}
+
+// MTP: the hidden state of the token before the token of a row.
+std::span<const float> DraftModel::previous(const Job& job, std::int32_t row) const {
+  if (job.last_row >= 0) return executor_->hidden(job.last_row);
+  const auto& fresh = job.sequence->fresh;
+  return main_->hidden(fresh.row + row - fresh.first);
 }
 
 // Adds the sampled tokens to the jobs whose last token is computed.
 void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) {
+  std::vector<std::span<const float>> hidden;
   std::vector<std::int32_t> ids, positions, query_start = {0}, logits_rows;
   std::vector<ops::SampleRow> rows;
   std::size_t stride = 0;
@@ -139,12 +203,14 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
   const bool has_windows = !blocks_->kinds().empty();
   if (has_windows) tables.window.resize(tables.full.size());
   for (std::size_t s = 0; s < jobs.size(); ++s) {
-    const auto& job = *jobs[s];
+    auto& job = *jobs[s];
     const auto& sequence = *job.sequence;
     for (auto i = sequence.computed; i < sequence.computed + job.size; ++i) {
-      ids.push_back(sequence.tokens[static_cast<std::size_t>(i)]);
+      ids.push_back(sequence.tokens[static_cast<std::size_t>(i + offset())]);
       positions.push_back(i);
+      if (plan_.mtp) hidden.push_back(previous(job, i));
     }
+    job.last_row = static_cast<std::int32_t>(ids.size()) - 1;
     query_start.push_back(static_cast<std::int32_t>(ids.size()));
     const auto at = static_cast<std::ptrdiff_t>(s * stride);
     std::ranges::copy(sequence.blocks, tables.full.begin() + at);
@@ -152,7 +218,7 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
       const auto& units = sequence.units.front();
       std::ranges::copy(units.units, tables.window.begin() + at + units.first);
     }
-    if (!job.samples()) continue;
+    if (!samples(job)) continue;
     logits_rows.push_back(query_start.back() - 1);
     auto& row = rows.emplace_back(job.wanted->row(sequence.tokens));
     row.mask = nullptr;  // of a grammar, which checks the proposals later
@@ -167,13 +233,15 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
                                    .table_stride = static_cast<std::int64_t>(stride)},
                      .logits_rows = logits_rows,
                      .sample = rows},
-                    {});
+                    {}, hidden);
   const auto sampled = executor_->collect();
-  policy.drafted(static_cast<int>(ids.size()),
-                 std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+  if (!plan_.mtp || !rows.empty()) {  // an MTP layer computes KV even if there are no drafts
+    policy.drafted(static_cast<int>(ids.size()),
+                   std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+  }
   auto next = sampled.begin();
   for (auto* const job : jobs) {
-    if (!job->samples()) continue;
+    if (!samples(*job)) continue;
     const auto& sample = *next++;
     auto& wanted = *job->wanted;
     wanted.sampled = true;
@@ -184,6 +252,14 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
     wanted.proposals.push_back(sample.token);
     job->sequence->tokens.push_back(sample.token);
   }
+}
+
+bool DraftModel::fills_block(SeqId id) const {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end() || !plan_.config.enable_prefix_caching) return false;
+  const auto& sequence = found->second;
+  const auto length = blocks_->block_len();
+  return sequence.computed >= sequence.fresh.first && end_of(sequence) / length > sequence.computed / length;
 }
 
 void DraftModel::forget(SeqId id) {
@@ -197,12 +273,14 @@ void DraftModel::release(Sequence& sequence) {
   for (std::size_t k = 0; k < sequence.units.size(); ++k) blocks_->release_units(k, sequence.units[k].units);
   blocks_->release(sequence.blocks);
   const auto used = sequence.used;
+  const auto fresh = sequence.fresh;
   sequence = {};
   sequence.used = used;
+  sequence.fresh = fresh;
 }
 
-void DraftModel::insert_blocks(Sequence& sequence, std::uint64_t salt) {
-  const std::span<const TokenId> tokens = sequence.tokens;
+void DraftModel::insert_blocks(Sequence& sequence) {
+  const auto tokens = std::span<const TokenId>(sequence.tokens).subspan(static_cast<std::size_t>(offset()));
   const auto length = static_cast<std::size_t>(blocks_->block_len());
   for (; (sequence.num_inserted + 1) * length <= static_cast<std::size_t>(sequence.computed); ++sequence.num_inserted) {
     const auto index = sequence.num_inserted;
@@ -210,7 +288,7 @@ void DraftModel::insert_blocks(Sequence& sequence, std::uint64_t salt) {
     const auto parent = sequence.nodes.empty() ? cache::PrefixNode{} : sequence.nodes.back();
     std::vector<cache::BlockId> units;
     for (auto& range : sequence.units) units.push_back(range.at(static_cast<std::int32_t>(index)));
-    const auto node = blocks_->insert(parent, block, tokens.subspan(index * length, length), salt, units);
+    const auto node = blocks_->insert(parent, block, tokens.subspan(index * length, length), sequence.salt, units);
     for (std::size_t k = 0; k < units.size(); ++k) sequence.units[k].at(static_cast<std::int32_t>(index)) = units[k];
     if (node.unique_id == parent.unique_id) continue;  // there is no index, or the parent has left it
     if (node.block != block) {
@@ -233,7 +311,7 @@ bool DraftModel::allocate(Sequence& sequence, std::int32_t tokens) {
   while (!blocks_->allocate(count, sequence.blocks, units, sequence.units)) {
     Sequence* oldest = nullptr;
     for (auto& [id, other] : sequences_) {
-      if (other.used == calls_ || other.blocks.empty()) continue;
+      if (other.used == calls_ || other.fresh.rows > 0 || other.blocks.empty()) continue;
       if (oldest == nullptr || other.used < oldest->used) oldest = &other;
     }
     if (oldest == nullptr) return false;

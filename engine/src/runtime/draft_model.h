@@ -6,6 +6,14 @@
 // the tokens that were not proposed. Blocks that only hold tokens of the sequence enter a prefix index of their own. If
 // there are no free blocks, the sequence that was drafted for least recently loses its blocks, and computes them again
 // when it needs them. A sequence that cannot have blocks has no proposals.
+//
+// speculative_method = mtp uses the MTP layer of the engine's model (model/decoder.h) as the draft model. Its row i
+// needs token i + 1 and the model's hidden state of token i. So the engine reports each step of the model (computed()),
+// and the layer computes the step's rows before the model's next step. The first proposal comes from the last row. For
+// further proposals, a row has the hidden state of the layer's own row before it. The KV of such rows is written again
+// when the model's hidden states are known. If hidden states are gone (the model had a prefix hit and the layer had
+// none, or another sequence took the blocks), the sequence has no proposals from then on. The prefix index knows row i
+// by the tokens 0 .. i + 1.
 #pragma once
 
 #include <cstdint>
@@ -35,29 +43,37 @@ class DraftModel {
 
   struct Wanted {
     SeqId id = 0;
-    int count = 0;  // number of proposals
+    int count = 0;  // number of proposals; MTP: 0: only KV is computed
     // How the engine's model samples the token after these tokens. A draft that samples in the same way, with the same
     // random number, often finds the same token, at every temperature.
-    std::function<ops::SampleRow(std::span<const TokenId> tokens)> row;
+    std::function<ops::SampleRow(std::span<const TokenId> tokens)> row = {};
     // Out: at most `count`; fewer if the model gives a token that the engine's model does not have.
     std::vector<TokenId> proposals = {};
     bool sampled = false;  // out: false if its KV is not complete yet, or if it has no blocks
   };
 
-  // Loads the model. vocab_size: of the engine's model. Throws the errors of Executor, with the name of the draft
-  // model.
-  DraftModel(DraftPlan plan, int vocab_size);
+  // Loads the model. vocab_size: of the engine's model. main: its executor, which must outlive this object. Throws the
+  // errors of Executor, with the name of the draft model.
+  DraftModel(DraftPlan plan, int vocab_size, const Executor* main = nullptr);
   DraftModel(const DraftModel&) = delete;  // the executor refers to plan_
 
   // Sets the tokens of a sequence: the prompt and the output so far, without placeholders. salt: SeqOptions::salt.
   // Returns the number of tokens that must be computed before the first proposal, at least 1. Empty: the sequence
   // cannot have proposals, because it is too long, has a token that the draft model does not have, or got no blocks in
-  // one of the last calls.
+  // one of the last calls. MTP: also because hidden states are missing.
   std::optional<int> missing(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt);
   // Computes proposals for different sequences. Call missing() for each of them before; it must return a number.
   // max_rows: of the first step, which computes missing tokens; a sequence with more gets the rest in later calls.
-  // Reports the time of its steps to the policy.
+  // Reports the time of its steps to the policy. MTP: max_rows is ignored, missing() may return nothing for sequences
+  // without proposals, and `all` must have each sequence of computed() since the last call that has not ended.
   void propose(std::span<Wanted> all, int max_rows, SpeculationPolicy& policy);
+
+  bool is_mtp() const { return plan_.mtp; }
+  // MTP: the model's last step has computed tokens [first, first + rows) of a sequence, in its rows from `row` on.
+  // Rejected proposals may be among them. Valid until the model's next step, and until the next call of propose().
+  void computed(SeqId id, std::int32_t first, std::int32_t rows, std::int32_t row);
+  // MTP: after missing(): whether propose() for this sequence gives the prefix index another block.
+  bool fills_block(SeqId id) const;
   void forget(SeqId id);  // the sequence has ended; does nothing if it is unknown
 
   std::int64_t untouched_bytes() const { return executor_->untouched_bytes(); }
@@ -68,7 +84,9 @@ class DraftModel {
   struct Sequence {
     std::vector<TokenId> tokens;   // of the last call of missing(), and the proposals after them
     std::int32_t known = 0;        // the number of tokens that are not proposals
-    std::int32_t computed = 0;     // the number of its first tokens that have KV
+    std::uint64_t salt = 0;        // for the prefix index
+    std::int32_t computed = 0;     // the number of its first rows that have KV
+    bool lost = false;             // MTP: hidden states of its tokens are gone
     bool began = false;            // computed more than it has found in the prefix index
     std::uint64_t used = 0;        // the last call of propose() for it
     int pause = 0;                 // calls of missing() that still return nothing, because it got no blocks
@@ -76,21 +94,33 @@ class DraftModel {
     std::vector<cache::UnitRange> units;    // by kind
     std::vector<cache::PrefixNode> nodes;   // of its first blocks
     std::size_t num_inserted = 0;           // blocks that were given to the prefix index
+    struct {
+      std::int32_t first = 0, rows = 0, row = 0;
+    } fresh;  // of computed(); no rows: none
   };
   struct Job {
     Wanted* wanted = nullptr;
     Sequence* sequence = nullptr;
-    std::int32_t size = 0;  // the number of tokens that the next step computes
-    bool samples() const { return sequence->computed + size == std::ssize(sequence->tokens); }
+    std::int32_t size = 0;       // the number of rows that the next step computes
+    std::int32_t last_row = -1;  // MTP: the row of its last token in the last step; -1: no step yet
   };
 
+  // Row i of a sequence has token i + 1 in an MTP layer, and token i in a draft model.
+  int offset() const { return plan_.mtp ? 1 : 0; }
+  std::uint64_t salt_of(std::span<const TokenId> tokens, std::uint64_t salt) const;
+  // The end of the rows that can be computed now. MTP: whose hidden states the model's last step has computed.
+  std::int32_t end_of(const Sequence& sequence) const;
+  bool samples(const Job& job) const;  // its next step does
+  std::span<const float> previous(const Job& job, std::int32_t row) const;
+  void find_prefix(Sequence& sequence, std::span<const TokenId> tokens, std::uint64_t salt);
   void release(Sequence& sequence);
-  void insert_blocks(Sequence& sequence, std::uint64_t salt);
+  void insert_blocks(Sequence& sequence);
   int blocks_of(std::int32_t tokens) const { return (tokens + blocks_->block_len() - 1) / blocks_->block_len(); }
   bool allocate(Sequence& sequence, std::int32_t tokens);
   void compute(std::span<Job* const> jobs, SpeculationPolicy& policy);
 
   DraftPlan plan_;
+  const Executor* main_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<cache::BlockManager> blocks_;
   int vocab_size_ = 0;         // tokens that both models have

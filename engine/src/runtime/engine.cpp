@@ -91,14 +91,15 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
 
 // Before the model is loaded, so that its KV cache leaves memory for the draft model, and errors come early.
 void Engine::Impl::plan_draft(const std::filesystem::path& weights_dir) {
-  if (info.config.speculative_method != "draft_model") return;
+  if (info.config.speculative_method != "draft_model" && info.config.speculative_method != "mtp") return;
   auto config = info.config;
   config.device = runtime::choose_devices(config).device;
   model::Manifest manifest(weights_dir, config.tensor_para_size);
+  if (config.speculative_method != "mtp") manifest.drop_mtp();
   auto model = info.model;
   model::round_weights(model, manifest, config.quantization);
   draft_plan_ = runtime::plan_draft(config, model, manifest, ops::cpu::free_memory());
-  if (draft_plan_) runtime::check_vocabulary(*draft_plan_, *tokens_);
+  if (draft_plan_ && !draft_plan_->mtp) runtime::check_vocabulary(*draft_plan_, *tokens_);
 }
 
 void Engine::Impl::make_scheduler() {
@@ -127,8 +128,8 @@ void Engine::Impl::make_scheduler() {
   if (runtime::speculates(config, info.model, info.num_states > 0)) {
     speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget));
     if (draft_plan_) {
-      draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size);
-      info.draft_model = draft_plan_->model.model_name;
+      draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
+      if (!draft_plan_->mtp) info.draft_model = draft_plan_->model.model_name;
     }
   } else if (config.speculative_method != "off") {
     info.warnings.push_back(runtime::no_speculation(config, info.model, info.num_states > 0));

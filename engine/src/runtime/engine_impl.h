@@ -190,6 +190,8 @@ class Engine::Impl {
   std::optional<Proposed> propose_known(SeqId id);
   runtime::SpeculationPolicy::Candidate drafts_of(const Proposed& one);
   void draft(std::span<Proposed> all, std::span<runtime::SpeculationPolicy::Candidate> candidates);
+  void compute_drafts(std::span<runtime::DraftModel::Wanted> wanted);
+  void end_drafts(const Completion& completion, FinishReason reason);
   int accept_all(Step& step, const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows,
                  Completion& completion, Clock::time_point now);
 
@@ -258,6 +260,7 @@ class Engine::Impl {
   std::unique_ptr<runtime::DraftModel> draft_;               // null: no draft model
   double draft_s_ = 0;                                       // seconds that it took since the last settled step
   std::vector<SeqId> decodes_;                               // the sequences that sampled in the last settled step
+  std::vector<SeqId> computed_;  // the sequences of the last settled step; only with an MTP layer
 
   runtime::MaskThreads masks_;
   std::unique_ptr<runtime::GuideThread> guides_;

@@ -281,6 +281,15 @@ void Engine::Impl::deliver(Step& step, std::vector<ops::Sampled> sampled) {
   std::span<ops::Sampled> rest(sampled);
   int accepted = 0;
   decodes_.clear();
+  if (draft_ && draft_->is_mtp()) {
+    computed_.clear();
+    for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
+      const auto& part = step.plan.seqs[s];
+      if (!completions_.contains(part.id)) continue;
+      draft_->computed(part.id, part.first_position, part.num_tokens, step.query_start[s]);
+      computed_.push_back(part.id);
+    }
+  }
   for (const auto& part : step.plan.seqs) {
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
     rest = rest.subspan(rows.size());

@@ -590,8 +590,8 @@ void Engine::Impl::finish(SeqId id, FinishReason reason, std::string error, Erro
   if (offload_ && failure_.empty() && !state.kv_scope.empty()) {
     offload_->offer(state.kv_scope, scheduler_->tokens(id), scheduler_->inserted(id), scheduler_->hit_ends(id));
   }
+  end_drafts(completion, reason);
   scheduler_->remove(id);
-  if (draft_) draft_->forget(id);
   completions_.erase(found);
   auto last = state.ended(completion.last(reason, Clock::now(), std::move(error), code), completion.mean_logprob());
   if (--state.num_live == 0) {

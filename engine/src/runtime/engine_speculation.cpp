@@ -77,12 +77,13 @@ Candidate Engine::Impl::drafts_of(const Proposed& one) {
   if (!missing) return out;
   out.size = one.most;
   out.rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate());
+  if (draft_->is_mtp()) return out;  // it computes these tokens anyway
   out.begin_s = speculation_->begin_s(*missing, completion.max_tokens - completion.num_output);
   return out;
 }
 
-// Computes the drafts that were chosen. They replace the known tokens of their sequences; where there are none, because
-// a prompt is not computed yet or blocks are missing, the known tokens remain.
+// Computes the drafts that were chosen, and the KV of an MTP layer. The drafts replace the known tokens of their
+// sequences; where there are none, because a prompt is not computed yet or blocks are missing, the known tokens remain.
 void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidates) {
   std::vector<runtime::DraftModel::Wanted> wanted;
   std::vector<Proposed*> of;
@@ -94,11 +95,18 @@ void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidate
                       .row = [&completion](auto tokens) { return completion.sample_row(tokens); }});
     of.push_back(&all[i]);
   }
+  for (const auto id : std::exchange(computed_, {})) {  // the MTP layer computes KV of all tokens
+    const auto found = completions_.find(id);
+    const bool drafted = std::ranges::find(wanted, id, &runtime::DraftModel::Wanted::id) != wanted.end();
+    if (found == completions_.end() || drafted) continue;
+    draft_->missing(id, scheduler_->tokens(id), found->second->salt);
+    wanted.push_back({.id = id});
+    of.push_back(nullptr);
+  }
   if (wanted.empty()) return;
-  const auto begun = Clock::now();
-  draft_->propose(wanted, speculation_->draft_rows(scheduler_->num_running()), *speculation_);
-  draft_s_ += std::chrono::duration<double>(Clock::now() - begun).count();
+  compute_drafts(wanted);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (of[i] == nullptr) continue;
     auto& [completion, most, proposal] = *of[i];
     runtime::Proposal drafts{std::move(wanted[i].proposals), runtime::kDrafted};
     if (!drafts.tokens.empty()) check_guess(*completion, drafts, most);
@@ -108,6 +116,23 @@ void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidate
       completion->acceptance.add(runtime::kDrafted, 1, 0);
     }
   }
+}
+
+void Engine::Impl::compute_drafts(std::span<runtime::DraftModel::Wanted> wanted) {
+  const auto begun = Clock::now();
+  draft_->propose(wanted, speculation_->draft_rows(scheduler_->num_running()), *speculation_);
+  draft_s_ += std::chrono::duration<double>(Clock::now() - begun).count();
+}
+
+// A sequence ends. An MTP layer computes its last tokens if they fill a block of the prefix index, for the next turn.
+void Engine::Impl::end_drafts(const Completion& completion, FinishReason reason) {
+  if (!draft_) return;
+  if (draft_->is_mtp() && failure_.empty() && (reason == FinishReason::stop || reason == FinishReason::length)) {
+    draft_->missing(completion.id, scheduler_->tokens(completion.id), completion.salt);
+    runtime::DraftModel::Wanted last{.id = completion.id};
+    if (draft_->fills_block(completion.id)) compute_drafts({&last, 1});
+  }
+  draft_->forget(completion.id);
 }
 
 // Accepts the sampled token of a part, and the tokens after accepted proposals. rows: of the last known token, then of

@@ -48,8 +48,10 @@ struct Executor::Rank {
     check_host_memory(needs, config.tensor_para_size, ops::cpu::free_memory());
   }
 
-  void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits) {
-    decoder = std::make_unique<model::Decoder>(model, files, *ops, limits);
+  void load(const ModelConfig& model, const model::WeightFiles& files, const ops::StepLimits& limits,
+            const Executor* main) {
+    const auto* const of_main = main == nullptr ? nullptr : main->ranks_.front()->decoder.get();
+    decoder = std::make_unique<model::Decoder>(model, files, *ops, limits, of_main);
     layout = decoder->kv_layout();
   }
 
@@ -65,12 +67,13 @@ struct Executor::Rank {
     decoder->prepare(*cache);
   }
 
-  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> of_sequences) {
+  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> of_sequences,
+              std::span<const std::span<const float>> previous) {
     adapters.clear();
     for (const auto& one : of_sequences) {
       adapters.push_back(one ? one->ranks[static_cast<std::size_t>(ops->rank())].get() : nullptr);
     }
-    decoder->launch(input, adapters);
+    decoder->launch(input, adapters, previous);
     ++in_flight;
   }
   std::vector<ops::Sampled> collect() {
@@ -90,7 +93,7 @@ struct Executor::Rank {
 };
 
 Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model, EngineConfig& config,
-                   std::size_t reserved_bytes) {
+                   std::size_t reserved_bytes, const Executor* main) {
   for (auto& device : make_devices(weights_dir, model, config)) {
     ranks_.push_back(std::make_unique<Rank>(std::move(device)));
     ranks_.back()->reserved = reserved_bytes / static_cast<std::size_t>(config.tensor_para_size);
@@ -98,12 +101,14 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
   model::Manifest manifest(weights_dir, config.tensor_para_size);
+  if (config.speculative_method != "mtp") manifest.drop_mtp();
+  if (main != nullptr) manifest = manifest.mtp().value();
   const auto limits = step_limits(config, model, has_states(manifest));
   model::round_weights(model, manifest, config.quantization);
   modules_ = manifest.modules();
   const model::WeightFiles files(std::move(manifest));
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
-  on_ranks([&](Rank& rank) { rank.load(model, files, limits); });
+  on_ranks([&](Rank& rank) { rank.load(model, files, limits, main); });
   num_blocks_ = blocks_by_kind(config, cache_memory(*ranks_.front()), blocks_of_all(config));
   for (const auto kind : kCacheKinds) {
     chunk_blocks_[kind] = committed_[kind] = blocks_per_chunk(config.cache_chunk_size, num_blocks_[kind]);
@@ -159,9 +164,12 @@ void Executor::commit_blocks(CacheKind kind, int num_blocks) {
 
 int Executor::window() const { return ranks_.front()->layout.window; }
 
-void Executor::launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters) {
-  on_ranks([&](Rank& rank) { rank.launch(input, adapters); });
+void Executor::launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters,
+                      std::span<const std::span<const float>> previous) {
+  on_ranks([&](Rank& rank) { rank.launch(input, adapters, previous); });
 }
+
+std::span<const float> Executor::hidden(std::int64_t row) const { return ranks_.front()->decoder->hidden(row); }
 
 std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model::AdapterFiles& files,
                                                                    std::int64_t reserved_bytes) const {

@@ -26,9 +26,10 @@ class Executor {
   // cache_max_entry_count. Resolves config.device, device_ids, threads and the sizes of steps. session_len must be
   // resolved. Throws Error: unsupported (no such device), resource_exhausted (weights or cache do not fit),
   // invalid_argument (the files do not match the model).
-  // reserved_bytes: memory that something else will take later.
+  // reserved_bytes: memory that something else will take later. main: the executor of the whole model, for its MTP
+  // layer (plan_draft()); it must outlive this one.
   Executor(const std::filesystem::path& weights_dir, ModelConfig& model, EngineConfig& config,
-           std::size_t reserved_bytes = 0);
+           std::size_t reserved_bytes = 0, const Executor* main = nullptr);
   ~Executor();
 
   // Whether launch() returns before the step is computed. Then the next step may be launched before the previous step
@@ -38,10 +39,15 @@ class Executor {
   // Issues a step. The input's arrays must live until launch() returns, and if the executor is not asynchronous, until
   // the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error is
   // from the first rank that fails, and names this rank if there are several.
-  // adapters: of each sequence; null: none. They must live until the step is collected.
-  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters);
+  // adapters: of each sequence; null: none. They must live until the step is collected. previous: see
+  // Decoder::launch().
+  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters,
+              std::span<const std::span<const float>> previous = {});
   // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
+
+  // Decoder::hidden(): of a row of the collected step, until the next launch.
+  std::span<const float> hidden(std::int64_t row) const;
 
   const PerKind<int>& num_blocks() const { return num_blocks_; }
   int window() const;  // KvLayout::window: the widest window of the layers that have one; 0: none

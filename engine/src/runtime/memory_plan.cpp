@@ -312,10 +312,13 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
                   config.token_budget, " tokens (token_budget) and ", config.max_batch_size,
                   " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights), ", one KV block ",
                   text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
-                  reserved_bytes > 0 ? cat(", beside ", text(reserved_bytes), " for speculative_model") : "", "). ",
+                  reserved_bytes > 0 ? cat(", beside ", text(reserved_bytes), " for speculative_method = ",
+                                           config.speculative_method)
+                                     : "",
+                  "). ",
                   half_fits ? "Set quantization = w8a16, which halves most 16-bit weights, or take" : "Take",
                   " a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
-                  "max_batch_size, ", reserved_bytes > 0 ? "leave speculative_model out, " : "", "or free memory"));
+                  "max_batch_size, ", reserved_bytes > 0 ? "set speculative_method = ngram, " : "", "or free memory"));
 }
 
 void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_bytes) {
@@ -361,8 +364,9 @@ int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory) {
                   " that are free beside the model hold ", most, ". ", asked.remedy, ", or free memory"));
 }
 
-Error of_draft(const Error& error, const std::filesystem::path& weights_dir) {
-  return {error.code(), cat("speculative_model = ", weights_dir.string(), ": ", error.what())};
+Error DraftPlan::name(const Error& error) const {
+  return {error.code(), mtp ? cat("speculative_method = mtp: ", error.what())
+                            : cat("speculative_model = ", weights_dir.string(), ": ", error.what())};
 }
 
 namespace {
@@ -403,38 +407,89 @@ std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, c
   return out;
 }
 
+// Throws Error(unsupported) if the model cannot have proposals of its MTP layer.
+void check_mtp(const EngineConfig& engine, const ModelConfig& model, const model::Manifest& manifest) {
+  const auto refuse_if = [](bool wrong, const auto&... why) {
+    if (wrong) throw Error(ErrorCode::unsupported, cat(why..., ", or choose another speculative_method"));
+  };
+  refuse_if(engine.device != "cpu", "it needs the CPU, and the device is ", engine.device, ": set device = cpu");
+  refuse_if(engine.tensor_para_size > 1, "it needs one rank, and tensor_para_size is ", engine.tensor_para_size,
+            ": set tensor_para_size = 1");
+  refuse_if(model.model_task != "generate", "the model is for task = ", model.model_task,
+            " and generates no text: serve a model that does");
+  refuse_if(has_states(manifest),
+            "the model has recurrent layers, whose state cannot be taken back to the last accepted token: serve "
+            "another model");
+  refuse_if(!manifest.has_mtp(), "the weights in ", manifest.dir().string(),
+            " have no MTP layer: convert a checkpoint that has one again, with: charonia convert MODEL "
+            "--speculative-method mtp");
+}
+
+// The MTP layer has the model's attributes.
+ModelConfig mtp_model(const ModelConfig& model) {
+  auto out = model;
+  out.num_layer = 1;
+  out.tie_word_embeddings = false;
+  return out;
+}
+
+EngineConfig mtp_config(const EngineConfig& engine) {
+  auto out = engine;
+  out.token_budget = std::max(engine.token_budget, engine.max_batch_size);
+  out.cache_size = {};
+  out.cache_users = 0;
+  out.cache_chunk_size = -1;
+  out.cache_user_tokens = engine.cache_block_seq_len;  // so that each block has a window block
+  out.quant_policy = 0;
+  return out;
+}
+
 }  // namespace
 
 std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig& model,
                                     const model::Manifest& manifest, std::size_t free_bytes) {
-  if (given.speculative_method != "draft_model" || !speculates(given, model, has_states(manifest))) return std::nullopt;
-  auto engine = given;
-  resolve_step_sizes(engine, {.device = "cpu"});
-  constexpr int kSequences = 16;
   DraftPlan out;
-  out.weights_dir = engine.speculative_model;
-  std::error_code ignored;  // reading it will say more
-  const auto inside = out.weights_dir / "triton_models" / "weights";
-  if (exists(inside, ignored)) out.weights_dir = inside;
+  out.mtp = given.speculative_method == "mtp";
+  if (!out.mtp && given.speculative_method != "draft_model") return std::nullopt;
+  auto engine = given;
   try {
-    auto settings = draft_settings(engine, out.weights_dir);
-    out.model = settings.model;
-    auto& config = out.config = std::move(settings.config);
-    model::Manifest files(out.weights_dir, 1);
-    if (has_states(files)) {
-      throw Error(ErrorCode::unsupported,
-                  "a draft model with recurrent layers is not supported, because their state cannot be taken back to "
-                  "the last accepted token: choose another draft model, or speculative_method = ngram");
+    if (out.mtp) check_mtp(engine, model, manifest);
+    if (!speculates(engine, model, has_states(manifest))) return std::nullopt;
+    resolve_step_sizes(engine, {.device = "cpu"});
+    auto& config = out.config;
+    std::optional<model::Manifest> files;
+    if (out.mtp) {
+      out.weights_dir = manifest.dir();
+      out.model = mtp_model(model);
+      config = mtp_config(engine);
+      files = manifest.mtp();
+    } else {
+      out.weights_dir = engine.speculative_model;
+      std::error_code ignored;  // reading it will say more
+      const auto inside = out.weights_dir / "triton_models" / "weights";
+      if (exists(inside, ignored)) out.weights_dir = inside;
+      auto settings = draft_settings(engine, out.weights_dir);
+      out.model = settings.model;
+      config = std::move(settings.config);
+      files.emplace(out.weights_dir, 1);
+      files->drop_mtp();
+      if (has_states(*files)) {
+        throw Error(ErrorCode::unsupported,
+                    "a draft model with recurrent layers is not supported, because their state cannot be taken back to "
+                    "the last accepted token: choose another draft model, or speculative_method = ngram");
+      }
     }
-    model::round_weights(settings.model, files, config.quantization);
-    const model::Shard shard(settings.model, files, 0);
-    const auto limits = step_limits(config, settings.model);
-    const auto needs = rank_memory("cpu", rules_of("cpu"), settings.model, files, shard, limits);
+    auto rounded = out.model;
+    model::round_weights(rounded, *files, config.quantization);
+    const model::Shard shard(rounded, *files, 0);
+    const auto limits = step_limits(config, rounded);
+    const auto needs = rank_memory("cpu", rules_of("cpu"), rounded, *files, shard, limits);
     check_model_fits(config, "cpu", needs, free_bytes);
     const auto left = free_bytes - needs.all_but_cache();
     const auto of_model = std::min(left, least_memory(engine, model, manifest));
     const CacheMemory memory{needs.kv_block, needs.window, left - of_model};
-    const auto sequences = std::min(kSequences, config.max_batch_size);
+    constexpr int kSequences = 16;
+    const auto sequences = out.mtp ? config.max_batch_size : std::min(kSequences, config.max_batch_size);
     const auto wanted = std::max(blocks_of(config, config.session_len),
                                  sequences * blocks_of(config, std::min(kShortChatTokens, config.session_len)));
     config.cache_max_entry_count = 1;  // blocks, while the number is not known
@@ -443,7 +498,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
     config.cache_max_entry_count = blocks;
     out.bytes = needs.all_but_cache() + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
   } catch (const Error& error) {
-    throw of_draft(error, out.weights_dir);
+    throw out.name(error);
   }
   return out;
 }
@@ -543,6 +598,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.warnings = std::move(settings.warnings);
   const auto& config = out.config;
   model::Manifest manifest(weights_dir, config.tensor_para_size);
+  if (config.speculative_method != "mtp") manifest.drop_mtp();
   model::round_weights(out.model, manifest, config.quantization);
   if (!manifest.files().empty()) {
     const model::WeightFiles checked(manifest);

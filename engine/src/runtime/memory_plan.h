@@ -94,7 +94,7 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits);
 
 // Throws Error(resource_exhausted), with the numbers and the remedy, if not even one KV block fits next to the model.
-// reserved_bytes: of the draft model, not in free_bytes.
+// reserved_bytes: of the draft model or MTP layer, not in free_bytes.
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
                       std::size_t free_bytes, std::size_t reserved_bytes = 0);
 
@@ -135,22 +135,25 @@ int blocks_per_chunk(int cache_chunk_size, int num_blocks);
 //
 // speculative_method = draft_model runs a second model on the CPU, as one rank. Its KV cache holds one sequence of full
 // length, or 16 sequences of 1024 tokens if that is more, but takes at most a quarter of the memory that is free beside
-// both models and one block of each cache.
+// both models and one block of each cache. speculative_method = mtp runs the MTP layer of the model in the same way,
+// but its cache holds max_batch_size sequences of 1024 tokens, because the layer must see all tokens.
 
 struct DraftPlan {
   std::filesystem::path weights_dir;
   ModelConfig model;
   EngineConfig config;    // resolved; cache_max_entry_count is the number of its KV blocks
   std::size_t bytes = 0;  // weights, steps and KV cache
+  bool mtp = false;       // the MTP layer of the model in weights_dir
+
+  // The error, with the name of the draft model or of the method.
+  Error name(const Error& error) const;
 };
-// Returns the plan of speculative_model; null if steps have no proposals of a draft model. engine, model, manifest: of
-// the engine's model, rounded; the device must be resolved. free_bytes: before any weights are loaded. Throws Error
-// with the name of the draft model: resource_exhausted if it does not fit, unsupported for a model that cannot draft,
-// invalid_argument for its files.
+// Returns the plan of speculative_model or of the MTP layer; null if steps have no proposals of either. engine, model,
+// manifest: of the engine's model, rounded; the device must be resolved. free_bytes: before any weights are loaded.
+// Throws Error with the name of the draft model: resource_exhausted if it does not fit, unsupported for a model that
+// cannot draft, invalid_argument for its files. speculative_method = mtp: Error(unsupported), with the remedy, if the
+// device, the number of ranks or the model have no such proposals.
 std::optional<DraftPlan> plan_draft(const EngineConfig& engine, const ModelConfig& model,
                                     const model::Manifest& manifest, std::size_t free_bytes);
-
-// An error of the draft model, with its name.
-Error of_draft(const Error& error, const std::filesystem::path& weights_dir);
 
 }  // namespace charonia::runtime

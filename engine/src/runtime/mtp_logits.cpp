@@ -1,0 +1,76 @@
+#include "runtime/mtp_logits.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "model/manifest.h"
+#include "ops/cpu/free_memory.h"
+#include "runtime/executor.h"
+#include "runtime/memory_plan.h"
+#include "runtime/settings.h"
+
+namespace charonia::runtime {
+namespace {
+
+using Hidden = std::vector<std::vector<float>>;
+
+// Computes the rows of one sequence from position `first` on. Returns their logits if they have previous hidden states.
+std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, std::span<const TokenId> ids,
+                                  std::span<const std::span<const float>> previous) {
+  std::vector<std::int32_t> positions(ids.size()), rows(ids.size());
+  std::iota(positions.begin(), positions.end(), first);
+  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(positions.back() / block_len + 1));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const std::vector<std::int32_t> starts = {0, static_cast<std::int32_t>(ids.size())};
+  ops::SampleRow row;
+  row.target = 0;
+  row.logits = true;
+  const std::vector<ops::SampleRow> samples(previous.size(), row);
+  executor.launch({.ids = ids,
+                   .attention = {.query_start = starts,
+                                 .positions = positions,
+                                 .block_tables = {blocks, {}, {}},
+                                 .table_stride = std::ssize(blocks)},
+                   .logits_rows = std::span(rows).first(previous.size()),
+                   .sample = samples},
+                  {}, previous);
+  return executor.collect();
+}
+
+}  // namespace
+
+std::vector<std::vector<float>> mtp_logits(const std::filesystem::path& weights_dir,
+                                           const std::vector<TokenId>& tokens, const std::vector<TokenId>& drafted) {
+  if (tokens.size() < 2) {
+    throw Error(ErrorCode::invalid_argument, cat("tokens has ", tokens.size(), " tokens, and needs at least 2"));
+  }
+  const auto size = cat(tokens.size());
+  auto [model, config, sampling, warnings] = read_settings(
+      weights_dir,
+      {{"speculative_method", "mtp"}, {"device", "cpu"}, {"token_budget", size}, {"max_batch_size", size}});
+  const model::Manifest manifest(weights_dir, config.tensor_para_size);
+  auto plan = plan_draft(config, model, manifest, ops::cpu::free_memory()).value();
+  Executor main(weights_dir, model, config, plan.bytes);
+  Executor mtp(plan.weights_dir, plan.model, plan.config, 0, &main);
+  compute(main, config.cache_block_seq_len, 0, tokens, {});
+  std::vector<std::span<const float>> previous;
+  for (std::size_t i = 0; i + 1 < tokens.size(); ++i) previous.push_back(main.hidden(static_cast<std::int64_t>(i)));
+  std::vector<std::vector<float>> out;
+  std::vector<TokenId> ids(tokens.begin() + 1, tokens.end());
+  for (std::size_t step = 0;; ++step) {
+    const auto first = static_cast<int>(out.size());
+    for (auto& row : compute(mtp, config.cache_block_seq_len, first, ids, previous)) {
+      out.push_back(std::move(row.logits));
+    }
+    if (step == drafted.size()) return out;
+    previous = {mtp.hidden(std::ssize(ids) - 1)};
+    ids = {drafted[step]};
+  }
+}
+
+}  // namespace charonia::runtime

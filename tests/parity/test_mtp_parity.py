@@ -1,0 +1,131 @@
+"""The logits of the layer for multi-token prediction equal those of a reference in fp32.
+
+transformers has no such layer. The reference follows the formula of DeepSeek-V3's report. It takes a decoder layer of
+transformers, and computes the whole text for every logit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from missing_tools import needed_module
+
+torch = needed_module("torch")
+
+from parity_models import VARIANTS, VOCAB, Variant, prompts_of, sized, write_model  # noqa: E402
+from quantised_models import quantise  # noqa: E402
+from safetensors.numpy import load_file, save_file  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from charonia import Engine, SamplingParams, _engine  # noqa: E402
+from charonia.weights.convert import convert, link_workspace  # noqa: E402
+from charonia.weights.workspace import WEIGHTS  # noqa: E402
+
+NAMES = ("glm4-moe", "glm4-moe-groups", "deepseek-v3", "deepseek-v3-other", "glm4-moe-lite")
+
+
+def write_mtp_model(folder: Path, variant: Variant) -> None:
+    """Write a model with a random MTP layer. Its names are those of the last layer and of the released files."""
+    model = write_model(folder, variant, 3)
+    layers, file = model.config.num_hidden_layers, folder / "model.safetensors"
+    tensors, random = load_file(file), np.random.default_rng(5)
+    hidden = model.config.hidden_size
+
+    def noise(scale: float, *shape: int) -> Any:
+        return (scale * random.standard_normal(shape)).astype(np.float32)
+
+    last, place = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    for one, values in list(tensors.items()):
+        if one.startswith(last):
+            center = 1 if "norm" in one else 0
+            tensors[place + one.removeprefix(last)] = center + noise(0.2, *values.shape)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{place}{norm}.weight"] = 1 + noise(0.2, hidden)
+    tensors[f"{place}eh_proj.weight"] = noise(0.2, hidden, 2 * hidden)
+    tensors[f"{place}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors[f"{place}shared_head.head.weight"] = tensors["lm_head.weight"].copy()
+    save_file(tensors, file, {"format": "pt"})
+
+
+def reference(folder: Path, variant: Variant, tokens: list[int], drafted: list[int]) -> Any:
+    """Return the logits [tokens - 1 + drafted, vocab]."""
+    config = variant.config
+    layers = config.num_hidden_layers
+    changes = {"num_hidden_layers": layers + 1, "mlp_layer_types": ["dense"] + ["sparse"] * layers}
+    longer = type(config)(**{**config.to_dict(), **changes})
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, config=longer, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    ).eval()
+    own = {one: torch.from_numpy(values) for one, values in load_file(folder / "model.safetensors").items()}
+    place, parts = f"model.layers.{layers}.", model.model
+    layer = parts.layers[layers]
+    parts.layers = parts.layers[:layers]
+
+    def norm(x: Any, which: str) -> Any:
+        return x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * own[f"{place}{which}.weight"]
+
+    with torch.no_grad():
+        hidden = parts(torch.tensor([tokens])).last_hidden_state[0, :-1]
+        text = tokens[1:]
+        while True:
+            embedded = parts.embed_tokens(torch.tensor(text))
+            joined = torch.cat([norm(embedded, "enorm"), norm(hidden, "hnorm")], dim=-1)
+            x = (joined @ own[f"{place}eh_proj.weight"].T)[None]
+            positions = torch.arange(len(text))[None]
+            mask = torch.full((len(text), len(text)), float("-inf")).triu(1)[None, None]
+            rotation = parts.rotary_emb(x, positions)
+            out = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rotation)
+            after = norm((out[0] if isinstance(out, tuple) else out)[0], "shared_head.norm")
+            if not drafted:
+                return after @ own["lm_head.weight"].T
+            hidden, text, drafted = torch.cat([hidden, after[-1:]]), [*text, drafted[0]], drafted[1:]
+
+
+@pytest.mark.parametrize("make", [convert, link_workspace])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_the_reference(name: str, make: Callable[..., Path], tmp_path: Path) -> None:
+    write_mtp_model(tmp_path / "model", VARIANTS[name])
+    made = make(tmp_path / "model", tmp_path / "workspace", settings={"speculative_method": "mtp"})
+    for tokens, drafted in ((prompts_of(3, [70])[0], [9, 4, 200]), ([5, 6], []), ([5, 6, 7], [8])):
+        check_logits(made, tmp_path / "model", VARIANTS[name], tokens, drafted)
+
+
+def check_logits(made: Path, folder: Path, variant: Variant, tokens: list[int], drafted: list[int]) -> None:
+    found = torch.tensor(_engine.mtp_logits(made / WEIGHTS, tokens, drafted))
+    expected = reference(folder, variant, tokens, drafted)
+    assert found.shape == expected.shape == (len(tokens) - 1 + len(drafted), VOCAB)
+    difference = (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max()
+    assert difference < 1e-4, float(difference)
+
+
+@pytest.mark.parametrize(("name", "form"), [("glm4-moe", "awq"), ("deepseek-v3", "fp8 of DeepSeek")])
+def test_logits_of_a_quantised_layer_equal_the_reference(name: str, form: str, tmp_path: Path) -> None:
+    variant, dense = sized(name), tmp_path / "dense"
+    write_mtp_model(dense, variant)
+    meant = quantise(dense, tmp_path / "quantised", form)
+    made = convert(tmp_path / "quantised", tmp_path / "workspace", dtype="fp32", settings={"speculative_method": "mtp"})
+    save_file({key: value.numpy() for key, value in meant.items()}, dense / "model.safetensors", {"format": "pt"})
+    check_logits(made, dense, variant, prompts_of(3, [40])[0], [9, 4])
+
+
+@pytest.mark.parametrize("name", ["glm4-moe", "deepseek-v3"])
+def test_tokens_are_the_same_with_proposals_of_the_layer(name: str, tmp_path: Path) -> None:
+    write_mtp_model(tmp_path, VARIANTS[name])
+    prompts = prompts_of(7, (1, 5, 31, 64, 150))
+    for temperature in (0.0, 1.0):
+        sampling = [
+            SamplingParams(max_tokens=40, temperature=temperature, seed=seed, ignore_eos=True, logprobs=2)
+            for seed in range(len(prompts))
+        ]
+        outputs = []
+        for method in ("off", "mtp"):
+            settings = {"threads": 2, "token_budget": 48, "cache_block_seq_len": 16, "speculative_method": method}
+            with Engine.from_pretrained(tmp_path, **settings) as engine:
+                found = engine.generate(prompts, sampling)
+                assert (engine.stats().proposed_tokens > 0) == (method == "mtp")
+            outputs.append([(one.token_ids, one.logprobs, one.top_logprobs) for one in found])
+        assert outputs[0] == outputs[1]
