@@ -287,6 +287,30 @@ TEST_F(GemmRunnerTest, gated_gemms_run_only_in_kernels_that_support_them) {
   EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
 }
 
+TEST_F(GemmRunnerTest, unproven_tactics_are_chosen_only_if_they_give_the_right_bits) {
+  GemmProblem problem({.out_type = DType::f32, .rows = 3, .n = 200, .k = 1032, .bias = true});
+  const GemmTactic right = unproven_tactics(device_info(0), problem.gemm()).front();
+  // another order of additions
+  const GemmTactic wrong{GemmTactic::Kernel::tile, 32, 64, 6, 2, GemmTactic::Sums::blocks};
+  for (const auto& tactic : {right, wrong}) {
+    SCOPED_TRACE(to_string(tactic));
+    auto unproven = options(false);
+    int timed = 0;  // the tactics are timed in their order, and the unproven one is the last
+    unproven.unproven = [&](const DeviceInfo&, const Gemm&) { return std::vector{tactic}; };
+    unproven.timer = [&](Stream&, double, const std::function<void(int)>& issue) {
+      issue(0);
+      return 1.0 / ++timed;
+    };
+    GemmRunner runner(device_info(0), std::move(unproven));
+    prepare(runner, problem, 3);
+    run(runner, problem);
+    const bool chosen = says(runner.report().back(), to_string(tactic));
+    EXPECT_EQ(chosen, tactic == right) << runner.report().back();
+    EXPECT_EQ(static_cast<bool>(says(runner.warning(), "because it gives other bits")), tactic == wrong)
+        << runner.warning();
+  }
+}
+
 TEST_F(GemmRunnerTest, unprepared_or_unaligned_gemms_are_computed_too) {
   GemmRunner runner(device_info(0), options());
   GemmProblem problem(kCase);

@@ -37,7 +37,10 @@ std::vector<GemmTactic> all_tactics(const Gemm& gemm, std::initializer_list<SumO
     for (const std::int64_t rows : {1, 8, 16, 32, 64, 128, 512, 100000}) {
       auto one = gemm;
       one.rows = rows;
-      for (const auto& tactic : gemm_tactics(device_info(0), one, order)) {
+      auto tactics = gemm_tactics(device_info(0), one, order);
+      const auto more = unproven_tactics(device_info(0), one);
+      tactics.insert(tactics.end(), more.begin(), more.end());
+      for (const auto& tactic : tactics) {
         if (std::ranges::find(all, tactic) == all.end()) all.push_back(tactic);
       }
     }
@@ -178,7 +181,7 @@ TEST(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
     GemmProblem problem(c);
     const MatrixOnDevice out(problem.stream, all_nan(c.type, c.rows, c.n / 2, 3));
     for (const auto& tactic : all_tactics(problem.gemm())) {
-      if (tactic.kernel != Kernel::stream) continue;
+      if (!supports_gates(tactic)) continue;
       SCOPED_TRACE(describe(c, tactic));
       problem.run(tactic);
       problem.check();
@@ -190,12 +193,31 @@ TEST(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
         gemm.gate = silu ? Gate::silu : Gate::gelu_tanh;
         gemm.out = out.tensor().data;
         gemm.out_stride = out.tensor().stride;
-        const DeviceMemory workspace(kGemmCounterBytes);
+        const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
         in_both_orders([&] {
           out.upload(all_nan(c.type, c.rows, c.n / 2, 3));
           cuda::gemm(problem.stream, device_info(0), gemm, tactic, workspace.data());
           ASSERT_EQ(out.host().bytes, expected.bytes) << "also between the rows";
         });
+      }
+    }
+  }
+}
+
+// Tiles that lie in one block, at the end of a range, or in many blocks.
+TEST(GemmTest, bulk_copies_give_the_bits_of_the_stream_kernel_however_blocks_share_the_tiles) {
+  for (const auto& c : {Case{.rows = 1, .n = 72, .k = 2048, .bias = true}, Case{.rows = 8, .n = 40, .k = 2312},
+                        Case{.type = DType::f16, .out_type = DType::f32, .rows = 11, .n = 129, .k = 776}}) {
+    GemmProblem problem(c);
+    problem.run({Kernel::stream, c.rows > 8 ? 16 : 8, 16, 4, 1});
+    const auto expected = problem.result.bytes;
+    auto tactic = unproven_tactics(device_info(0), problem.gemm()).at(0);
+    for (const int blocks : {3, 6, 50}) {
+      for (const int stages : {tactic.stages, 8}) {
+        tactic.k_blocks = blocks, tactic.stages = stages;
+        SCOPED_TRACE(describe(c, tactic));
+        problem.run(tactic);
+        ASSERT_EQ(problem.result.bytes, expected);
       }
     }
   }

@@ -90,7 +90,8 @@ struct GemmRunner::Impl {
         options(std::move(options)),
         memory(this->options.memory,
                cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ", driver_version(), ", ",
-                   blas() ? blas()->version() : "own kernels", this->options.reproducible ? ", packed weights" : "")),
+                   blas() ? blas()->version() : "own kernels", this->options.reproducible ? ", packed weights" : "",
+                   this->options.unproven ? ", unproven kernels" : "")),
         own_workspace(kOwnWorkspaceBytes, "the workspace of GEMMs"),
         seconds_left(this->options.seconds) {
     if (blas() != nullptr) blas_workspace = DeviceMemory(kBlasWorkspaceBytes, "cuBLASLt's workspace");
@@ -119,9 +120,15 @@ struct GemmRunner::Impl {
     return gemm.quant && !fp8 ? nullptr : blas();
   }
 
+  std::vector<GemmTactic> unproven(const Gemm& gemm) const {
+    return options.unproven ? options.unproven(device, gemm) : std::vector<GemmTactic>();
+  }
+
   // The built-in tactics that fit the workspace. The fallback, a tile whose sums stay in one block, needs no workspace.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
     auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
+    const auto more = unproven(gemm);
+    tactics.insert(tactics.end(), more.begin(), more.end());
     std::erase_if(tactics,
                   [&](const GemmTactic& tactic) { return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes; });
     return tactics;
@@ -230,7 +237,7 @@ struct GemmRunner::Impl {
   bool issue_gated(Stream& stream, const Gemm& gemm) {
     if (gemm.quant || gemm.type == DType::f32 || gemm.out_type != gemm.type || !vectors(gemm)) return false;
     const auto& tactic = candidate_of(chosen[shape_of(gemm)], gemm);
-    if ((tactic.blas && blas() != nullptr) || tactic.own.kernel != GemmTactic::Kernel::stream) return false;
+    if ((tactic.blas && blas() != nullptr) || !supports_gates(tactic.own)) return false;
     if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
     return true;
   }
@@ -266,6 +273,7 @@ struct GemmRunner::Impl {
     bool of_all = true;
   };
   Fastest fastest(Stream& stream, const Gemm& gemm, Operands& operands);
+  bool gives_right_bits(Stream& stream, const Gemm& gemm, const GemmTactic& tactic);
   void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
 
   DeviceInfo device;
@@ -319,9 +327,28 @@ struct GemmRunner::Impl::Operands {
   DeviceMemory memory;
 };
 
+// Whether the tactic gives the bits of the first built-in tactic, which has the same order of additions. Otherwise adds
+// a warning.
+bool GemmRunner::Impl::gives_right_bits(Stream& stream, const Gemm& gemm, const GemmTactic& tactic) {
+  std::vector<std::byte> out[2];
+  const std::array tactics{gemm_tactics(device, gemm).front(), tactic};
+  for (std::size_t i = 0; i < tactics.size(); ++i) {
+    out[i].resize(matrix_bytes(gemm.out_type, gemm.rows, gemm.out_stride));
+    stream.fill_zero(gemm.out, out[i].size(), "the check of a kernel");
+    cuda::gemm(stream, device, gemm, tactics[i], own_workspace.data());
+    stream.download(out[i].data(), gemm.out, out[i].size(), "the check of a kernel");
+    stream.wait("the check of a kernel");
+  }
+  if (out[0] == out[1]) return true;
+  warning += cat(warning.empty() ? "" : "; ", "the kernel ", to_string(tactic), " is not used for ",
+                 to_string(shape_of(gemm)), " and ", gemm.rows, " rows, because it gives other bits than ",
+                 to_string(tactics[0]));
+  return false;
+}
+
 // Returns the fastest of all tactics, or of as many as there is time for.
 GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& gemm, Operands& operands) {
-  const auto own = own_tactics(gemm);
+  const auto own = own_tactics(gemm), unproven = this->unproven(gemm);
   std::vector<GemmCandidate> tactics;
   for (const auto& tactic : own) tactics.push_back({.own = tactic});
   // Alternates between library and built-in tactics, so that both are measured if time runs out.
@@ -343,6 +370,9 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
       break;
     }
     const auto begin = Clock::now();
+    timed.weight = weights;
+    const bool checked = !tactic.blas && std::ranges::find(unproven, tactic.own) != unproven.end();
+    if (checked && !gives_right_bits(stream, timed, tactic.own)) continue;
     bool rejected = false;
     try {
       tactic.microseconds = options.timer(stream, expected_microseconds(gemm), [&](int index) {
@@ -436,6 +466,13 @@ GemmRunner::Options default_options(bool reproducible) {
   if (!reproducible) options.blas = load_cublas(options.no_blas);
   options.memory = autotune_cache_path();
   options.timer = make_gemm_timer();
+  if (const char* const said = std::getenv("CHARONIA_CUDA_UNPROVEN"); said != nullptr && *said != '\0') {
+    const std::string_view value = said;
+    if (value != "0" && value != "1") {
+      throw Error(ErrorCode::invalid_argument, cat("CHARONIA_CUDA_UNPROVEN = '", value, "': it must be 0 or 1"));
+    }
+    if (value == "1") options.unproven = unproven_tactics;
+  }
   if (const char* const said = std::getenv("CHARONIA_CUDA_MEASURE_S"); said != nullptr) {
     const auto seconds = parse_number<double>(said);
     if (!seconds || !(*seconds >= 0)) {
@@ -500,11 +537,12 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
 bool GemmRunner::run_gated(Stream& stream, const Gemm& gemm) { return impl_->issue_gated(stream, gemm); }
 
 std::string to_string(const GemmTactic& tactic) {
-  constexpr std::array kNames{"stream", "tile", "plain"};
+  constexpr std::array kNames{"stream", "tile", "plain", "bulk"};
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
              tactic.stages, " stages",
-             tactic.k_blocks > 1
+             tactic.kernel == GemmTactic::Kernel::bulk ? cat(", ", tactic.k_blocks, " blocks")
+             : tactic.k_blocks > 1
                  ? cat(", ", tactic.k_blocks, " blocks over k", kSums[static_cast<std::size_t>(tactic.sums)])
                  : "");
 }

@@ -38,6 +38,10 @@ class GemmRunner {
     std::string no_blas;           // the reason if blas is null
     std::filesystem::path memory;  // the file for results; empty: none
     GemmTimer timer;               // null: tactics are chosen by rule
+    // More tactics to measure, which no run on a device has measured yet. A tactic that gives other bits than the first
+    // built-in tactic of SumOrder::fixed is not chosen, with a warning. Default: none, or unproven_tactics() with
+    // $CHARONIA_CUDA_UNPROVEN=1.
+    std::function<std::vector<GemmTactic>(const DeviceInfo&, const Gemm&)> unproven;
     double seconds = 10;           // limit for all measurements together; default of $CHARONIA_CUDA_MEASURE_S
     std::size_t dequantised_bytes = kDequantisedBytes;  // maximum size of a dequantised part of a weight
   };
@@ -87,8 +91,8 @@ class GemmRunner {
   // "cublasLt 130200", or "own kernels only" with the reason, if there is one.
   std::string library() const;
 
-  // A warning for the user: that cuBLASLt is missing, with what to install, or that results could not be written.
-  // Otherwise empty.
+  // A warning for the user: that cuBLASLt is missing, with what to install, that a kernel gave wrong results, or that
+  // results could not be written. Otherwise empty.
   std::string warning() const;
 
  private:
