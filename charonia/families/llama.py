@@ -132,17 +132,10 @@ def llama_spec(
     by_layer = (windows or [0] * layers, rotated or every, with_experts or every, mixers or ["attention"] * layers)
     described = [_layer(model, *of_layer) for of_layer in zip(*by_layer, strict=True)]
     others = layer_attributes or [{}] * layers
-    described = [replace(layer, **other) for layer, other in zip(described, others, strict=True)]
-    model = replace(model, layers=tuple(described))
+    model = replace(model, layers=tuple(replace(one, **other) for one, other in zip(described, others, strict=True)))
     tied = f"{names.output}.weight" if model.tie_word_embeddings else ""
-    return ModelSpec(
-        model,
-        family_tensors(model, names),
-        mtp=mtp_tensors(model, names) if mtp else {},
-        ignored=ignored,
-        notes=notes,
-        tied_output=tied,
-    )
+    extra = mtp_tensors(model, names) if mtp else {}
+    return ModelSpec(model, family_tensors(model, names), mtp=extra, ignored=ignored, notes=notes, tied_output=tied)
 
 
 def _describe(config: HfConfig) -> ModelSpec:

@@ -152,6 +152,48 @@ struct Text {
   Tokens proposals = {};
 };
 
+using Below = std::function<int(int)>;  // a random number from 0 on, below the argument
+
+// The tokens that a step computes: the last one with the proposals, or a chunk.
+Tokens next_rows(const Text& text, const Below& below) {
+  auto all = text.tokens;
+  all.insert(all.end(), text.proposals.begin(), text.proposals.end());
+  const bool decodes = text.computed + 1 == std::ssize(text.tokens);
+  const int size = decodes ? static_cast<int>(all.size()) - text.computed
+                           : std::min(1 + below(9), static_cast<int>(text.tokens.size()) - text.computed);
+  const auto begin = all.begin() + text.computed;
+  return {begin, begin + size};
+}
+
+// Takes some proposals and another token, if the step has computed all tokens. size: the number of computed tokens.
+bool accept(Text& text, int size, const Below& below) {
+  const auto proposals = std::exchange(text.proposals, {});
+  if (text.computed + size < std::ssize(text.tokens)) {
+    text.computed += size;
+    return false;
+  }
+  const auto accepted = below(static_cast<int>(proposals.size()) + 1);
+  text.tokens.insert(text.tokens.end(), proposals.begin(), proposals.begin() + accepted);
+  text.computed = static_cast<int>(text.tokens.size());
+  text.tokens.push_back(below(testing::kVocab));
+  return true;
+}
+
+// A prompt with a random end, of which the model has computed a beginning.
+template <typename Models>
+Text new_text(Models& models, const Below& below, int slot) {
+  Text text{.tokens = Tokens(static_cast<std::size_t>(9 + below(30)), 1), .slot = slot};
+  text.tokens.front() = below(2);  // the others are the same
+  for (int i = below(6); i > 0; --i) text.tokens.push_back(below(testing::kVocab));
+  text.salt = static_cast<std::uint64_t>(below(2));
+  if (below(2) == 0) {
+    text.computed = below(static_cast<int>(text.tokens.size()) / kBlockLen) * kBlockLen;
+    text.hit = text.computed > 0;
+    if (text.hit) models.step({{text.slot, 0, Tokens(text.tokens.begin(), text.tokens.begin() + text.computed)}});
+  }
+  return text;
+}
+
 // Sequences come, some with a prefix hit of the model, are computed in chunks, accept some proposals, are preempted,
 // and end. The reference computes all tokens at once.
 TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
@@ -171,19 +213,8 @@ TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
       int proposed = 0, after_hit = 0, without = 0, preempted = 0;
       for (int round = 0; round < 250; ++round) {
         while (!free_slots.empty()) {
-          Text text{.tokens = Tokens(static_cast<std::size_t>(9 + below(30)), 1), .slot = free_slots.back()};
-          text.tokens.front() = below(2);  // the others are the same
-          for (int i = below(6); i > 0; --i) text.tokens.push_back(below(testing::kVocab));
-          text.salt = static_cast<std::uint64_t>(below(2));
+          texts.emplace(next_id++, new_text(models, below, free_slots.back()));
           free_slots.pop_back();
-          if (below(2) == 0) {
-            text.computed = below(static_cast<int>(text.tokens.size()) / kBlockLen) * kBlockLen;
-            text.hit = text.computed > 0;
-            if (text.hit) {
-              models.step({{text.slot, 0, Tokens(text.tokens.begin(), text.tokens.begin() + text.computed)}});
-            }
-          }
-          texts.emplace(next_id++, text);
         }
         std::vector<Models::Rows> rows;
         std::vector<std::uint64_t> ids;
@@ -195,13 +226,7 @@ TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
             text.proposals.clear();
             ++preempted;
           }
-          auto all = text.tokens;
-          all.insert(all.end(), text.proposals.begin(), text.proposals.end());
-          const bool decodes = text.computed + 1 == std::ssize(text.tokens);
-          const int size = decodes ? static_cast<int>(all.size()) - text.computed
-                                   : std::min(1 + below(9), static_cast<int>(text.tokens.size()) - text.computed);
-          const auto begin = all.begin() + text.computed;
-          rows.push_back({text.slot, text.computed, Tokens(begin, begin + size)});
+          rows.push_back({text.slot, text.computed, next_rows(text, below)});
           ids.push_back(id);
         }
         if (rows.empty()) continue;
@@ -212,17 +237,7 @@ TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
           auto& text = texts.at(ids[i]);
           const auto size = static_cast<int>(rows[i].ids.size());
           models.drafts->computed(ids[i], rows[i].first, size, starts[i]);
-          int count = 0;
-          if (rows[i].first + size >= std::ssize(text.tokens)) {
-            const auto accepted = below(static_cast<int>(text.proposals.size()) + 1);
-            text.tokens.insert(text.tokens.end(), text.proposals.begin(), text.proposals.begin() + accepted);
-            text.computed = static_cast<int>(text.tokens.size());
-            text.tokens.push_back(below(testing::kVocab));
-            count = below(4);
-          } else {
-            text.computed += size;
-          }
-          text.proposals.clear();
+          const int count = accept(text, size, below) ? below(4) : 0;
           all.push_back(wanted(models, ids[i], text.tokens, text.salt, count));
           counts.push_back(count);
         }

@@ -316,6 +316,15 @@ std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
   return (tensor.rows * tensor.cols + (four_bits ? 1 : 0)) / (four_bits ? 2 : 1) + tensor.rows * groups * group_bytes;
 }
 
+// The only rank that has the tensor; empty: all ranks have it, or parts of it.
+std::optional<int> rank_of(const json& entry, int ranks) {
+  const auto stored = entry.find("rank");
+  if (stored == entry.end()) return std::nullopt;
+  const auto rank = number<int>(*stored, "rank");
+  if (rank < 0 || rank >= ranks) throw Invalid{cat("rank = ", rank, ", expected 0 to ", ranks - 1)};
+  return rank;
+}
+
 }  // namespace
 
 std::string Manifest::Tensor::shape() const { return vector ? cat("[", rows, "]") : cat("[", rows, ", ", cols, "]"); }
@@ -362,12 +371,7 @@ Manifest::Manifest(std::filesystem::path weights_dir, int ranks) : dir_(std::mov
       } else {
         dtype = dtype_of(entry.at("dtype"));
       }
-      if (const auto rank = entry.find("rank"); rank != entry.end()) {
-        tensor.rank = number<int>(*rank, "rank");
-        if (*tensor.rank < 0 || *tensor.rank >= ranks) {
-          throw Invalid{cat("rank = ", *tensor.rank, ", expected 0 to ", ranks - 1)};
-        }
-      }
+      tensor.rank = rank_of(entry, ranks);
       const auto parts = entry.find("parts");
       if (parts == entry.end()) continue;
       const auto file_of = [&](const json& in) {
