@@ -103,7 +103,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   model::Manifest manifest(weights_dir, config.tensor_para_size);
   if (config.speculative_method != "mtp") manifest.drop_mtp();
   if (main != nullptr) manifest = manifest.mtp().value();
-  const auto limits = step_limits(config, model, has_states(manifest));
+  const auto limits = step_limits(config, model);
   model::round_weights(model, manifest, config.quantization);
   modules_ = manifest.modules();
   const model::WeightFiles files(std::move(manifest));

@@ -46,6 +46,7 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   seq.forced = false;
   seq.proposed.clear();
   seq.planned_proposals = 0;
+  release_proposal_states(seq);
   if (std::exchange(seq.forked, false)) seq.num_cached_tokens = -1;
   waiting_tokens += seq.prompt_tokens;
   leave_children(seq);
@@ -258,6 +259,7 @@ std::span<const TokenId> Scheduler::tokens(SeqId id) const { return impl_->at(id
 std::span<const TokenId> Scheduler::proposed(SeqId id) const { return impl_->at(id).proposed; }
 std::span<const cache::BlockId> Scheduler::blocks(SeqId id) const { return impl_->at(id).blocks; }
 std::span<const cache::UnitRange> Scheduler::units(SeqId id) const { return impl_->at(id).units; }
+std::span<const cache::UnitRange> Scheduler::proposal_units(SeqId id) const { return impl_->at(id).proposal_units; }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
 std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
 std::vector<std::int32_t> Scheduler::hit_ends(SeqId id) const {
