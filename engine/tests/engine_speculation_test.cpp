@@ -87,16 +87,20 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
     return out;
   }
 
-  void expect_same(const std::vector<Request>& all, const Settings& settings, bool speculates = true) {
+  // The first steps compute all proposals, because no time is measured yet. Later ones may compute none on a busy machine,
+  // so an engine with few proposals may accept none.
+  void expect_same(const std::vector<Request>& all, const Settings& settings) {
     const auto expected = with(kOff, settings, all);
+    std::int64_t accepted = 0;
     for (const auto* tokens : {"1", "4", "16"}) {
       SCOPED_TRACE(std::string("speculative_tokens ") + tokens);
       EngineStats stats;
       const auto got = with(on({{"speculative_tokens", tokens}}), settings, all, &stats);
       for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
-      EXPECT_EQ(stats.proposed_tokens > 0, speculates);
-      EXPECT_EQ(stats.accepted_tokens > 0, speculates);
+      EXPECT_GT(stats.proposed_tokens, 0);
+      accepted += stats.accepted_tokens;
     }
+    EXPECT_GT(accepted, 0);
   }
 };
 
