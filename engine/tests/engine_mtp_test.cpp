@@ -338,12 +338,13 @@ TEST_F(MtpTest, AModelThatCannotHaveProposalsIsRejectedByName) {
   };
   const auto variants = testing::model_variants();
   auto states = *std::ranges::find_if(variants, [](const auto& one) { return one.mixers.front() != "attention"; });
+  states.mtp = true;
   TinyModel embeds = with_mtp(), ranks;
   embeds.more = "model_task = embed\n";
   ranks.ranks = 2;
   expect_refused({}, "no MTP layer");
   expect_refused({}, "charonia convert MODEL --speculative-method mtp");
-  expect_refused(states, "recurrent layers");
+  expect_refused(states, "the MTP layer is recurrent");
   expect_refused(embeds, "task = embed");
   expect_refused(ranks, "tensor_para_size is 2");
   expect_refused(with_mtp(), "the device is null", {{"device", "null"}});

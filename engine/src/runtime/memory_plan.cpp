@@ -422,12 +422,11 @@ void check_mtp(const EngineConfig& engine, const ModelConfig& model, const model
             ": set tensor_para_size = 1");
   refuse_if(model.model_task != "generate", "the model is for task = ", model.model_task,
             " and generates no text: serve a model that does");
-  refuse_if(has_states(manifest),
-            "the model has recurrent layers, whose state cannot be taken back to the last accepted token: serve "
-            "another model");
   refuse_if(!manifest.has_mtp(), "the weights in ", manifest.dir().string(),
             " have no MTP layer: convert a checkpoint that has one again, with: charonia convert MODEL "
             "--speculative-method mtp");
+  refuse_if(has_states(*manifest.mtp()), "the MTP layer is recurrent, and only layers with attention are supported: "
+                                         "serve another model");
 }
 
 // The MTP layer has the model's attributes.
