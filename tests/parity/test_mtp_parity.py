@@ -1,4 +1,4 @@
-"""The logits of the layer for multi-token prediction equal those of a reference in fp32.
+"""The layer for multi-token prediction (MTP) has the same logits as a reference in fp32.
 
 transformers has no such layer. The reference follows the formula of DeepSeek-V3's report. It takes a decoder layer of
 transformers, and computes the whole text for every logit.
@@ -29,7 +29,7 @@ NAMES = ("glm4-moe", "glm4-moe-groups", "deepseek-v3", "deepseek-v3-other", "glm
 
 
 def write_mtp_model(folder: Path, variant: Variant) -> None:
-    """Write a model with a random MTP layer. Its names are those of the last layer and of the released files."""
+    """Write a model with a random MTP layer. Its tensors have the names of the released files."""
     model = write_model(folder, variant, 3)
     layers, file = model.config.num_hidden_layers, folder / "model.safetensors"
     tensors, random = load_file(file), np.random.default_rng(5)
