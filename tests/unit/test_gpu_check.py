@@ -60,6 +60,25 @@ def test_cpp_tests_continue_after_a_crash(out: Path, monkeypatch: pytest.MonkeyP
     assert outcome.status == "failed" and "1 passed, 1 failed: A.dies (ended with 7)" in outcome.summary
 
 
+def test_probe_reports_bits_and_names_wrong_instructions(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = out / "charonia_cuda_tests"
+    monkeypatch.setattr(gpu_check, "ENGINE", out)
+    passed = "[ RUN      ] HopperTest.bits\\nfigure 99.5 %% equal bits, bf16\\n[       OK ] HopperTest.bits (1 ms)\\n"
+    program.write_text(f"#!/bin/sh\nprintf '{passed}'\n")
+    program.chmod(0o755)
+    outcome = gpu_check.probe(None, 60)
+    assert outcome.status == "passed" and outcome.decisions == ["reproducible mode must not use wgmma"]
+    [figure] = outcome.records
+    assert (figure["value"], figure["unit"], figure["case"]) == (99.5, "%", {"what": "equal bits, bf16"})
+    program.write_text(
+        "#!/bin/sh\necho '[ RUN      ] HopperTest.boxes'; echo '[  FAILED  ] HopperTest.boxes (1 ms)'; exit 1\n"
+    )
+    outcome = gpu_check.probe(None, 60)
+    assert outcome.status == "failed" and outcome.summary == "wrong: HopperTest.boxes"
+    program.write_text("#!/bin/sh\necho '[ RUN      ] HopperTest.bits'; echo '[  SKIPPED ] HopperTest.bits (1 ms)'\n")
+    assert gpu_check.probe(None, 60).status == "left out"
+
+
 def test_busy_time_counts_overlapping_kernels_once() -> None:
     kernels = [(0.0, 4.0, "a"), (1.0, 2.0, "b"), (3.0, 5.0, "c"), (9.0, 10.0, "d"), (11.0, 12.0, "e")]
     assert gpu_check.busy_and_gaps(kernels) == (7.0, [(4.0, "c", "d"), (1.0, "d", "e")])
@@ -88,4 +107,36 @@ def test_command_that_runs_too_long_is_killed(out: Path) -> None:
 
 def test_unknown_stage_is_rejected() -> None:
     done = subprocess.run([ROOT / "scripts" / "gpu_check.sh", "bench1"], capture_output=True, text=True)
-    assert done.returncode == 2 and "expected build, limits" in done.stderr
+    assert done.returncode == 2 and "expected build, probe, limits" in done.stderr
+
+
+def test_decisions_name_the_faster_way_and_missed_bars() -> None:
+    def figure(name: str, value: float, **case: object) -> gpu_check.Record:
+        return {"name": name, "value": value, "case": case}
+
+    rates = {"early": 100.0, "late": 104.0, "off": 90.0}
+    pdl = [figure("decode", rate, weights="bf16", setting=name) for name, rate in rates.items()]
+    assert list(gpu_check.decide("pdl", pdl)) == ["bf16: early 1.000, late 1.040, off 0.900 of early: take late"]
+    lib = [figure("time", us, weight="o", type="bf16", rows=rows) for rows, us in ((1, 9.0), (16, 8.0), (2048, 50.0))]
+    lib.append(figure("time", 25.0, weight="o", type="s8", rows=2048))
+    assert list(gpu_check.decide("lib", lib)) == [
+        "o: 1 row 9.0 us, 16 rows 8.0 us: pad",
+        "o: int8 2.00 times bf16: cuBLASLt for W8A8",
+    ]
+    yard = [figure("rate", rate, kernel=name, rows=8) for name, rate in (("charonia", 80.0), ("a", 90.0), ("b", 100.0))]
+    assert list(gpu_check.decide("yard", yard)) == ["8 rows: 80% of the best library: below 85 %, the exit rule counts"]
+    decode = [
+        figure("decode", rate, weights="bf16", reproducible=how, batch=1)
+        for how, rate in ((False, 200.0), (True, 180.0))
+    ]
+    assert list(gpu_check.decide("decode", decode)) == [
+        "bf16: 200 tokens/s; an H200 should reach 265 in bf16 and 560 in w4a16",
+        "bf16, batch 1: reproducible costs 10% of at most 5%: missed",
+    ]
+    gap = [figure("first to last kernel", 50.0), figure("kernels", 42.0)]
+    assert list(gpu_check.decide("gap", gap)) == ["8.00 of 50.00 ms of a step are in no kernel: shorten the gaps first"]
+    limits = [
+        figure("read", 4.5),
+        *(figure("bf16 GEMM", rate, what=w) for w, rate in (("burst", 820), ("after 5 s", 700))),
+    ]
+    assert "4.50 TB/s and 700 T operations/s in bf16 (820" in next(gpu_check.decide("limits", limits))

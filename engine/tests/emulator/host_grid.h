@@ -8,6 +8,7 @@
 //   - launches that a device of compute capability 9.0 rejects (check())
 //   - addresses that are not aligned, or not in shared memory although they must be, in the functions of portable.h and
 //     tensor_core.h; other accesses of 8 or 16 bytes with -fsanitize=alignment (scripts/sanitize.sh grid)
+//   - wrong use of barriers, copies by the TMA unit and warpgroup products (host_async.h)
 //   - threads that end without dependency_wait(), and early reads before it: the first block of a kernel runs up to it
 //     before the previous kernel has run, if a stream has both (host_stream.h)
 //   - accesses beyond an object in shared memory, and beyond a fiber's stack, with the address sanitizer
@@ -32,6 +33,8 @@
 #include "base/dtype.h"
 
 namespace charonia::cuda {
+
+struct TensorMap;
 
 struct Index3 {
   unsigned x = 1, y = 1, z = 1;
@@ -138,6 +141,21 @@ void note_streaming_load(const void* at, std::size_t bytes);
 void copy_later(void* shared, const void* global_or_null, std::size_t bytes);  // null: zeros
 void commit_copies();
 void wait_copies(int all_but_last);
+
+// For native_hopper.h; host_async.h has their contracts. offset_in_shared(): in the block's dynamic shared memory.
+struct Product;
+std::uint32_t offset_in_shared(const void* at);
+void init_barrier(void* at, int arrivals);
+void fence_barriers();
+void arrive_at_barrier(void* at, int expected_bytes);
+void wait_at_barrier(void* at, int parity);
+void copy_bulk(void* to, const void* from, std::size_t bytes, void* barrier);
+void copy_box(void* to, const TensorMap& map, const int* at, std::size_t rank, void* barrier);
+void fence_shared();
+void fence_products();
+void issue_product(const Product& product);
+void commit_products();
+void wait_products(int all_but_last);
 
 }  // namespace host_grid
 
