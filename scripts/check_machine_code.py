@@ -1,9 +1,9 @@
 """Checks the machine code of the CUDA kernels in folders of objects.
 
 In ptxas's output (keep_ptxas_output.sh), no kernel may spill registers. The warnings C7510 to C7518 are errors: ptxas
-then makes wgmma instructions wait for each other. In the code for sm_90a, no kernel may access local memory. The
-numbers of tensor core and TMA instructions must be those of machine_code.tsv, for all kernels of its source files. They
-are compared only if the release of nvcc is the one in the table.
+then makes wgmma instructions wait for each other. In the code for sm_90a, no kernel may access local memory, and the
+tensor core and TMA instructions of each source file's kernels must be those of machine_code.tsv, which has every file
+with such instructions. They are compared only if the release of nvcc is the one in the table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("machine_code.tsv")
 TARGET = "sm_90a"
-COUNTED = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "UTMALDG")
+COUNTED = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "UTMALDG", "UBLKCP")
 LOCAL = ("LDL", "STL")
 
 COMPILED = re.compile(r"Compiling entry function '(\w+)' for '(sm_\w+)'")
@@ -113,29 +113,44 @@ def readable(names: list[str]) -> list[str]:
     return [re.sub(r"charonia::cuda::|\(anonymous namespace\)::", "", name) for name in done.stdout.splitlines()]
 
 
+def counts(kernel: Kernel) -> str:
+    return " ".join(f"{name}={kernel.instructions[name]}" for name in COUNTED if kernel.instructions[name]) or "none"
+
+
 def table(kernels: Iterable[Kernel]) -> dict[str, str]:
-    """{kernel: its numbers of instructions}, of the kernels that have some."""
-    lines = {
-        f"{one.source} {one.name}": " ".join(
-            f"{name}={one.instructions[name]}" for name in COUNTED if one.instructions[name]
-        )
-        for one in kernels
+    """{source file: "2 x HMMA=8, 1 x none"}: its kernels with equal counts. Without the files that have only none."""
+    of_source: dict[str, Counter[str]] = {}
+    for one in kernels:
+        of_source.setdefault(one.source, Counter())[counts(one)] += 1
+    return {
+        source: ", ".join(f"{number} x {text}" for text, number in sorted(found.items()))
+        for source, found in sorted(of_source.items())
+        if set(found) != {"none"}
     }
-    return {kernel: counts for kernel, counts in sorted(lines.items()) if counts}
 
 
 def differences(found: dict[str, str], expected: dict[str, str]) -> Iterator[str]:
-    sources = {kernel.split()[0] for kernel in expected}
-    for kernel in sorted({*(one for one in found if one.split()[0] in sources), *expected}):
-        now, then = found.get(kernel, "none"), expected.get(kernel, "none")
+    for source in sorted({*found, *expected}):
+        now, then = found.get(source, "none"), expected.get(source, "none")
         if now != then:
-            yield f"{kernel}: {now}, but {TABLE.name} has {then}"
+            yield f"{source}: {now}, but {TABLE.name} has {then}. --print shows each kernel, --write updates the table"
+
+
+def add_instructions(kernels: Sequence[Kernel], found: dict[str, Counter[str]]) -> Iterator[str]:
+    """Set the instructions of a file's kernels. Yield an error for each kernel that ptxas or cuobjdump did not name."""
+    for kernel in kernels:
+        kernel.instructions = found.get(kernel.name, Counter())
+    source, names = kernels[0].source, {kernel.name for kernel in kernels}
+    for name in sorted(names - found.keys()):
+        yield f"{source}: cuobjdump shows no code of {name}"
+    for name in sorted(found.keys() - names):
+        yield f"{source}: ptxas has not printed the registers of {name}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="with the objects, and ptxas's output next to them")
-    parser.add_argument("--print", action="store_true", help="print registers and shared memory of all kernels")
+    parser.add_argument("--print", action="store_true", help="print registers, memory and instructions of all kernels")
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name} from the objects")
     arguments = parser.parse_args()
     files = sorted(file for folder in arguments.folders for file in folder.rglob("*.ptxas"))
@@ -144,7 +159,7 @@ def main() -> int:
         of_file, warnings = read(file)
         wrong += warnings
         kernels += of_file
-        if any(kernel.target == TARGET for kernel in of_file):
+        if of_target := [kernel for kernel in of_file if kernel.target == TARGET]:
             cuobjdump = find_cuobjdump()
             if cuobjdump is None:
                 print(
@@ -152,10 +167,7 @@ def main() -> int:
                     " pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
                 )
                 return 1
-            found = disassemble(cuobjdump, file.with_suffix(""))
-            for kernel in of_file:
-                if kernel.target == TARGET:
-                    kernel.instructions = found.get(kernel.name, Counter())
+            wrong += add_instructions(of_target, disassemble(cuobjdump, file.with_suffix("")))
     for folder in arguments.folders:
         if not any(file.is_relative_to(folder) for file in files):
             print(f"{folder} has no output of ptxas: build its target first")
@@ -166,7 +178,7 @@ def main() -> int:
     for kernel in kernels if arguments.print else spilling:
         print(
             f"{kernel}: {kernel.registers} registers, {kernel.shared_bytes} bytes of shared memory,"
-            f" {kernel.stack_bytes} of stack, {kernel.spilled_bytes} spilled"
+            f" {kernel.stack_bytes} of stack, {kernel.spilled_bytes} spilled; {counts(kernel)}"
         )
     for kernel in kernels:
         accesses = [f"{kernel.instructions[name]} {name}" for name in LOCAL if kernel.instructions[name]]
@@ -175,15 +187,14 @@ def main() -> int:
     compared = f"no code for {TARGET}"
     checked = [kernel for kernel in kernels if kernel.target == TARGET]
     if checked:
-        counts = table(checked)
-        release = nvcc_release()
+        found, release = table(checked), nvcc_release()
         if arguments.write:
-            lines = [f"nvcc\t{release}", *(f"{kernel}\t{of}" for kernel, of in counts.items())]
+            lines = [f"nvcc\t{release}", *(f"{source}\t{of}" for source, of in found.items())]
             TABLE.write_text("\n".join(lines) + "\n")
         (_, known), *expected = (line.split("\t") for line in TABLE.read_text().splitlines())
         if known == release:
-            wrong += differences(counts, dict(expected))
-            compared = f"{len(expected)} kernels compared with {TABLE.name}"
+            wrong += differences(found, dict(expected))
+            compared = f"{len(checked)} compared with {TABLE.name}"
         else:
             compared = f"{TABLE.name} is for nvcc {known}, not {release}: not compared"
     print(*wrong, sep="\n", end="\n" if wrong else "")

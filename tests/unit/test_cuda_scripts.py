@@ -70,7 +70,7 @@ def test_kernels_without_spills_pass_and_are_printed(tmp_path: Path) -> None:
 def test_a_kernel_that_spills_or_uses_local_memory_is_named(tmp_path: Path) -> None:
     (tmp_path / "good.cu.o.ptxas").write_text(GOOD)
     (tmp_path / "bad.cu.o.ptxas").write_text(SPILLING)
-    result = check(tmp_path, code=CODE)
+    result = check(tmp_path, code=CODE[CODE.index("                Function : _Z6crowdv") :])
     assert result.returncode == 1
     assert "bad sm_90a" in result.stdout and "36 spilled" in result.stdout
     assert re.search(r"bad sm_90a (crowd|_Z6crowdv).* accesses local memory: 1 LDL, 1 STL", result.stdout)
@@ -83,20 +83,46 @@ def test_a_warning_about_serialised_wgmma_is_an_error(tmp_path: Path) -> None:
     assert result.returncode == 1 and "slow: (C7510) Potential Performance Loss" in result.stdout
 
 
+HOPPER = GOOD.replace("sm_80", "sm_90a")
+ONE_KERNEL = CODE[: CODE.index("                Function : _Z6crowdv")]
+
+
 def test_counts_of_instructions_are_compared_with_the_table(tmp_path: Path) -> None:
-    (tmp_path / "gemm.cu.o.ptxas").write_text(GOOD.replace("sm_80", "sm_90a"))
+    (tmp_path / "gemm.cu.o.ptxas").write_text(HOPPER)
     table = tmp_path / "scripts" / "machine_code.tsv"
-    written = check(tmp_path, "--write", code=CODE)
-    assert written.returncode == 0, written.stderr
-    assert re.fullmatch(r"nvcc\t13.0\ngemm \S+\tHMMA=2 UTMALDG=1\n", table.read_text())
-    assert "1 kernels compared" in check(tmp_path, code=CODE).stdout
-    fewer = check(tmp_path, code=CODE.replace("@!P0 HMMA", "@!P0 FFMA"))
-    assert fewer.returncode == 1 and "HMMA=1 UTMALDG=1, but machine_code.tsv has HMMA=2 UTMALDG=1" in fewer.stdout
-    gone = check(tmp_path, code=CODE.replace("calm", "calls"))
-    assert gone.returncode == 1 and ": none, but machine_code.tsv has HMMA=2" in gone.stdout
+    written = check(tmp_path, "--write", code=ONE_KERNEL)
+    assert written.returncode == 0, written.stdout
+    assert table.read_text() == "nvcc\t13.0\ngemm\t1 x HMMA=2 UTMALDG=1\n"
+    assert "1 compared" in check(tmp_path, code=ONE_KERNEL).stdout
+    fewer = check(tmp_path, code=ONE_KERNEL.replace("@!P0 HMMA", "@!P0 FFMA"))
+    assert fewer.returncode == 1
+    assert "gemm: 1 x HMMA=1 UTMALDG=1, but machine_code.tsv has 1 x HMMA=2 UTMALDG=1" in fewer.stdout
     table.write_text(table.read_text().replace("13.0", "12.8"))
-    other = check(tmp_path, code=CODE.replace("HMMA", "FFMA"))
+    other = check(tmp_path, code=ONE_KERNEL.replace("HMMA", "FFMA"))
     assert other.returncode == 0, other.stdout
+
+
+def test_kernels_that_are_not_in_the_table_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "gemm.cu.o.ptxas").write_text(HOPPER)
+    assert check(tmp_path, "--write", code=ONE_KERNEL).returncode == 0
+    (tmp_path / "gemm.cu.o.ptxas").write_text(HOPPER + HOPPER.replace("calm", "more"))
+    code = ONE_KERNEL + ONE_KERNEL.replace("calm", "more").replace("UTMALDG", "FFMA")
+    more = check(tmp_path, code=code)
+    assert more.returncode == 1 and "gemm: 1 x HMMA=2, 1 x HMMA=2 UTMALDG=1, but" in more.stdout
+    (tmp_path / "gemm.cu.o.ptxas").rename(tmp_path / "new.cu.o.ptxas")
+    renamed = check(tmp_path, code=code)
+    assert renamed.returncode == 1 and "new: 1 x HMMA=2, 1 x HMMA=2 UTMALDG=1, but machine_code.tsv has none" in (
+        renamed.stdout
+    )
+    assert "gemm: none, but machine_code.tsv has 1 x HMMA=2 UTMALDG=1" in renamed.stdout
+
+
+def test_kernels_that_only_ptxas_or_only_cuobjdump_names_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "gemm.cu.o.ptxas").write_text(HOPPER)
+    result = check(tmp_path, "--write", code=ONE_KERNEL.replace("_Z4calmv", "_Z5callsv"))
+    assert result.returncode == 1
+    assert "gemm: cuobjdump shows no code of _Z4calmv" in result.stdout
+    assert "gemm: ptxas has not printed the registers of _Z5callsv" in result.stdout
 
 
 def test_all_folders_are_checked_and_each_must_have_output(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-from gpu_check import Outcome, Run  # noqa: E402
+from gpu_check import LATER, STAGES, Outcome, Run  # noqa: E402
 
 GTEST = """\
 [==========] Running 4 tests from 2 test suites.
@@ -101,13 +103,55 @@ def test_failed_build_ends_the_check_with_the_end_of_the_log(out: Path) -> None:
     assert "    an error" in (out / "results.md").read_text()
 
 
+def test_default_run_checks_correctness_first_and_fits_the_budget() -> None:
+    default = [name for name in STAGES if name not in LATER]
+    assert default[:4] == ["build", "probe", "cpp_tests", "python_tests"]
+    for names in (default, ["build", *LATER]):
+        assert sum(STAGES[name][0] for name in names) <= gpu_check.BUDGET_S
+
+
+def test_default_run_leaves_out_no_stage_that_takes_its_time(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: clock)
+
+    def taking(seconds: float) -> Run:
+        def run(emulated: Path | None, limit_s: float) -> Outcome:
+            nonlocal clock
+            clock += seconds
+            return Outcome("passed")
+
+        return run
+
+    stages = {name: (guess_s, taking(guess_s)) for name, (guess_s, _) in STAGES.items() if name not in LATER}
+    now = gpu_check.check(stages, None, gpu_check.BUDGET_S)
+    assert {one.status for one in now.values()} == {"passed"}
+
+
 def test_command_that_runs_too_long_is_killed(out: Path) -> None:
     assert gpu_check.run(["sleep", "600"], "log", 0.1, {"PATH": "/usr/bin:/bin"})[0] is None
 
 
+def test_pdl_measures_each_setting_in_a_process_of_its_own_session(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = json.dumps({**FIGURE, "name": "decode", "case": {"weights": "bf16"}})
+    settings = ",".join(f"$CHARONIA_CUDA_{name}" for name in ("PDL", "PREFETCH", "DECODE_SPLIT"))
+    program = out / "python"
+    program.write_text(
+        f"#!/bin/sh\necho '{figure}' > {out}/pdl_one.jsonl\necho \"{settings} $3 $(ps -o sid= -p $$)\" >> {out}/seen\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(gpu_check.sys, "executable", str(program))
+    for name in ("PDL", "PREFETCH", "DECODE_SPLIT"):
+        monkeypatch.delenv(f"CHARONIA_CUDA_{name}", raising=False)
+    records = list(gpu_check.measure_pdl(cast(gpu_check.Clock, None)))
+    assert [one["case"] for one in records] == [{"weights": "bf16", "setting": name} for name in gpu_check.PDL]
+    seen = [line.split() for line in (out / "seen").read_text().splitlines()]
+    assert [line[0] for line in seen] == ["off,,", "early,,", "late,,", "late,16,", ",,64"]
+    assert {(line[1], int(line[2])) for line in seen} == {("pdl_one", os.getsid(0))}
+
+
 def test_unknown_stage_is_rejected() -> None:
     done = subprocess.run([ROOT / "scripts" / "gpu_check.sh", "bench1"], capture_output=True, text=True)
-    assert done.returncode == 2 and "expected build, probe, limits" in done.stderr
+    assert done.returncode == 2 and "expected build, probe, cpp_tests" in done.stderr
 
 
 def test_decisions_name_the_faster_way_and_missed_bars() -> None:

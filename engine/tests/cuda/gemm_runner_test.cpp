@@ -339,6 +339,83 @@ TEST_F(GemmRunnerTest, a_wrong_stored_choice_is_replaced_also_when_time_has_run_
   EXPECT_EQ(run(runner, problem), 0U);
 }
 
+// Weights whose sums cancel, and columns of very different size, cause no false alarm: the check has its own weights.
+TEST_F(GemmRunnerTest, weights_that_cancel_or_differ_in_size_cause_no_warning) {
+  const Case c{.type = DType::f16, .out_type = DType::f16, .rows = 4, .n = 24, .k = 1032, .bias = true};
+  GemmProblem random(c);
+  auto operands = random.host;
+  for (std::int64_t row = 0; row < c.n; ++row) {
+    for (std::int64_t k = 0; k < c.k; ++k) {
+      operands.weight.set(row, k, row == 5 ? 60000.0F : row % 2 == 0 ? (k % 2 == 0 ? 1.0F : -1.0F) : 1e-7F);
+    }
+  }
+  GemmProblem problem(c, std::move(operands));
+  GemmRunner runner(device_info(0), options());
+  prepare(runner, problem, 64);
+  EXPECT_EQ(runner.warning(), "");
+}
+
+// Two layers have GEMMs of one shape, and only one of them has memory for 16 rows.
+TEST_F(GemmRunnerTest, no_candidate_uses_rows_that_the_operands_do_not_have) {
+  std::int64_t most = 0;
+  log_.rejects = [&](const Gemm& gemm) {
+    if (gemm.row_capacity < 16) most = std::max(most, gemm.rows);
+    return false;
+  };
+  for (const bool stored : {false, true}) {
+    GemmRunner runner(device_info(0), options());
+    GemmProblem problem({.rows = 8, .n = 24, .k = 72});
+    auto gemm = problem.gemm(), gated = gemm;
+    gemm.row_capacity = 16;
+    gated.gate = Gate::silu;
+    for (const auto& shapes : {std::array{gemm, gated}, {gated, gemm}}) runner.prepare(problem.stream, shapes, 8);
+    EXPECT_LE(most, 8) << stored;
+    EXPECT_EQ(runner.warning(), "");
+  }
+}
+
+TEST_F(GemmRunnerTest, stored_choices_are_checked_also_if_nothing_is_measured) {
+  GemmProblem problem(kCase);
+  {
+    GemmRunner runner(device_info(0), options());
+    prepare(runner, problem, 4);
+  }
+  log_.wrong = 1;
+  measured_ = 0;
+  auto with = options();
+  with.seconds = 0;
+  GemmRunner runner(device_info(0), std::move(with));
+  prepare(runner, problem, 4);
+  EXPECT_EQ(measured_, 0);
+  EXPECT_TRUE(says(runner.warning(), "3 kernels gave results that differ"));
+  EXPECT_EQ(run(runner, problem), 0U);
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// With or without stored choices.
+TEST_F(GemmRunnerTest, without_memory_for_operands_tactics_are_chosen_by_rule) {
+  GemmProblem problem({.rows = 3, .n = 512, .k = 1024});
+  for (const bool stored : {false, true}) {
+    {
+      GemmRunner runner(device_info(0), options());
+      const DeviceMemory rest(free_device_bytes() - (std::size_t{1} << 20));
+      std::vector<std::string> logged;
+      set_log_sink([&](LogLevel, const std::string& line) { logged.push_back(line); });
+      measured_ = 0;
+      prepare(runner, problem, 4);
+      set_log_sink({});
+      EXPECT_EQ(measured_, 0);
+      for (const auto& line : runner.report()) EXPECT_TRUE(says(line, "by rule"));
+      ASSERT_FALSE(logged.empty());
+      EXPECT_TRUE(says(logged.front(), "chosen by rule instead of measured: operands to measure GEMMs with"));
+    }
+    GemmRunner runner(device_info(0), options());
+    prepare(runner, problem, 4);
+    EXPECT_EQ(measured_ == 0, stored);
+  }
+}
+#endif
+
 // One kernel for both takes 10, the library 1 to 3.
 TEST_F(GemmRunnerTest, a_gate_is_computed_with_its_gemm_only_if_that_was_faster) {
   for (const double library : {1.0, 100.0}) {

@@ -211,6 +211,35 @@ TEST(HostAsyncTest, misplaced_copies_are_found) {
   expect("with 3 coordinates of 2", [&] { copy_box(swizzled_shared(), map(Swizzle::none), {0, 0, 0}, barrier()); });
 }
 
+TEST(HostAsyncTest, swizzles_need_memory_that_is_aligned_to_1024_bytes) {
+  alignas(16) static unsigned char rows[8 * 128];
+  const auto copy = [](Swizzle swizzle, unsigned char* to) {
+    const int width = swizzle == Swizzle::none ? 32 : static_cast<int>(swizzle);
+    const auto map = make_tensor_map({.data = rows,
+                                      .sizes = {width / 2, 8},
+                                      .strides = {0, width},
+                                      .box = {width / 2, 8},
+                                      .swizzle = swizzle});
+    ready_barrier(1);
+    if (first()) {
+      barrier_arrive_expect(barrier(), 8 * width);
+      copy_box(to, map, {0, 0}, barrier());
+    }
+    barrier_wait(barrier(), 0);
+  };
+  expect_error("", [&] { copy(Swizzle::none, dynamic_shared()); });
+  for (const auto swizzle : {Swizzle::of_32, Swizzle::of_64, Swizzle::of_128}) {
+    expect_error("", [&] { copy(swizzle, swizzled_shared()); });
+    expect_error("swizzled_shared() was not called", [&] { copy(swizzle, dynamic_shared()); });
+  }
+  expect_error("swizzled_shared() was not called", [] {
+    float d[16] = {};
+    const auto operand = matrix_descriptor(dynamic_shared(), Swizzle::of_32, 256);
+    wgmma_fence();
+    wgmma<bf16, 32>(d, operand, operand, true);
+  });
+}
+
 // Both operands of a product in shared memory, zero and visible.
 constexpr int kN = 32, kWidth = 32;
 std::uint64_t operand(int at = 0) { return matrix_descriptor(swizzled_shared() + at, Swizzle::of_32, 8 * kWidth); }

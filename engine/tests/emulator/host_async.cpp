@@ -63,6 +63,7 @@ void Async::begin(std::byte* shared, std::size_t bytes, std::size_t threads) {
   shared_ = shared;
   bytes_ = bytes;
   count_ = threads;
+  aligned_ = false;
   barriers_.clear();
   view_.clear();
   warpgroups_.clear();
@@ -161,6 +162,12 @@ std::string Async::missing() const {
 
 // Copies.
 
+void Async::check_swizzle(Swizzle swizzle) const {
+  if (swizzle != Swizzle::none && !aligned_) {
+    misuse("uses a swizzle in memory that is not aligned to 1024 bytes: swizzled_shared() was not called");
+  }
+}
+
 void Async::check_place(const void* to, std::size_t bytes, std::size_t alignment) const {
   const auto offset = static_cast<const std::byte*>(to) - shared_;
   if (offset < 0 || offset + static_cast<std::ptrdiff_t>(bytes) > static_cast<std::ptrdiff_t>(bytes_)) {
@@ -208,6 +215,7 @@ void Async::copy_box(void* to, const TensorBox& box, const int* at, void* barrie
     if (i > 0) rows *= box.box[static_cast<std::size_t>(i)];
   }
   const auto bytes = static_cast<std::size_t>(rows) * width;
+  check_swizzle(box.swizzle);
   check_place(to, bytes, box.swizzle == Swizzle::none ? 128 : 8 * width);
   std::vector<std::uint32_t> places(bytes / kPiece);
   for (std::size_t i = 0; i < places.size(); ++i) {
@@ -251,6 +259,7 @@ Async::Operand Async::gather(const std::byte* memory, std::uint64_t descriptor, 
   constexpr std::array kModes{Swizzle::none, Swizzle::of_128, Swizzle::of_64, Swizzle::of_32};
   const auto swizzle = kModes[descriptor >> 62];
   const std::uint32_t width = swizzle == Swizzle::none ? kPiece : static_cast<std::uint32_t>(swizzle);
+  check_swizzle(swizzle);
   if (transposed && swizzle == Swizzle::none) misuse("a transposed operand needs a swizzle");
   if ((descriptor & ~std::uint64_t{0xc000'3fff'3fff'3fff}) != 0) misuse("a descriptor with unknown bits ", descriptor);
   if (swizzle != Swizzle::none && start % (8 * width) >= width) {

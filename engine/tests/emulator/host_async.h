@@ -9,6 +9,7 @@
 //     thread has waited for
 //   - waits for the phase before or after the one that has copies in flight, in the order in which threads run here
 //   - copies that are misaligned, or not within shared memory; blocks that end before their copies
+//   - swizzled copies and operands in a kernel that does not use swizzled_shared(), whose memory is aligned to 16 bytes
 //   - destinations that are written while a copy is in flight, and sources that change meanwhile: data of an earlier
 //     kernel that is copied before dependency_wait()
 //   - products without wgmma_fence(), with a wrong descriptor, or that the warps of a warpgroup issue differently;
@@ -50,6 +51,8 @@ class Async {
  public:
   // A block begins. shared: its dynamic shared memory, aligned to 1024 bytes.
   void begin(std::byte* shared, std::size_t bytes, std::size_t threads);
+  // The kernel has called swizzled_shared(), so its dynamic shared memory is aligned to 1024 bytes on the device too.
+  void align() { aligned_ = true; }
 
   void init_barrier(void* at, int arrivals, std::size_t thread);
   void fence_barriers(std::size_t thread);
@@ -121,6 +124,7 @@ class Async {
     std::vector<Held<std::uint32_t>> registers;
   };
 
+  void check_swizzle(Swizzle swizzle) const;
   Barrier& find(const void* at);
   void check_ended(Barrier& barrier);
   void add_copy(void* to, std::vector<std::uint32_t> places, std::function<std::vector<std::byte>()> read,
@@ -132,6 +136,7 @@ class Async {
 
   std::byte* shared_ = nullptr;
   std::size_t bytes_ = 0;
+  bool aligned_ = false;
   std::vector<Barrier> barriers_;
   std::vector<std::byte> view_;  // shared memory as products see it; empty: not used yet
   std::vector<Warpgroup> warpgroups_;

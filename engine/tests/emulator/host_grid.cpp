@@ -177,7 +177,7 @@ using Point = void* [5];
 struct alignas(64) Fiber {
   Place place;
   Context context = Context::none;
-  bool waited = false;
+  bool waited = false, triggered = false;
   int exchanges = 0;
   Point at{};
   const void* frame = nullptr;                 // end of its stack when it last waited
@@ -313,7 +313,7 @@ void Block::begin(Index3 at, std::span<const unsigned> threads) {
     auto& fiber = fibers_[i];
     fiber.place = {{static_cast<unsigned>(i), 0, 0}, at, shape_->block, shape_->grid};
     if (fiber.context == Context::inside) fiber.context = Context::none;
-    fiber.waited = false;
+    fiber.waited = fiber.triggered = false;
     fiber.exchanges = 0;
     fiber.open_copies.clear();
     fiber.copy_groups.clear();
@@ -720,6 +720,10 @@ const void* at_rank(const void* own_shared, std::size_t bytes, int rank) {
 }
 void wait_for_dependency() { block().wait_for_dependency(); }
 unsigned char* dynamic_shared_memory() { return block().dynamic(); }
+unsigned char* swizzled_shared_memory() {
+  block().async().align();
+  return block().dynamic();
+}
 void* static_shared_memory(const void* key, std::size_t bytes, std::size_t alignment) {
   return block().variable(key, bytes, alignment);
 }
@@ -748,8 +752,21 @@ void check_atomic(const void* at, std::size_t bytes) {
   if (!block().fiber().waited && !block().in_shared(at, bytes)) check_waited("an atomic function");
 }
 
+Calls& calls() {
+  thread_local Calls all;
+  return all;
+}
+void note_trigger() {
+  block().fiber().triggered = true;
+  ++calls().triggers;
+}
+namespace {
+void note_request() { ++(block().fiber().triggered ? calls().requests_after : calls().requests_before); }
+}  // namespace
+
 void watch_streaming_loads(LoadWatch watch) { load_watch = std::move(watch); }
 void note_streaming_load(const void* at, std::size_t bytes) {
+  note_request();
   if (load_watch) load_watch(place(), at, bytes);
 }
 
@@ -758,6 +775,7 @@ void copy_later(void* shared, const void* global_or_null, std::size_t bytes) {
   if (global_or_null != nullptr) {
     check_aligned(global_or_null, bytes, "copy_async");
     if (block().in_shared(global_or_null, bytes)) block().fail_here("copy_async(): from shared memory");
+    note_request();
   }
   std::memset(shared, kNaNByte, bytes);
   block().fiber().open_copies.push_back({shared, global_or_null, bytes});

@@ -105,7 +105,9 @@ void sync_cluster();
 int rank_in_cluster();
 const void* at_rank(const void* own_shared, std::size_t bytes, int rank);
 void wait_for_dependency();
+// The same memory; only the second one is aligned for swizzled data on the device.
 unsigned char* dynamic_shared_memory();
+unsigned char* swizzled_shared_memory();
 
 // The block's variable with this key. Filled with NaN when the block begins.
 void* static_shared_memory(const void* key, std::size_t bytes, std::size_t alignment);
@@ -137,6 +139,16 @@ const T* exchange(const T& mine) {
 using LoadWatch = std::function<void(const Place& by, const void* at, std::size_t bytes)>;
 void watch_streaming_loads(LoadWatch watch);
 void note_streaming_load(const void* at, std::size_t bytes);
+
+// Counts calls in the kernels that the calling thread runs, for tests.
+struct Calls {
+  std::uint64_t triggers = 0;         // dependency_trigger()
+  std::uint64_t requests_before = 0;  // copy_async() from memory and load_streaming() before the thread's first trigger
+  std::uint64_t requests_after = 0;   // the same, after it
+  std::uint64_t prefetches = 0;       // prefetch_l2()
+};
+Calls& calls();
+void note_trigger();
 
 void copy_later(void* shared, const void* global_or_null, std::size_t bytes);  // null: zeros
 void commit_copies();

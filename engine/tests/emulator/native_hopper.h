@@ -10,7 +10,7 @@
 namespace charonia::cuda {
 
 inline std::uint32_t shared_offset(const void* p) { return host_grid::offset_in_shared(p); }
-inline unsigned char* swizzled_shared() { return host_grid::dynamic_shared_memory(); }
+inline unsigned char* swizzled_shared() { return host_grid::swizzled_shared_memory(); }
 
 inline void barrier_init(std::uint64_t* b, int arrivals) { host_grid::init_barrier(b, arrivals); }
 inline void barrier_init_fence() { host_grid::fence_barriers(); }

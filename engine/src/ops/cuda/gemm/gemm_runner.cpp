@@ -7,7 +7,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -61,7 +64,8 @@ constexpr std::size_t kNamedKernels = 4;
 constexpr std::size_t kPreparedBytes = std::size_t{16} << 20;
 constexpr std::int64_t kMaxPreparedRows = 16384, kMinPreparedRows = 16;
 
-// Maximum memory of operands for measurements. Tactics of GEMMs with more rows are chosen by rule.
+// Maximum memory of operands for measurements, if half of the free memory is more than kGemmOperandBytes. Tactics of
+// GEMMs that need more are chosen by rule.
 constexpr std::size_t kOperandBytes = std::size_t{2} << 30;
 
 // The stride of prepared inputs: in elements, or in bytes for 8-bit codes.
@@ -210,6 +214,12 @@ struct GemmRunner::Impl {
     return tactic;
   }
 
+  // A GEMM with a gate gets no choice: it follows the choice of the GEMM without the gate.
+  void choose_by_rule(const Gemm& gemm, std::optional<GemmCandidate>& choice) const {
+    choice.reset();
+    if (gemm.gate == Gate::none) choice = by_rule(gemm);
+  }
+
   // For a GEMM whose other candidates have wrong results.
   GemmCandidate reference(const Gemm& gemm) const {
     return {.own = reference_tactic(device, gemm), .apart = gemm.gate != Gate::none};
@@ -332,9 +342,22 @@ struct GemmRunner::Impl {
   };
   Fastest fastest(Stream& stream, const Gemm& gemm, GemmOperands& operands);
   bool issue_candidate(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, void* gated_out);
-  void issue_reference(Stream& stream, const Gemm& gemm, const GemmOperands& operands);
+  Gemm lay_out_check(Stream& stream, const Gemm& gemm, GemmOperands& operands);
   bool agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands);
   void note_wrong(const Gemm& gemm, const GemmCandidate& tactic);
+  // A GEMM to measure, or with a stored choice to check. bytes: of its operands.
+  struct Wanted {
+    Gemm gemm;  // with the bucket's rows
+    Bucket of;
+    bool stored;
+    std::size_t bytes;
+  };
+  Wanted to_measure(const Gemm& gemm, Bucket of) const {
+    return {gemm, of, false, std::max(GemmOperands::bytes(device, gemm), GemmOperands::exact_bytes(gemm))};
+  }
+  std::vector<Wanted> wanted_gemms(std::span<const Gemm> shapes, int max_rows);
+  std::optional<GemmOperands> operands_for(std::vector<Wanted>& wanted);
+  void warn_of_wrong();
   void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
 
   DeviceInfo device;
@@ -359,20 +382,23 @@ bool GemmRunner::Impl::issue_candidate(Stream& stream, const Gemm& gemm, const G
     apply_gate(stream, gemm, gated_out);
     return true;
   }
-  if (tactic.blas) return run_library(stream, gemm, tactic);
+  if (tactic.blas && has_rows(gemm, tactic)) return run_library(stream, gemm, tactic);
   cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
   return true;
 }
 
-// Computes the result that all candidates must have, in operands.second_out().
-void GemmRunner::Impl::issue_reference(Stream& stream, const Gemm& gemm, const GemmOperands& operands) {
-  auto plain = without_gate(gemm);
+// Returns the GEMM with the operands for agrees(), and computes the result that all candidates must have, in
+// operands.second_out().
+Gemm GemmRunner::Impl::lay_out_check(Stream& stream, const Gemm& gemm, GemmOperands& operands) {
+  const auto exact = operands.lay_out_exact(stream, gemm);
+  auto plain = without_gate(exact);
   if (gemm.gate == Gate::none) plain.out = operands.second_out();
   cuda::gemm(stream, device, plain, reference_tactic(device, plain), own_workspace.data());
-  if (gemm.gate != Gate::none) apply_gate(stream, gemm, operands.second_out());
+  if (gemm.gate != Gate::none) apply_gate(stream, exact, operands.second_out());
+  return exact;
 }
 
-// Whether a candidate gives the result of the reference kernel, which is in operands.second_out().
+// Whether a candidate gives the result of the reference kernel. gemm: of lay_out_check().
 bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands) {
   if (tactic.apart) return true;  // both kernels are checked elsewhere
   stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
@@ -438,11 +464,11 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
   std::erase_if(tactics, [](const GemmCandidate& tactic) { return tactic.microseconds == 0; });
   std::ranges::stable_sort(tactics, {}, &GemmCandidate::microseconds);
   const auto begin = Clock::now();
-  issue_reference(stream, timed, operands);
+  const auto checked = lay_out_check(stream, gemm, operands);
   std::optional<GemmCandidate> best;
   for (const auto& tactic : tactics) {
     if (best && tactic.blas) continue;
-    if (!agrees(stream, timed, tactic, operands)) {
+    if (!agrees(stream, checked, tactic, operands)) {
       note_wrong(gemm, tactic);
       continue;
     }
@@ -456,28 +482,24 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
   return {best, of_all};
 }
 
-void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows) {
-  // Few rows first, because a server spends most of its time in decode steps.
-  struct Wanted {
-    Gemm gemm;  // with the bucket's rows
-    Bucket of;
-  };
+// The GEMMs to measure and to check, those of few rows first, because a server spends most of its time in decode steps.
+// Sets the stored choices, and choices by rule for the others.
+std::vector<GemmRunner::Impl::Wanted> GemmRunner::Impl::wanted_gemms(std::span<const Gemm> shapes, int max_rows) {
+  const bool measures = options.timer && seconds_left > 0;
   std::vector<Wanted> wanted;
-  std::size_t operand_bytes = 0;
-  const auto max_bytes = std::min(kOperandBytes, free_device_bytes() / 2);
+  std::set<std::pair<GemmShape, Bucket>> seen;
   const auto want = [&](const Gemm& gemm, Bucket of) {
     const auto shape = shape_of(gemm);
     auto& tactic = chosen[shape].tactics[of];
-    if (tactic && tactic->microseconds > 0) return;
-    if (const auto known = memory.find(shape, kBuckets[of]); known && serves(gemm, *known)) {
-      tactic = *known;
-    } else if (gemm.gate == Gate::none) {
-      tactic = by_rule(gemm);
+    if (!seen.emplace(shape, of).second || (tactic && tactic->microseconds > 0)) return;
+    tactic = memory.find(shape, kBuckets[of]);
+    if (tactic && !serves(gemm, *tactic)) tactic.reset();
+    if (tactic) {
+      wanted.push_back({gemm, of, true, GemmOperands::exact_bytes(gemm)});
+    } else {
+      choose_by_rule(gemm, tactic);
+      if (measures) wanted.push_back(to_measure(gemm, of));
     }
-    const auto bytes = GemmOperands::bytes(device, gemm);
-    if (!options.timer || bytes > max_bytes) return;
-    operand_bytes = std::max(operand_bytes, bytes);
-    wanted.push_back({gemm, of});
   };
   for (Bucket of = 0; of < kBuckets.size(); ++of) {
     for (auto gemm : shapes) {
@@ -497,38 +519,73 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
       if (gemm.rows <= kGatedRows && can_gate(gemm)) want(gemm, of);
     }
   }
-  if (wanted.empty() || options.seconds <= 0) return;
+  return wanted;
+}
+
+// Allocates memory for the operands. GEMMs that do not fit are removed. A stored choice is then replaced by rule,
+// because none is used without a check. Empty if there is no GEMM or no memory.
+std::optional<GemmOperands> GemmRunner::Impl::operands_for(std::vector<Wanted>& wanted) {
+  for (const auto limit : {std::max(kGemmOperandBytes, std::min(kOperandBytes, free_device_bytes() / 2)),
+                           kGemmOperandBytes, std::size_t{0}}) {
+    std::size_t bytes = 0;
+    std::erase_if(wanted, [&](const Wanted& one) {
+      if (one.bytes <= limit) bytes = std::max(bytes, one.bytes);
+      if (one.bytes > limit && one.stored) choose_by_rule(one.gemm, chosen[shape_of(one.gemm)].tactics[one.of]);
+      return one.bytes > limit;
+    });
+    if (wanted.empty()) break;
+    try {
+      return std::optional<GemmOperands>(std::in_place, bytes);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::resource_exhausted) throw;
+      log({LogLevel::warning, cat("kernels of GEMMs are chosen by rule instead of measured: ", error.what()), "", {}});
+    }
+  }
+  return std::nullopt;
+}
+
+void GemmRunner::Impl::warn_of_wrong() {
+  if (wrong == 0) return;
+  warning = cat(warning, warning.empty() ? "" : "; ", wrong,
+                " kernels gave results that differ from the reference kernel's, and are not used: ", named_wrong,
+                wrong > kNamedKernels ? "; and others" : "", ". Please report this");
+  wrong = 0;
+  named_wrong.clear();
+}
+
+void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows) {
+  auto unmeasured = wanted_gemms(shapes, max_rows);
+  std::vector<Wanted> stored;
+  std::ranges::copy_if(unmeasured, std::back_inserter(stored), &Wanted::stored);
+  std::erase_if(unmeasured, [](const Wanted& one) { return one.stored; });
   if (prepared_scales.bytes() > 0) {
     const std::vector<float> scales(prepared_scales.bytes() / sizeof(float), kMeasuredScale);
     stream.upload(prepared_scales.data(), scales.data(), prepared_scales.bytes(), "scales to measure with");
   }
-  GemmOperands operands(operand_bytes);
-  for (const auto& [gemm, of] : wanted) {
-    const auto shape = shape_of(gemm);
-    auto& tactic = chosen[shape].tactics[of];
-    if (tactic && tactic->microseconds > 0) {  // stored, or the same shape occurs twice
-      const auto timed = operands.lay_out(stream, device, gemm);
-      issue_reference(stream, timed, operands);
-      if (agrees(stream, timed, *tactic, operands)) continue;
-      note_wrong(gemm, *tactic);
-      tactic = reference(gemm);
+  if (auto operands = operands_for(stored)) {
+    for (const auto& one : stored) {
+      auto& tactic = chosen[shape_of(one.gemm)].tactics[one.of];
+      if (agrees(stream, lay_out_check(stream, one.gemm, *operands), *tactic, *operands)) continue;
+      note_wrong(one.gemm, *tactic);
+      tactic = reference(one.gemm);
+      unmeasured.push_back(to_measure(one.gemm, one.of));
     }
-    if (seconds_left <= 0) continue;
-    const auto best = fastest(stream, gemm, operands);
-    if (best.tactic) tactic = best.tactic;
-    if (best.tactic && best.of_all) memory.keep(shape, kBuckets[of], *best.tactic);
+  }
+  if (!options.timer || seconds_left <= 0) unmeasured.clear();
+  if (auto operands = operands_for(unmeasured)) {
+    for (const auto& one : unmeasured) {
+      if (seconds_left <= 0) break;
+      const auto shape = shape_of(one.gemm);
+      const auto best = fastest(stream, one.gemm, *operands);
+      if (best.tactic) chosen[shape].tactics[one.of] = best.tactic;
+      if (best.tactic && best.of_all) memory.keep(shape, kBuckets[one.of], *best.tactic);
+    }
   }
   stream.wait("measured GEMMs");
   if (auto failure = memory.save(); !failure.empty()) {
     warning = cat(warning, warning.empty() ? "" : "; ", failure);
   }
-  if (wrong > 0) {
-    warning = cat(warning, warning.empty() ? "" : "; ", wrong,
-                  " kernels gave results that differ from the reference kernel's, and are not used: ", named_wrong,
-                  wrong > kNamedKernels ? "; and others" : "", ". Please report this");
-    wrong = 0;
-    named_wrong.clear();
-  }
+  warn_of_wrong();
 }
 
 namespace {

@@ -147,9 +147,11 @@ void add_bias(Stream& stream, const Gemm& gemm);
 GemmTactic reference_tactic(const DeviceInfo& device, const Gemm& gemm);
 
 // Adds to *different (device memory) the number of outputs in the first `columns` columns that differ from `reference`,
-// which has the layout of out: by more than kGemmTolerance of the reference and of the root mean square of its row.
-// This allows for another order of sums, for weights that are rounded once, and for sums of FP8 in 14 bits.
-inline constexpr float kGemmTolerance = 0x1p-5F;
+// which has the layout of out, by more than rounding. The operands are those of GemmOperands::lay_out_exact(), so every
+// kernel has the same sum S of products. The reference is S + b, rounded once; the bias b is at most kMaxCheckedBias. A
+// library rounds S first, so it differs by at most u |S| + 2 u |S + b|, with the unit roundoff u of out's type. This is
+// below 4 u |reference| + 2 u |b|. An activation in float adds less.
+inline constexpr int kMaxCheckedBias = 3;
 void count_different(Stream& stream, const Gemm& gemm, std::int64_t columns, const void* reference,
                      unsigned* different);
 
