@@ -18,7 +18,7 @@ from charonia.api.results import Output
 from charonia.bench import peers, records
 from charonia.bench.adapters import _figures, _Seconds, run_adapters
 from charonia.bench.cli import app
-from charonia.bench.kernels import FORMATS
+from charonia.bench.kernels import FORMATS, kernel_of
 from charonia.bench.peers import ENGINES, Result, peer_records
 from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
 from charonia.bench.records import Record
@@ -160,6 +160,23 @@ def test_cpu_time_of_decode_is_left_out_if_it_is_noise() -> None:
     for noise in (-0.5, 0.0, 0.5):
         short = [_Seconds({"decode": 4.0}, {"prefill": 1.0, "decode": noise})]
         assert len(list(_figures("decode", 8, alone, short))) == len(list(_figures("decode", 8, short, alone))) == 3
+
+
+def test_kernel_of_reads_the_report_of_the_engine() -> None:
+    report = [
+        "device 0: a GPU, sm_90, 132 SMs; GEMMs: cublasLt 130200",
+        "rows 1..8 n 64 k 32 bf16 -> bf16: cuBLASLt, padded to 16 rows, 1.0 us, 3.10 TB/s",
+        "rows 9..16 n 64 k 32 bf16 -> bf16: own stream 16 x 32, 4 stages, by rule",
+        "rows 1..16 n 64 k 48 bf16 -> bf16, int4, groups of 128: own tile 16 x 64, 6 stages, 2 blocks, 3.0 us, 1 TB/s",
+    ]
+    expected = {
+        1: "cuBLASLt, padded to 16 rows",
+        9: "own stream 16 x 32, 4 stages",
+        512: "own stream 16 x 32, 4 stages",
+    }
+    assert {rows: kernel_of(report, 64, 32, rows) for rows in expected} == expected
+    assert kernel_of(report, 64, 48, 2) == "own tile 16 x 64, 6 stages, 2 blocks"
+    assert kernel_of([], 64, 32, 1) == ""
 
 
 def test_kernels_with_unknown_format_is_rejected() -> None:

@@ -64,9 +64,9 @@ void require_step_sizes(const EngineConfig& config) {
 
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
-  // cuBLASLt's workspace (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and
-  // the CUDA graphs of decode steps.
-  constexpr std::size_t kFixed = 192 * kMiB;
+  constexpr std::size_t kWorkspaces = 64 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (16 MiB), inputs (16 MiB)
+  // Lists of penalties and bans (16 MiB), tables and partial results of attention, and the CUDA graphs of decode steps.
+  constexpr std::size_t kFixed = 128 * kMiB;
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
   const auto vocab = static_cast<std::size_t>(model.vocab_size);
@@ -75,7 +75,8 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
                                             : static_cast<std::size_t>(limits.max_rows) *
                                                   static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
                                                   static_cast<std::size_t>(shard.ranks);
-  return kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+  const auto of_steps = kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+  return kWorkspaces + std::max(of_steps, cuda::kGemmOperandBytes);
 }
 
 constexpr double kShare = 0.8;          // of the free memory, for the KV cache

@@ -25,6 +25,7 @@ class FakeBlas final : public Blas {
   struct Log {
     std::vector<Run> runs;
     std::function<bool(const Gemm&)> rejects = [](const Gemm&) { return false; };
+    std::uint64_t wrong = 0;  // the algorithm that writes zeros
   };
 
   explicit FakeBlas(Log& log, std::string version = "library 1") : log_(log), version_(std::move(version)) {}
@@ -41,6 +42,10 @@ class FakeBlas final : public Blas {
     auto own = gemm_tactics(info, gemm);
     std::erase_if(own, [](const GemmTactic& one) { return one.k_blocks > 1; });  // these need a workspace
     cuda::gemm(stream, info, without_bias, own.at(0), workspace_.data());
+    if (tactic.algorithm[0] == log_.wrong) {
+      const auto row = static_cast<std::size_t>(gemm.out_stride) * size_of(gemm.out_type);
+      stream.fill_zero(gemm.out, static_cast<std::size_t>(gemm.rows - 1) * row + size_of(gemm.out_type), "wrong sums");
+    }
     return true;
   }
 

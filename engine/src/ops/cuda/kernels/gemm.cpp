@@ -1,6 +1,7 @@
 // Lists the tactics of a GEMM, and launches one.
 #include "ops/cuda/kernels/gemm.h"
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 
@@ -140,6 +141,17 @@ std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm,
   if (rows > 8 && rows <= 64) tile(32, 128, device.shared_bytes >= (std::size_t{100} << 10) ? 5 : 4);
   if (rows > 16 && rows <= 128) tile(32, 64, 6);
   return tactics;
+}
+
+GemmTactic reference_tactic(const DeviceInfo& device, const Gemm& gemm) {
+  auto wide = gemm;
+  wide.gate = Gate::none;
+  wide.rows = std::max<std::int64_t>(gemm.rows, 24);  // more than stream kernels take
+  const auto tactics = gemm_tactics(device, wide, SumOrder::fixed);
+  const auto found = std::ranges::find_if(tactics, [](const GemmTactic& one) {
+    return one.k_blocks == 1 && (one.kernel == Kernel::tile || one.kernel == Kernel::plain);
+  });
+  return found == tactics.end() ? tactics.front() : *found;
 }
 
 std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {

@@ -64,6 +64,9 @@ struct Gemm {
   bool packed = false;
   const float* bias = nullptr;  // null: no bias
   std::int64_t rows = 0, n = 0, k = 0;
+  // The rows that the memory of in and out has; 0: `rows`. A library may read and write this number of rows. The
+  // contents of rows from `rows` on do not matter.
+  std::int64_t row_capacity = 0;
   Gate gate = Gate::none;
   // Set if the weight is quantised: `weight` has codes, with a stride in columns that is a multiple of 64; type: the
   // type of in. Codes that are multiplied in 8 bits have the layout of 16-bit weights, with two codes per element; the
@@ -126,7 +129,8 @@ struct GemmTactic {
 enum class SumOrder : std::uint8_t { fixed, any };
 
 // The tactics for a GEMM with this number of rows, probably the best first; never empty. Each of them can compute a
-// GEMM of any number of rows, if in, out and the strides have the same alignment.
+// GEMM of any number of rows, if in, out and the strides have the same alignment. The first one is used where nothing
+// is measured, so it must have run on a device. The others are used only after a measurement and a self-check.
 std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order = SumOrder::fixed);
 
 // Bytes of workspace that a tactic needs: for counters, and for sums of parts if several thread blocks share them.
@@ -138,5 +142,17 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
 
 // out += bias, for GEMMs that a library computed.
 void add_bias(Stream& stream, const Gemm& gemm);
+
+// The tactic whose results others are compared with: a tile kernel whose sums stay in one block.
+GemmTactic reference_tactic(const DeviceInfo& device, const Gemm& gemm);
+
+// Adds to *different (device memory) the number of outputs in the first `columns` columns that differ from `reference`,
+// which has the layout of out, by more than rounding. The operands are those of GemmOperands::lay_out_exact(), so every
+// kernel has the same sum S of products. The reference is S + b, rounded once; the bias b is at most kMaxCheckedBias. A
+// library rounds S first, so it differs by at most u |S| + 2 u |S + b|, with the unit roundoff u of out's type. This is
+// below 4 u |reference| + 2 u |b|. An activation in float adds less.
+inline constexpr int kMaxCheckedBias = 3;
+void count_different(Stream& stream, const Gemm& gemm, std::int64_t columns, const void* reference,
+                     unsigned* different);
 
 }  // namespace charonia::cuda

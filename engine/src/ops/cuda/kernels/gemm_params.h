@@ -26,6 +26,7 @@ struct GemmParams {
   int row_tiles, column_tiles;
   Gate gate;
   bool packed;                // the weight is packed
+  bool late_trigger;          // see launch()
   bool out_f32, out_vectors;  // out_vectors: a row's outputs can be stored 16 bytes at a time
 };
 
