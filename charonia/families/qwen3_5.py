@@ -15,9 +15,9 @@ from charonia.families.spec import HfConfig, ModelSpec, family
 
 MOST_K_DIM = 256  # elements of a k head; the engine's limit
 
-_MTP = MtpNames("mtp.layers.0.", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc")
-_NAMES = Names(mtp=_MTP)
-NEXT_NAMES = Names(delta_grouped=True, mtp=_MTP)
+MTP_NAMES = MtpNames("mtp.layers.0.", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc")
+_NAMES = Names(mtp=MTP_NAMES)
+NEXT_NAMES = Names(delta_grouped=True, mtp=MTP_NAMES)
 _MIXERS = {"linear_attention": "delta_net", "full_attention": "attention"}
 
 

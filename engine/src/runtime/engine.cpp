@@ -126,7 +126,8 @@ void Engine::Impl::make_scheduler() {
   limits.load_bytes = runtime::KvOffload::kBytesPerStep;
   scheduler_ = std::make_unique<schedule::Scheduler>(limits, *blocks_, step_time_.get());
   if (runtime::speculates(config, info.model)) {
-    speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget));
+    speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget),
+                                                                scheduler_->max_proposal_states());
     if (draft_plan_) {
       draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
       if (!draft_plan_->mtp) info.draft_model = draft_plan_->model.model_name;

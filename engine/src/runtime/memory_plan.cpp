@@ -126,7 +126,8 @@ int most_proposals(const EngineConfig& config) {
 
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
 // blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state
-// wait. States after proposals take at most a quarter of the full blocks' memory.
+// wait. A quarter of all states, but no more than a step has proposals, are for the states after these
+// (Scheduler::max_proposal_states()).
 int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
   constexpr int kTokensOfSnapshot = 512;
   if (full_blocks == 0) return 0;
@@ -136,10 +137,10 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
-  const auto proposed = std::min<std::int64_t>(most_proposals(config), by_memory / 4);
   // At a snapshot, a step reads one state and writes another.
-  if (!config.enable_prefix_caching) return static_cast<int>(running + 1 + proposed);
-  return static_cast<int>(running + std::max<std::int64_t>(1, std::min(by_tokens, by_memory)) + proposed);
+  const auto snapshots = config.enable_prefix_caching ? std::min(by_tokens, by_memory) : 0;
+  const auto all = running + std::max<std::int64_t>(1, snapshots);
+  return static_cast<int>(all + std::min<std::int64_t>(most_proposals(config), std::max<std::int64_t>(all / 3, 1)));
 }
 
 std::size_t one_block_each(const PerKind<std::size_t>& bytes) { return bytes.full + bytes.window + bytes.state; }
