@@ -6,9 +6,11 @@ transformers, and computes the whole text for every logit.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,7 @@ def write_mtp_model(folder: Path, variant: Variant) -> None:
         if one.startswith(last):
             center = 1 - one_added if "norm" in one else 0
             tensors[names.layer + one.removeprefix(last)] = center + noise(0.2, *values.shape)
-    for norm in (names.norm, names.embedding_norm, names.hidden_norm):
+    for norm in (names.embedding_norm, names.hidden_norm, names.norm):
         tensors[f"{norm}.weight"] = 1 - one_added + noise(0.2, hidden)
     tensors[f"{names.join}.weight"] = noise(0.2, hidden, 2 * hidden)
     if not one_added:  # these models have copies that are not read
@@ -77,16 +79,22 @@ def reference(folder: Path, variant: Variant, tokens: list[int], drafted: list[i
         changes["layer_types"] = [*config.layer_types, "full_attention"]
     else:
         changes["mlp_layer_types"] = ["dense"] + ["sparse"] * layers
-    longer = type(config)(**{**config.to_dict(), **changes})
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, config=longer, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    ).eval()
-    own = {one: torch.from_numpy(values) for one, values in load_file(folder / "model.safetensors").items()}
-    names, parts = names_of(variant), model.model
+    longer, names = type(config)(**{**config.to_dict(), **changes}), names_of(variant)
+    file = load_file(folder / "model.safetensors")
+    with TemporaryDirectory() as renamed:  # transformers finds the layer after the last one
+        shutil.copytree(folder, renamed, dirs_exist_ok=True)
+        last = f"model.layers.{layers}."
+        save_file(
+            {one.replace(names.layer, last): x for one, x in file.items()},
+            Path(renamed, "model.safetensors"),
+            {"format": "pt"},
+        )
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            renamed, config=longer, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        ).eval()
+    own = {one: torch.from_numpy(values) for one, values in file.items()}
+    parts = model.model
     layer = parts.layers[layers]
-    if one_added:
-        own_layer = {one.removeprefix(names.layer): x for one, x in own.items() if one.startswith(names.layer)}
-        layer.load_state_dict(own_layer)
     parts.layers = parts.layers[:layers]
 
     def norm(x: Any, which: str) -> Any:
