@@ -158,7 +158,7 @@ struct GemmRunner::Impl {
     auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
     std::erase_if(tactics, [&](const GemmTactic& tactic) {
       return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes ||
-             (gemm.gate != Gate::none && tactic.kernel != GemmTactic::Kernel::stream);
+             (gemm.gate != Gate::none && !supports_gates(tactic));
     });
     return tactics;
   }
@@ -305,7 +305,7 @@ struct GemmRunner::Impl {
     if (const auto found = chosen.find(shape_of(gemm)); found != chosen.end()) {
       tactic = found->second.tactics[bucket_of(gemm.rows)].value_or(tactic);
     }
-    if (tactic.apart || (tactic.blas && blas() != nullptr) || tactic.own.kernel != GemmTactic::Kernel::stream) {
+    if (tactic.apart || (tactic.blas && blas() != nullptr) || !supports_gates(tactic.own)) {
       return false;
     }
     if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
@@ -452,10 +452,9 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
         rejected = !issue_candidate(stream, timed, tactic, operands.second_out()) || rejected;
       });
     } catch (const Error&) {
-      // A library algorithm that fails here is not chosen. The same applies to a cluster that does not fit on this
-      // device.
-      const bool optional = tactic.blas || tactic.own.sums == GemmTactic::Sums::cluster;
-      if (!optional) throw;
+      // A candidate that is rejected here is not chosen, such as a cluster that does not fit on this device. The first
+      // built-in tactic is the fallback, so it must work.
+      if (!tactic.blas && !tactic.apart && tactic.own == own.front()) throw;
       rejected = true;
     }
     seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
@@ -660,11 +659,12 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
 bool GemmRunner::run_gated(Stream& stream, const Gemm& gemm) { return impl_->issue_gated(stream, gemm); }
 
 std::string to_string(const GemmTactic& tactic) {
-  constexpr std::array kNames{"stream", "tile", "plain"};
+  constexpr std::array kNames{"stream", "tile", "plain", "bulk"};
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
              tactic.stages, " stages",
-             tactic.k_blocks > 1
+             tactic.kernel == GemmTactic::Kernel::bulk ? cat(", ", tactic.k_blocks, " blocks")
+             : tactic.k_blocks > 1
                  ? cat(", ", tactic.k_blocks, " blocks over k", kSums[static_cast<std::size_t>(tactic.sums)])
                  : "");
 }
