@@ -16,6 +16,9 @@
 #include "cuda/gemm_problem.h"
 #include "errors.h"
 #include "ops/cuda/gemm/autotune_cache.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/host_grid.h"
+#endif
 
 namespace charonia::cuda {
 namespace {
@@ -469,6 +472,60 @@ TEST_F(GemmRunnerTest, gated_gemms_run_only_in_kernels_that_support_them) {
   prepare(with, problem, 4);
   EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
 }
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// Kernels with bulk copies take 1, others 10.
+double time_without_bulk_copies(Stream& stream, double, const std::function<void(int)>& issue) {
+  host_grid::calls() = {};
+  issue(0);
+  stream.wait("test");
+  return host_grid::calls().bulk_copies > 0 ? 1 : 10;
+}
+
+TEST_F(GemmRunnerTest, bulk_copies_are_used_only_if_measured_fastest_also_with_a_gate_and_stored) {
+  auto device = device_info(0);
+  GemmProblem problem({.rows = 4, .n = 24, .k = 1032});
+  auto gated = problem.gemm();
+  gated.gate = Gate::silu;
+  const auto chooses_bulk = [&](bool timer) {
+    auto with = options(false);
+    with.timer = timer ? GemmTimer(time_without_bulk_copies) : GemmTimer();
+    GemmRunner runner(device, std::move(with));
+    runner.prepare(problem.stream, {&gated, 1}, 4);
+    EXPECT_FALSE(says(runner.warning(), "differ")) << runner.warning();
+    run(runner, problem);
+    host_grid::calls() = {};
+    EXPECT_TRUE(runner.run_gated(problem.stream, gated));
+    problem.stream.wait("test");
+    const auto report = runner.report();
+    const bool all = std::ranges::all_of(report, [](const auto& line) {
+      return line.find("own bulk 8 x 16, 3 stages, 6 blocks") != std::string::npos;
+    });
+    EXPECT_EQ(host_grid::calls().bulk_copies > 0, all);
+    return all;
+  };
+  EXPECT_FALSE(chooses_bulk(false)) << "nothing was measured or stored";
+  EXPECT_TRUE(chooses_bulk(true));
+  EXPECT_TRUE(chooses_bulk(false)) << "the choice was stored";
+  device.clusters = false;
+  fs::remove_all(folder_ / "cache");
+  EXPECT_FALSE(chooses_bulk(true)) << "the device has no bulk copies";
+}
+
+TEST_F(GemmRunnerTest, a_kernel_that_the_device_rejects_does_not_end_the_start) {
+  auto device = device_info(0);
+  device.shared_bytes = std::size_t{1} << 20;  // more than a block gets, so tactics are listed that cannot start
+  auto with = options(false);
+  with.timer = time_without_bulk_copies;
+  GemmRunner runner(device, std::move(with));
+  GemmProblem problem({.rows = 16, .n = 24, .k = 1032});
+  prepare(runner, problem, 16, 16);
+  run(runner, problem);
+  for (const auto& line : runner.report()) {
+    EXPECT_EQ(line.find("bulk 16 x 16, 3 stages"), std::string::npos) << line;
+  }
+}
+#endif
 
 TEST_F(GemmRunnerTest, unprepared_or_unaligned_gemms_are_computed_too) {
   GemmRunner runner(device_info(0), options());

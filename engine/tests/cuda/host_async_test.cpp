@@ -26,13 +26,14 @@ CHARONIA_KERNEL(1024, 1) void body_kernel(const BodyParams p) {
 constexpr int kBytes = 256;
 alignas(128) unsigned char source[kBytes];
 
-// Expects that a grid of 128 threads fails with an error that contains `text`; empty: that it does not fail.
-void expect_error(std::string_view text, const Body& body) {
+// Expects that a grid of blocks of 128 threads fails with an error that contains `text`; empty: that it does not fail.
+void expect_error(std::string_view text, const Body& body, unsigned blocks = 1) {
   SCOPED_TRACE(text);
   std::string error;
   try {
     Stream stream;
-    launch(stream, "test", {.threads = 128, .dynamic_shared_bytes = 16 << 10}, body_kernel, BodyParams{&body});
+    launch(stream, "test", {.grid_x = blocks, .threads = 128, .dynamic_shared_bytes = 16 << 10}, body_kernel,
+           BodyParams{&body});
     stream.wait("test");
   } catch (const Error& thrown) {
     error = thrown.what();
@@ -107,7 +108,7 @@ TEST(HostAsyncTest, wrong_use_of_barriers_is_found) {
     copy_to(swizzled_shared());
     barrier_arrive(barrier());
   });
-  expect_error("waits for a phase of parity 1 while phase 0 has copies in flight", [] {
+  expect_error("waits for a phase of parity 1 of a barrier of which it knows that 0 phases have ended", [] {
     ready_barrier(1);
     if (!first()) return;
     barrier_wait(barrier(), 1);  // a new barrier: right
@@ -130,6 +131,64 @@ TEST(HostAsyncTest, wrong_use_of_barriers_is_found) {
     barrier_arrive_expect(barrier(), kBytes);
     copy_to(swizzled_shared());
     copy_to(swizzled_shared() + kBytes);
+  });
+}
+
+// Three warps read stages that another warp fills. shared: all stages are one ring, so the stages of a warp are used by
+// other warps in between. Otherwise each warp has a ring of kStages stages.
+void read_stages(bool shared) {
+  constexpr int kStages = 4, kReaders = 3, kUses = 5, kAll = kStages * kReaders;
+  CHARONIA_SHARED(std::uint64_t, full, [kAll]);
+  CHARONIA_SHARED(std::uint64_t, empty, [kAll]);
+  if (first()) {
+    for (int i = 0; i < kAll; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 1);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const auto stage_of = [&](int use, int reader) {
+    return shared ? (use * kReaders + reader) % kStages : reader * kStages + use % kStages;
+  };
+  const auto parity_of = [&](int use, int reader) {
+    return (shared ? use * kReaders + reader : use) / kStages % 2;
+  };
+  const int warp = warp_id();
+  for (int use = 0; use < kUses * kStages; ++use) {
+    for (int reader = 0; reader < kReaders; ++reader) {
+      const int stage = stage_of(use, reader), parity = parity_of(use, reader);
+      if (warp == kReaders && lane_id() == 0) {
+        barrier_wait(empty + stage, 1 - parity);
+        barrier_arrive_expect(full + stage, kBytes);
+        copy_bulk(swizzled_shared() + stage * kBytes, source, kBytes, full + stage);
+      } else if (warp == reader) {
+        barrier_wait(full + stage, parity);
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(empty + stage);
+      }
+    }
+  }
+}
+
+TEST(HostAsyncTest, a_warp_that_can_be_two_phases_behind_is_found) {
+  expect_error("", [] { read_stages(false); }, 4);
+  expect_error("of a barrier of which it knows", [] { read_stages(true); }, 4);
+  // A late thread misses two phases, which the others end without it.
+  expect_error("waits for phase 0 of a barrier, but phase 1 has ended too", [] {
+    ready_barrier(96);
+    if (warp_id() != 0) {
+      for (int i = 0; i < 2; ++i) barrier_arrive(barrier()), barrier_wait(barrier(), i);
+    } else {
+      barrier_wait(barrier(), 0);
+    }
+  });
+  // It knows of both from the other threads.
+  expect_error("", [] {
+    ready_barrier(96);
+    for (int i = 0; i < 3; ++i) {
+      if (warp_id() != 0) barrier_arrive(barrier()), barrier_wait(barrier(), i % 2);
+      __syncthreads();
+    }
+    if (warp_id() != 0) barrier_arrive(barrier());
+    barrier_wait(barrier(), 1);
   });
 }
 

@@ -38,7 +38,7 @@ TEST(LateTriggerTest, gemms_trigger_after_their_last_request_only_if_set) {
       GemmProblem problem({.type = type, .out_type = type, .rows = rows, .n = 40, .k = 1000});
       for (const auto& tactic : gemm_tactics(device_info(0), problem.gemm(), SumOrder::any)) {
         SCOPED_TRACE(cat(to_string(tactic), ", ", rows, " rows"));
-        expect_trigger(late(), [&] { problem.run(tactic); });
+        expect_trigger(late() || tactic.kernel == GemmTactic::Kernel::bulk, [&] { problem.run(tactic); });
       }
     }
   }

@@ -55,6 +55,11 @@ void give_back(std::vector<Held>& held, T* at, std::string_view what) {
   held.erase(found);
 }
 
+void learn(std::vector<std::uint64_t>& known, const std::vector<std::uint64_t>& more) {
+  known.resize(std::max(known.size(), more.size()));
+  for (std::size_t i = 0; i < more.size(); ++i) known[i] = std::max(known[i], more[i]);
+}
+
 constexpr std::string_view kSums = "the sums of a product", kFactors = "the registers of operand a";
 
 }  // namespace
@@ -65,6 +70,7 @@ void Async::begin(std::byte* shared, std::size_t bytes, std::size_t threads) {
   count_ = threads;
   aligned_ = false;
   barriers_.clear();
+  known_.clear();
   view_.clear();
   warpgroups_.clear();
   threads_.clear();
@@ -98,13 +104,26 @@ Async::Barrier& Async::find(const void* at) {
   return *found;
 }
 
+Async::Known& Async::known(std::size_t thread) {
+  if (known_.empty()) known_.resize(count_);
+  known_[thread].resize(barriers_.size());
+  return known_[thread];
+}
+
+void Async::meet(std::size_t begin, std::size_t end) {
+  Known all;
+  for (auto i = begin; i < end; ++i) learn(all, known(i));
+  for (auto i = begin; i < end; ++i) known(i) = all;
+}
+
 void Async::check_ended(Barrier& barrier) {
   if (barrier.pending > 0 || barrier.expected != 0 || barrier.coming != 0) return;
   ++barrier.phase;
+  barrier.ended = std::exchange(barrier.arrived, {});
   barrier.pending = barrier.arrivals;
 }
 
-void Async::arrive(void* at, int expected_bytes) {
+void Async::arrive(void* at, int expected_bytes, std::size_t thread) {
   auto& barrier = find(at);
   if (barrier.pending == 0) {
     misuse("arrives at a barrier whose phase ", barrier.phase, " still waits for copies of ", barrier.expected,
@@ -115,17 +134,29 @@ void Async::arrive(void* at, int expected_bytes) {
     misuse("expects ", barrier.expected, " bytes of a barrier; at most ", kMaxBytes);
   }
   --barrier.pending;
+  learn(barrier.arrived, known(thread));
   check_ended(barrier);
 }
 
-bool Async::passed(void* at, int parity, bool may_arrive) {
+bool Async::passed(void* at, int parity, bool may_arrive, std::size_t thread) {
   auto& barrier = find(at);
   if (parity != 0 && parity != 1) misuse("barrier_wait() with parity ", parity);
-  if (static_cast<int>(barrier.phase % 2) != parity) {
-    if (barrier.coming > 0 || barrier.expected > 0) {
-      misuse("waits for a phase of parity ", parity, " while phase ", barrier.phase,
-             " has copies in flight: the wait returns before its phase, or may miss it");
+  auto& of_thread = known(thread);
+  auto& ended = of_thread[static_cast<std::size_t>(&barrier - barriers_.data())];
+  if (static_cast<int>(ended % 2) != parity) {
+    if (ended > 0 || barrier.phase > 0 || barrier.coming > 0 || barrier.expected > 0) {
+      misuse("waits for a phase of parity ", parity, " of a barrier of which it knows that ", ended,
+             " phases have ended. Phase ", barrier.phase, " has begun: the wait can return too early, or never");
     }
+    return true;
+  }
+  if (barrier.phase > ended + 1) {
+    misuse("waits for phase ", ended, " of a barrier, but phase ", ended + 1,
+           " has ended too: the wait may never return");
+  }
+  if (barrier.phase == ended + 1) {
+    ++ended;
+    learn(of_thread, barrier.ended);
     return true;
   }
   if (barrier.pending > 0) return false;
@@ -147,6 +178,8 @@ bool Async::passed(void* at, int parity, bool may_arrive) {
   barrier.copies.clear();
   barrier.expected = barrier.coming = 0;
   check_ended(barrier);
+  ++ended;
+  learn(of_thread, barrier.ended);
   return true;
 }
 

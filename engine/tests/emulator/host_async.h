@@ -7,7 +7,11 @@
 //   - barriers that are not initialised, were overwritten, or lack barrier_init_fence() before a copy
 //   - phases that never end (instead of a hang), more bytes than expected, and arrivals at a phase whose copies no
 //     thread has waited for
-//   - waits for the phase before or after the one that has copies in flight, in the order in which threads run here
+//   - waits for a phase while the thread does not know that the phase before it has ended, so that the wait can return
+//     too early, or never. A thread knows that a phase has ended if it has waited for it. It also knows what other
+//     threads knew when they arrived at a phase that it has waited for, at the same __syncthreads(), or at the same
+//     __syncwarp(). One warp of each block, a different one in neighbouring blocks, runs only when no other one can,
+//     because such faults show when a warp is late
 //   - copies that are misaligned, or not within shared memory; blocks that end before their copies
 //   - swizzled copies and operands in a kernel that does not use swizzled_shared(), whose memory is aligned to 16 bytes
 //   - destinations that are written while a copy is in flight, and sources that change meanwhile: data of an earlier
@@ -56,10 +60,13 @@ class Async {
 
   void init_barrier(void* at, int arrivals, std::size_t thread);
   void fence_barriers(std::size_t thread);
-  void arrive(void* at, int expected_bytes);
+  void arrive(void* at, int expected_bytes, std::size_t thread);
   // Whether the phase of this parity has ended. may_arrive: lets the copies of the phase arrive if only they are
   // missing.
-  bool passed(void* at, int parity, bool may_arrive);
+  bool passed(void* at, int parity, bool may_arrive, std::size_t thread);
+  bool has_barriers() const { return !barriers_.empty(); }
+  // The threads [begin, end) have waited for each other: each knows which phases any of them knew to have ended.
+  void meet(std::size_t begin, std::size_t end);
   // The missing arrivals and bytes of the barriers, for the error of a block whose threads wait forever.
   std::string missing() const;
 
@@ -83,6 +90,7 @@ class Async {
     std::vector<std::uint32_t> places;  // of pieces of 16 bytes, from `to`
     std::function<std::vector<std::byte>()> read;
   };
+  using Known = std::vector<std::uint64_t>;  // for each barrier, the number of phases that a thread knows to have ended
   struct Barrier {
     std::byte* at;
     std::size_t owner;
@@ -91,6 +99,7 @@ class Async {
     std::uint64_t phase = 0;
     bool fenced = false;
     std::vector<Copy> copies{};
+    Known arrived{}, ended{};  // what the threads knew that have arrived in this phase, and in the last one
   };
   struct Operand {
     std::vector<std::uint16_t> bits;  // [rows, 16]
@@ -126,6 +135,7 @@ class Async {
 
   void check_swizzle(Swizzle swizzle) const;
   Barrier& find(const void* at);
+  Known& known(std::size_t thread);
   void check_ended(Barrier& barrier);
   void add_copy(void* to, std::vector<std::uint32_t> places, std::function<std::vector<std::byte>()> read,
                 void* barrier);
@@ -138,6 +148,7 @@ class Async {
   std::size_t bytes_ = 0;
   bool aligned_ = false;
   std::vector<Barrier> barriers_;
+  std::vector<Known> known_;     // [threads] with barriers
   std::vector<std::byte> view_;  // shared memory as products see it; empty: not used yet
   std::vector<Warpgroup> warpgroups_;
   std::vector<Thread> threads_;  // with warpgroups_ empty until the block's first product

@@ -226,6 +226,8 @@ class Block {
   bool early() const { return early_; }
   void wait_for_phase(const void* barrier);
   void notify(const void* barrier);
+  // In the warp that runs only when no other one can: lets the others run.
+  void let_others_run();
   const void* exchange(const void* mine, std::size_t bytes);
   unsigned char* dynamic() { return reinterpret_cast<unsigned char*>(dynamic_.data()); }
   void* variable(const void* key, std::size_t bytes, std::size_t alignment);
@@ -234,6 +236,8 @@ class Block {
 
  private:
   Fiber* next();
+  bool is_starved(std::size_t thread) const { return async_.has_barriers() && thread / kLanes == starved_warp_; }
+  const std::uint8_t* ready_of_others() const;
   void run_fibers(Fiber& first);
   [[noreturn]] void go_to(Fiber& fiber, StackSwitch& from);
   [[noreturn]] void go_on();
@@ -262,7 +266,7 @@ class Block {
   std::vector<State> states_;
   std::vector<unsigned> turns_;
   std::vector<std::uint8_t> ready_;
-  std::size_t next_turn_ = 0;
+  std::size_t next_turn_ = 0, starved_warp_ = 0;
   const Blocks* cluster_ = nullptr;
   std::size_t threads_ = 0, done_ = 0, at_barrier_ = 0, at_cluster_barrier_ = 0;
   bool early_ = false, from_scheduler_ = false;
@@ -325,6 +329,7 @@ void Block::begin(Index3 at, std::span<const unsigned> threads) {
   done_ = at_barrier_ = at_cluster_barrier_ = 0;
   error_ = nullptr;
   async_.begin(dynamic_.data(), dynamic_.bytes(), threads_);
+  starved_warp_ = (at.x + at.y + at.z) % warps_.size();
 }
 
 void Block::run(bool early) {
@@ -350,13 +355,27 @@ void Block::run(bool early) {
            " have ended, and the others wait for lanes of their warp that never arrive"));
 }
 
+// The first ready turn of a thread that is not in the starved warp; null if there is none.
+const std::uint8_t* Block::ready_of_others() const {
+  for (std::size_t i = 0; i < threads_; ++i) {
+    const auto turn = (next_turn_ + i) % threads_;
+    if (ready_[turn] != 0 && order_[turn] / kLanes != starved_warp_) return &ready_[turn];
+  }
+  return nullptr;
+}
+
+void Block::let_others_run() {
+  if (is_starved(index_of(*current_)) && ready_of_others() != nullptr) switch_away(nullptr);
+}
+
 // Returns the next ready fiber, round-robin in the order of the threads; null if none is ready.
 Fiber* Block::next() {
   const auto find = [&](std::size_t begin, std::size_t end) {
     const auto* const at = end == begin ? nullptr : std::memchr(&ready_[begin], 1, end - begin);
     return static_cast<const std::uint8_t*>(at);
   };
-  const auto* found = find(next_turn_, threads_);
+  const auto* found = async_.has_barriers() ? ready_of_others() : nullptr;
+  if (found == nullptr) found = find(next_turn_, threads_);
   if (found == nullptr) found = find(0, next_turn_);
   if (found == nullptr) return nullptr;
   const auto turn = static_cast<std::size_t>(found - ready_.data());
@@ -489,6 +508,7 @@ inline const void* Block::wait_at(State state, const void* result) {
   set_state(index_of(fiber), state);
   if (state == State::at_block_barrier) {
     if (++at_barrier_ + done_ == threads_) {
+      if (async_.has_barriers()) async_.meet(0, threads_);
       release(state, 0, threads_);
       return result;
     }
@@ -499,6 +519,7 @@ inline const void* Block::wait_at(State state, const void* result) {
     if (++warp.arrived == kLanes) {
       warp.arrived = 0;
       const auto first = index_of(fiber) / kLanes * kLanes;
+      if (async_.has_barriers()) async_.meet(first, first + kLanes);
       release(state, first, first + kLanes);
       return result;
     }
@@ -834,10 +855,12 @@ void fence_barriers() {
   with_async([](Async& async) { async.fence_barriers(this_thread()); });
 }
 void arrive_at_barrier(void* at, int expected_bytes) {
-  with_async([&](Async& async) { async.arrive(at, expected_bytes); });
+  with_async([&](Async& async) { async.arrive(at, expected_bytes, this_thread()); });
   block().notify(at);
 }
 void copy_bulk(void* to, const void* from, std::size_t bytes, void* barrier) {
+  note_request();
+  ++calls().bulk_copies;
   with_async([&](Async& async) { async.copy(to, from, bytes, barrier); });
   block().notify(barrier);
 }
@@ -846,12 +869,15 @@ void copy_box(void* to, const TensorMap& map, const int* at, std::size_t rank, v
   std::memcpy(&box, map.bytes.data(), sizeof box);
   if (box.rank != static_cast<int>(rank))
     block().fail_here(cat("copies a box with ", rank, " coordinates of ", box.rank));
+  note_request();
+  ++calls().bulk_copies;
   with_async([&](Async& async) { async.copy_box(to, box, at, barrier); });
   block().notify(barrier);
 }
 // A block that has started early lets no copy arrive: the kernel in front may still write the source.
 void wait_at_barrier(void* at, int parity) {
-  while (!with_async([&](Async& async) { return async.passed(at, parity, !block().early()); })) {
+  block().let_others_run();
+  while (!with_async([&](Async& async) { return async.passed(at, parity, !block().early(), this_thread()); })) {
     block().wait_for_phase(at);
   }
 }

@@ -143,8 +143,10 @@ void note_streaming_load(const void* at, std::size_t bytes);
 // Counts calls in the kernels that the calling thread runs, for tests.
 struct Calls {
   std::uint64_t triggers = 0;         // dependency_trigger()
-  std::uint64_t requests_before = 0;  // copy_async() from memory and load_streaming() before the thread's first trigger
+  // Copies from memory and load_streaming() before the thread's first trigger.
+  std::uint64_t requests_before = 0;
   std::uint64_t requests_after = 0;   // the same, after it
+  std::uint64_t bulk_copies = 0;      // copy_bulk() and copy_box(), also counted as requests
   std::uint64_t prefetches = 0;       // prefetch_l2()
 };
 Calls& calls();

@@ -44,6 +44,7 @@ json encode(const GemmCandidate& tactic) {
   if (tactic.blas)
     out["blas"] = {{"algorithm", tactic.blas->algorithm}, {"workspace_bytes", tactic.blas->workspace_bytes}};
   if (tactic.dequantised_rows > 0) out["dequantised_rows"] = tactic.dequantised_rows;
+  if (tactic.integer_rows > 0) out["integer_rows"] = tactic.integer_rows;
   if (tactic.padded_rows > 0) out["padded_rows"] = tactic.padded_rows;
   if (tactic.apart) out["apart"] = true;
   return out;
@@ -69,6 +70,7 @@ GemmCandidate decode(const json& from) {
     tactic.blas->workspace_bytes = blas.at("workspace_bytes").get<std::size_t>();
   }
   if (from.contains("dequantised_rows")) tactic.dequantised_rows = from.at("dequantised_rows").get<std::int64_t>();
+  if (from.contains("integer_rows")) tactic.integer_rows = from.at("integer_rows").get<std::int64_t>();
   if (from.contains("padded_rows")) tactic.padded_rows = from.at("padded_rows").get<std::int64_t>();
   if (from.contains("apart")) tactic.apart = from.at("apart").get<bool>();
   return tactic;

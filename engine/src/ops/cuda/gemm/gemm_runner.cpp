@@ -18,6 +18,7 @@
 #include "ops/cuda/gemm/autotune_cache.h"
 #include "ops/cuda/gemm/dequantised.h"
 #include "ops/cuda/gemm/gemm_operands.h"
+#include "ops/cuda/gemm/integer_parts.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/kernels/quant_layout.h"
 #include "ops/cuda/kernels/rows.h"
@@ -112,6 +113,7 @@ void apply_gate(Stream& stream, const Gemm& gemm, void* out) {
 std::string name_of(const GemmCandidate& tactic) {
   if (tactic.apart) return "GEMM and gate apart";
   if (tactic.dequantised_rows > 0) return cat("dequantised ", tactic.dequantised_rows, " rows at a time, cuBLASLt");
+  if (tactic.integer_rows > 0) return cat("cuBLASLt in int8, ", tactic.integer_rows, " rows at a time");
   if (!tactic.blas) return cat("own ", to_string(tactic.own));
   return tactic.padded_rows > 0 ? cat("cuBLASLt, padded to ", tactic.padded_rows, " rows") : "cuBLASLt";
 }
@@ -158,7 +160,7 @@ struct GemmRunner::Impl {
     auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
     std::erase_if(tactics, [&](const GemmTactic& tactic) {
       return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes ||
-             (gemm.gate != Gate::none && tactic.kernel != GemmTactic::Kernel::stream);
+             (gemm.gate != Gate::none && !supports_gates(tactic));
     });
     return tactics;
   }
@@ -179,6 +181,11 @@ struct GemmRunner::Impl {
     return blas() != nullptr && dequantised.bytes() > 0 && gemm.rows > kOwnRows && can_dequantise(gemm);
   }
 
+  // Whether the library may multiply int8 codes.
+  bool multiplies_integers(const Gemm& gemm) const {
+    return blas() != nullptr && dequantised.bytes() > 0 && gemm.rows > kOwnRows && has_integer_codes(gemm);
+  }
+
   // The library's candidates, probably fastest first.
   std::vector<GemmCandidate> library_candidates(const Gemm& gemm) const {
     std::vector<GemmCandidate> out;
@@ -195,6 +202,14 @@ struct GemmRunner::Impl {
         }
       }
     }
+    if (multiplies_integers(gemm)) {
+      for (const auto rows : integer_part_rows(gemm, dequantised.bytes(), device.l2_bytes)) {
+        auto tactics = blas()->tactics(integer_part(gemm, 0, std::min(rows, gemm.n), dequantised.data()),
+                                       kBlasWorkspaceBytes);
+        if (tactics.size() > kFewTactics) tactics.resize(kFewTactics);
+        for (const auto& tactic : tactics) out.push_back({.blas = tactic, .integer_rows = rows});
+      }
+    }
     if (!dequantises(gemm)) return out;
     for (const auto rows : dequantised_parts(gemm.n, gemm.k, dequantised.bytes(), device.l2_bytes)) {
       const auto part = dequantised_part(gemm, 0, std::min(rows, gemm.n), dequantised.data());
@@ -207,7 +222,8 @@ struct GemmRunner::Impl {
 
   GemmCandidate by_rule(const Gemm& gemm) const {
     GemmCandidate tactic;
-    if (gemm.rows > (blas_for(gemm) != nullptr ? kOwnRows : kOwnQuantRows)) {
+    // The library's int8 GEMMs were never measured, so they are not used by rule.
+    if (!has_integer_codes(gemm) && gemm.rows > (blas_for(gemm) != nullptr ? kOwnRows : kOwnQuantRows)) {
       if (const auto theirs = library_candidates(gemm); !theirs.empty()) tactic = theirs.front();
     }
     tactic.own = own_tactics(gemm).front();
@@ -230,25 +246,37 @@ struct GemmRunner::Impl {
     const auto own = own_tactics(gemm);
     if (std::ranges::find(own, tactic.own) == own.end()) return false;
     if (gemm.gate == Gate::none ? tactic.apart : tactic.blas.has_value()) return false;
+    const auto serves_parts = [&](std::int64_t part_rows, const auto& part_of) {
+      const auto last = (gemm.n - 1) / part_rows * part_rows;  // it may be shorter
+      return std::ranges::all_of(std::array{std::int64_t{0}, last}, [&](std::int64_t first) {
+        const auto part = part_of(gemm, first, std::min(part_rows, gemm.n - first), dequantised.data());
+        return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
+      });
+    };
+    if (tactic.integer_rows > 0) {
+      return tactic.blas && multiplies_integers(gemm) && tactic.integer_rows <= round_up(gemm.n, kIntegerTileRows) &&
+             integer_part_bytes(gemm, tactic.integer_rows) <= dequantised.bytes() &&
+             serves_parts(tactic.integer_rows, integer_part);
+    }
     const auto rows = tactic.dequantised_rows;
     if (rows == 0) {
       const bool known_rows = tactic.padded_rows == 0 || (tactic.padded_rows == kPaddedRows && may_pad(gemm));
       return !tactic.blas || (blas_for(gemm) != nullptr && known_rows &&
                               blas()->serves(padded(gemm, tactic), *tactic.blas, kBlasWorkspaceBytes));
     }
-    if (!tactic.blas || rows < 0 || rows % kQuantRows != 0 || rows > round_up(gemm.n, kQuantRows) ||
-        !dequantises(gemm) || dequantised_bytes(rows, gemm.k) > dequantised.bytes()) {
-      return false;
-    }
-    const auto serves_part = [&](std::int64_t first) {
-      const auto part = dequantised_part(gemm, first, std::min(rows, gemm.n - first), dequantised.data());
-      return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
-    };
-    return serves_part(0) && serves_part((gemm.n - 1) / rows * rows);  // the last part may be shorter
+    return tactic.blas && rows > 0 && rows % kQuantRows == 0 && rows <= round_up(gemm.n, kQuantRows) &&
+           dequantises(gemm) && dequantised_bytes(rows, gemm.k) <= dequantised.bytes() &&
+           serves_parts(rows, dequantised_part);
   }
 
   // Runs the GEMM by the library, with the bias. Returns false if the library rejects it; `out` is then undefined.
   bool run_library(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic) const {
+    if (tactic.integer_rows > 0) {
+      // More rows than in the last bucket can need smaller parts.
+      if (integer_part_bytes(gemm, tactic.integer_rows) > dequantised.bytes()) return false;
+      return run_integers(stream, *blas(), gemm, tactic.integer_rows, *tactic.blas, dequantised.data(),
+                          blas_workspace.data(), kBlasWorkspaceBytes);
+    }
     const bool taken =
         tactic.dequantised_rows > 0
             ? run_dequantised(stream, *blas(), gemm, tactic.dequantised_rows, *tactic.blas, dequantised.data(),
@@ -305,7 +333,7 @@ struct GemmRunner::Impl {
     if (const auto found = chosen.find(shape_of(gemm)); found != chosen.end()) {
       tactic = found->second.tactics[bucket_of(gemm.rows)].value_or(tactic);
     }
-    if (tactic.apart || (tactic.blas && blas() != nullptr) || tactic.own.kernel != GemmTactic::Kernel::stream) {
+    if (tactic.apart || (tactic.blas && blas() != nullptr) || !supports_gates(tactic.own)) {
       return false;
     }
     if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
@@ -365,7 +393,7 @@ struct GemmRunner::Impl {
   AutotuneCache memory;
   DeviceMemory own_workspace, blas_workspace;
   DeviceMemory prepared, prepared_scales;  // inputs of quantised weights
-  DeviceMemory dequantised;                // dequantised numbers of a part of such a weight
+  DeviceMemory dequantised;                // dequantised numbers of a part of such a weight, or sums of a part
   std::map<GemmShape, Choices> chosen;
   double seconds_left;
   std::string warning;
@@ -452,10 +480,9 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
         rejected = !issue_candidate(stream, timed, tactic, operands.second_out()) || rejected;
       });
     } catch (const Error&) {
-      // A library algorithm that fails here is not chosen. The same applies to a cluster that does not fit on this
-      // device.
-      const bool optional = tactic.blas || tactic.own.sums == GemmTactic::Sums::cluster;
-      if (!optional) throw;
+      // A candidate that is rejected here is not chosen, such as a cluster that does not fit on this device. The first
+      // built-in tactic is the fallback, so it must work.
+      if (!tactic.blas && !tactic.apart && tactic.own == own.front()) throw;
       rejected = true;
     }
     seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
@@ -626,8 +653,10 @@ void GemmRunner::reserve(const Gemm& gemm) {
   if (impl_->prepared_scales.bytes() == 0) {
     impl_->prepared_scales = DeviceMemory(kMaxPreparedRows * sizeof(float), "scales of prepared inputs");
   }
-  if (impl_->blas() == nullptr || !can_dequantise(gemm)) return;
-  const auto room = std::min(impl_->options.dequantised_bytes, dequantised_bytes(gemm.n, gemm.k));
+  const bool integers = has_integer_codes(gemm);
+  if (impl_->blas() == nullptr || (!integers && !can_dequantise(gemm))) return;
+  const auto room = integers ? impl_->options.dequantised_bytes
+                             : std::min(impl_->options.dequantised_bytes, dequantised_bytes(gemm.n, gemm.k));
   if (impl_->dequantised.bytes() < room) impl_->dequantised = DeviceMemory(room, "a part of a weight, dequantised");
 }
 
@@ -660,11 +689,12 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
 bool GemmRunner::run_gated(Stream& stream, const Gemm& gemm) { return impl_->issue_gated(stream, gemm); }
 
 std::string to_string(const GemmTactic& tactic) {
-  constexpr std::array kNames{"stream", "tile", "plain"};
+  constexpr std::array kNames{"stream", "tile", "plain", "bulk"};
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
              tactic.stages, " stages",
-             tactic.k_blocks > 1
+             tactic.kernel == GemmTactic::Kernel::bulk ? cat(", ", tactic.k_blocks, " blocks")
+             : tactic.k_blocks > 1
                  ? cat(", ", tactic.k_blocks, " blocks over k", kSums[static_cast<std::size_t>(tactic.sums)])
                  : "");
 }

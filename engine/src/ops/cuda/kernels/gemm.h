@@ -32,8 +32,8 @@ CHARONIA_HD std::int64_t packed_at(std::int64_t row, std::int64_t k, std::int64_
 }
 
 // With an activation, out [rows, n / 2] = activation(first half) * second half; each half is first rounded to out's
-// type. This gives the same bits as gated_activation() (rows.h) of the outputs. The stream kernel supports it if out
-// has the weight's type.
+// type. This gives the same bits as gated_activation() (rows.h) of the outputs. The stream and bulk kernels support it
+// if out has the weight's type.
 enum class Gate : std::uint8_t { none, silu, gelu_tanh };
 
 // The parts of a quantised weight besides its codes (quant_layout.h, quant_gemm.h), in device memory.
@@ -109,13 +109,15 @@ inline KSplit split_of(const Gemm& gemm) { return split_k(is_w8a8(gemm) ? gemm.k
 //   stream: weights from memory into registers, a warp per part of K; up to 16 rows.
 //   tile:   weights and input in stages of shared memory.
 //   plain:  the same as tile in float.
+//   bulk:   like stream, with weights through the TMA unit and shared memory. k_blocks thread blocks share all tiles
+//           evenly. Compute capability 9, weights that are not packed.
 // If several thread blocks share a tile (k_blocks), their sums are combined
 //   parts:   in the workspace, each part of K separately: the last block adds them.
 //   blocks:  in the workspace, one sum per block.
 //   cluster: in the shared memory of a cluster of blocks, one sum per block; every block stores a part of the tile.
 //            Needs compute capability 9; k_blocks is a power of 2.
 struct GemmTactic {
-  enum class Kernel : std::uint8_t { stream, tile, plain };
+  enum class Kernel : std::uint8_t { stream, tile, plain, bulk };
   enum class Sums : std::uint8_t { parts, blocks, cluster };
   Kernel kernel = Kernel::tile;
   int tile_rows = 0;     // rows of a thread block
@@ -125,6 +127,11 @@ struct GemmTactic {
   Sums sums = Sums::parts;
   bool operator==(const GemmTactic&) const = default;
 };
+
+// Whether the tactic's kernel supports gates.
+inline bool supports_gates(const GemmTactic& tactic) {
+  return tactic.kernel == GemmTactic::Kernel::stream || tactic.kernel == GemmTactic::Kernel::bulk;
+}
 
 enum class SumOrder : std::uint8_t { fixed, any };
 
