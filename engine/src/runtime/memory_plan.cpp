@@ -64,7 +64,7 @@ void require_step_sizes(const EngineConfig& config) {
 
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
-  constexpr std::size_t kWorkspaces = 64 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (16 MiB), inputs (16 MiB)
+  constexpr std::size_t kWorkspaces = 66 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (18 MiB), inputs (16 MiB)
   // Lists of penalties and bans (16 MiB), tables and partial results of attention, and the CUDA graphs of decode steps.
   constexpr std::size_t kFixed = 128 * kMiB;
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.

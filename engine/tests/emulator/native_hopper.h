@@ -9,6 +9,8 @@
 
 namespace charonia::cuda {
 
+inline constexpr bool kCompilesWgmma = true;
+
 inline std::uint32_t shared_offset(const void* p) { return host_grid::offset_in_shared(p); }
 inline unsigned char* swizzled_shared() { return host_grid::swizzled_shared_memory(); }
 

@@ -41,6 +41,12 @@ std::size_t parse_prefetch(std::string_view setting) {
   return static_cast<std::size_t>(*mib) << 20;
 }
 
+bool parse_wgmma_experts(std::string_view setting) {
+  if (setting.empty() || setting == "0") return false;
+  if (setting == "1") return true;
+  throw Error(ErrorCode::invalid_argument, cat("CHARONIA_CUDA_WGMMA_EXPERTS = ", setting, ": expected 0 or 1"));
+}
+
 Overlap overlap_setting() {
   static const auto value = parse_overlap(environment("CHARONIA_CUDA_PDL"));
   return value;
@@ -48,6 +54,11 @@ Overlap overlap_setting() {
 
 int decode_split_setting() {
   static const int value = parse_decode_split(environment("CHARONIA_CUDA_DECODE_SPLIT"));
+  return value;
+}
+
+bool wgmma_experts_setting() {
+  static const bool value = parse_wgmma_experts(environment("CHARONIA_CUDA_WGMMA_EXPERTS"));
   return value;
 }
 

@@ -39,8 +39,9 @@ Bucket bucket_of(std::int64_t rows) {
   return std::min(static_cast<Bucket>(at - kBuckets.begin()), kBuckets.size() - 1);
 }
 
-// Workspace for partial sums of built-in tactics. A tactic that needs more is not used.
-constexpr std::size_t kOwnWorkspaceBytes = std::size_t{16} << 20;
+// Workspace for partial sums of built-in tactics. A tactic that needs more is not used. Enough for 132 blocks (H200) of
+// the wgmma kernel with the sums of two tiles.
+constexpr std::size_t kOwnWorkspaceBytes = std::size_t{18} << 20;
 // the workspace that cuBLAS uses on compute capability 9
 constexpr std::size_t kBlasWorkspaceBytes = std::size_t{32} << 20;
 
@@ -689,7 +690,7 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
 bool GemmRunner::run_gated(Stream& stream, const Gemm& gemm) { return impl_->issue_gated(stream, gemm); }
 
 std::string to_string(const GemmTactic& tactic) {
-  constexpr std::array kNames{"stream", "tile", "plain", "bulk"};
+  constexpr std::array kNames{"stream", "tile", "plain", "bulk", "wgmma"};
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
              tactic.stages, " stages",

@@ -161,6 +161,10 @@ std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
     const auto sums = tactic.k_blocks * split_of(gemm).parts * tactic.tile_rows * tactic.tile_columns;
     return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
   }
+  if (tactic.kernel == Kernel::wgmma) {  // a block has sums of at most two tiles that it shares
+    const auto sums = std::int64_t{2} * tactic.k_blocks * tactic.tile_rows * tactic.tile_columns;
+    return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
+  }
   if (k_blocks(tactic, gemm) == 1 || tactic.sums == Sums::cluster) return kGemmCounterBytes;
   const auto sums = tiles(tactic, gemm) * sums_of_tile(tactic, gemm) * tactic.tile_rows * tactic.tile_columns;
   return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
@@ -193,6 +197,8 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
       known = gemm.type == DType::bf16  ? launch_tile_bf16(stream, p, tactic, vectors(gemm))
               : gemm.type == DType::f16 ? launch_tile_f16(stream, p, tactic, vectors(gemm))
                                         : false;
+      break;
+    case Kernel::wgmma:
       break;
     case Kernel::plain:
       known = gemm.type == DType::f32 && launch_plain(stream, p, tactic, vectors(gemm));

@@ -111,13 +111,15 @@ inline KSplit split_of(const Gemm& gemm) { return split_k(is_w8a8(gemm) ? gemm.k
 //   plain:  the same as tile in float.
 //   bulk:   like stream, with weights through the TMA unit and shared memory. k_blocks thread blocks share all tiles
 //           evenly. Compute capability 9, weights that are not packed.
+//   wgmma:  quantised weights on compute capability 9.0 (quant_wgmma_kernel.h). k_blocks thread blocks share all tiles
+//           and their parts of K.
 // If several thread blocks share a tile (k_blocks), their sums are combined
 //   parts:   in the workspace, each part of K separately: the last block adds them.
 //   blocks:  in the workspace, one sum per block.
 //   cluster: in the shared memory of a cluster of blocks, one sum per block; every block stores a part of the tile.
 //            Needs compute capability 9; k_blocks is a power of 2.
 struct GemmTactic {
-  enum class Kernel : std::uint8_t { stream, tile, plain, bulk };
+  enum class Kernel : std::uint8_t { stream, tile, plain, bulk, wgmma };
   enum class Sums : std::uint8_t { parts, blocks, cluster };
   Kernel kernel = Kernel::tile;
   int tile_rows = 0;     // rows of a thread block

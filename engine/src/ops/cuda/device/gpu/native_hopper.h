@@ -19,6 +19,13 @@
 
 namespace charonia::cuda {
 
+// Whether the architecture that is being compiled for has products. Kernels without a body for others compile faster.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kCompilesWgmma = false;
+#else
+inline constexpr bool kCompilesWgmma = true;
+#endif
+
 // The address in the block's shared memory.
 CHARONIA_DEVICE std::uint32_t shared_offset(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
