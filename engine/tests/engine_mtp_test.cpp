@@ -179,7 +179,7 @@ bool accept(Text& text, int size, const Below& below) {
   return true;
 }
 
-// A prompt with a random end, of which the model has computed a beginning.
+// A prompt with a random end. The model has computed its beginning.
 template <typename Models>
 Text new_text(Models& models, const Below& below, int slot) {
   Text text{.tokens = Tokens(static_cast<std::size_t>(9 + below(30)), 1), .slot = slot};

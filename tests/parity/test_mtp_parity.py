@@ -1,4 +1,4 @@
-"""The logits of the layer for multi-token prediction equal those of a reference in fp32.
+"""The layer for multi-token prediction (MTP) has the same logits as a reference in fp32.
 
 transformers has no such layer. The reference follows the formula of DeepSeek-V3's report. It takes a decoder layer of
 transformers, and computes the whole text for every logit.
@@ -45,7 +45,7 @@ def added_to_norms(variant: Variant) -> int:
 
 
 def write_mtp_model(folder: Path, variant: Variant) -> None:
-    """Write a model with a random MTP layer. Its names are those of the last layer and of the released files."""
+    """Write a model with a random MTP layer. Its tensors are named as in the released files, and as in the last layer."""
     model = write_model(folder, variant, 3)
     layers, file = model.config.num_hidden_layers, folder / "model.safetensors"
     tensors, random = load_file(file), np.random.default_rng(5)
