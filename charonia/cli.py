@@ -23,7 +23,7 @@ from charonia.api.options import (
 )
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InvalidRequestError
 from charonia.keys import add_keys
 from charonia.option_hints import HintingGroup
 from charonia.serve.command import LoraOption, models_app, prepare_command, serve_command, with_adapters
@@ -215,9 +215,9 @@ def plan(
     else:
         show(made, users, context, Console(soft_wrap=True))
     if refusal is not None:
-        if not json_output and refusal not in made.warnings:  # which are printed already
-            print(refusal, file=sys.stderr)
-        raise typer.Exit(1)
+        if json_output:
+            raise typer.Exit(1)
+        raise InvalidRequestError(refusal)
 
 
 @app.command(cls=GroupedCommand)

@@ -45,7 +45,7 @@ def added_to_norms(variant: Variant) -> int:
 
 
 def write_mtp_model(folder: Path, variant: Variant) -> None:
-    """Write a model with a random MTP layer. Its tensors are named as in the released files, and as in the last layer."""
+    """Write a model with a random MTP layer. Its tensors have the names of the released files."""
     model = write_model(folder, variant, 3)
     layers, file = model.config.num_hidden_layers, folder / "model.safetensors"
     tensors, random = load_file(file), np.random.default_rng(5)

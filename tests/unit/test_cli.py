@@ -167,7 +167,10 @@ def test_help_of_serve_has_groups() -> None:
 def test_plan_says_once_why_a_model_does_not_fit(model: Path) -> None:
     code, out, err = charonia("plan", model, "--memory", "1MiB", env={"COLUMNS": "1000"})
     (why,) = [line for line in f"{out}{err}".splitlines() if "does not fit" in line]
-    assert code == 1 and why in out
+    assert code == 1 and why in err and why.startswith("error: ") and "KV cache of" not in out
+    code, out, err = charonia("plan", model, "--kv-offload-memory", "1TiB", "--memory", "1GiB", env={"COLUMNS": "1000"})
+    assert code == 1 and "error: kv_offload_memory = 1TiB, but " in err and "lower it" in err
+    assert "warning" not in out and "KV cache of" not in out
 
 
 @pytest.mark.slow
