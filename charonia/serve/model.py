@@ -136,8 +136,19 @@ def prepare(
         with ExitStack() as for_now:
             return prepare(model, run_dir, inference, say, for_now)
     named = model_or_default(model, inference, say)
-    location = workspace.locate(named)
-    if pinned := hub.pinned_id(str(named), location.path):
+    with workspace.located(named) as location:
+        return _prepared(named, location, run_dir, inference, say, held)
+
+
+def _prepared(
+    named: str,
+    location: workspace.Location,
+    run_dir: Path,
+    inference: Mapping[str, str],
+    say: Callable[[str], None],
+    held: ExitStack,
+) -> Path:
+    if pinned := hub.pinned_id(named, location.path):
         say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
     if location.is_workspace:
         from charonia.weights.quality_record import drop_outdated  # with Rich, which no other start needs

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from charonia import _engine
 from charonia.engine_settings import Setting, spell_settings
-from charonia.errors import InvalidRequestError, UnsupportedError
+from charonia.errors import InvalidRequestError, UnsupportedError, named_as_given
 from charonia.families import ModelSpec
 from charonia.json_files import read_json
 from charonia.units import spell_bytes
@@ -30,7 +30,7 @@ from charonia.weights.convert import (
     read_source,
     write_description,
 )
-from charonia.weights.draft_model import draft_of, draft_settings, named_as_given
+from charonia.weights.draft_model import draft_of, draft_settings
 from charonia.weights.mtp import mtp_of
 from charonia.weights.quality_record import parse_records, quality_table, records_of_weights
 from charonia.weights.task import setting_of
@@ -211,13 +211,13 @@ def _weights(
     notes: receives the assumptions of the plan.
     """
     if workspace.existing(model) is not None or hub.is_gguf_id(str(model)):
-        location = workspace.locate(model)
-        if location.weights is not None:
-            if dtype != "auto":
-                raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
-            yield location.weights
-            return
-        source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
+        with workspace.located(model) as location:
+            if location.weights is not None:
+                if dtype != "auto":
+                    raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
+                yield location.weights
+                return
+            source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
         spec, here, adaptable = source.spec, location.path, source.adaptable
     else:
         spec, here, adaptable = _spec_on_hub(str(model), dtype, settings, notes), None, True

@@ -171,6 +171,19 @@ def test_dense_and_quantised_weights_that_are_computed_together_are_rejected(tmp
         read_source(workspace.locate(tmp_path / "m.gguf").path)
 
 
+def test_errors_name_the_gguf_file_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path / "m.gguf", tmp_path / "dense", {"attn_v": "F16", "else": "Q8_0"})
+    monkeypatch.chdir(tmp_path)
+    for act in (
+        lambda: Engine.from_pretrained("m.gguf"),
+        lambda: make_plan("m.gguf"),
+        lambda: convert("m.gguf", tmp_path / "w"),
+        lambda: prepare("m.gguf", tmp_path / "run", {}),
+    ):
+        with pytest.raises(UnsupportedError, match=r"^m\.gguf: tensors are computed together"):
+            act()
+
+
 def test_reader_finds_the_places_of_the_package_gguf(tmp_path: Path) -> None:
     import gguf
 
