@@ -26,7 +26,14 @@ from charonia.engine_settings import spell_settings
 from charonia.errors import CharoniaError, InvalidRequestError
 from charonia.keys import add_keys
 from charonia.option_hints import HintingGroup
-from charonia.serve.command import LoraOption, models_app, prepare_command, serve_command, with_adapters
+from charonia.serve.command import (
+    LoraOption,
+    models_app,
+    prepare_command,
+    serve_command,
+    with_adapters,
+    with_setting_options,
+)
 from charonia.text import prompt_ids
 from charonia.web.command import generate_command, web_command
 
@@ -383,14 +390,16 @@ def replay(
 
 
 @app.command()
-def doctor() -> None:
-    """Check whether this machine can serve: Python, Triton, GPU, memory, disk, ports. Each problem has a remedy.
+@with_setting_options("run_dir", "grpc_port")
+def doctor(given: dict[str, Any] | None = None) -> None:
+    """Check whether this machine can serve: Python, Triton, GPU, memory, disk, ports. Each problem has a remedy. For
+    `make serve`, add `--run-dir run`.
 
     Exit code 1 if there is a problem."""
     from charonia.doctor import examine, show
     from charonia.settings import read_settings
 
-    findings = list(examine(read_settings()))
+    findings = list(examine(read_settings(**(given or {}))))
     show(findings)
     if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)

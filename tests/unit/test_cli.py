@@ -79,13 +79,13 @@ def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         env = {"CHARONIA_GRPC_PORT": str(taken.getsockname()[1]), "CHARONIA_TRITON_DIR": str(tmp_path)}
-        code, out, _ = charonia("doctor", env=env)
+        code, out, _ = charonia("doctor", "--run-dir", tmp_path / "run", env=env)
     assert code == 1
     lines = {line[9:].split("  ")[0].strip(): line for line in out.splitlines()}
     port, triton = lines[f"port {env['CHARONIA_GRPC_PORT']}"], lines["Triton"]
     assert port.startswith("PROBLEM") and port.endswith("choose another port with CHARONIA_GRPC_PORT")
     assert triton.startswith("PROBLEM") and "has no bin/tritonserver" in triton
-    assert lines["Python"].startswith("ok")
+    assert lines["Python"].startswith("ok") and lines["run folder"].endswith(f"  {tmp_path / 'run'}")
     assert set(lines) >= {
         "packages",
         "engine",
