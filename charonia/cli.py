@@ -279,6 +279,12 @@ def evaluate(
         show(record, Console(soft_wrap=True))
 
 
+def _schemes() -> list[str]:
+    from charonia.quantize.command import SCHEMES
+
+    return list(SCHEMES)
+
+
 CalibrationOption = Annotated[
     Path | None,
     typer.Option(help="A text, or JSON objects, one per line, with text or messages; default: a text of Charonia."),
@@ -290,7 +296,7 @@ MaxLengthOption = Annotated[int, typer.Option(help="Maximum tokens of a sample."
 @app.command()
 def quantize(
     model: Annotated[str, typer.Argument(help="A Hugging Face folder or a hub id, 16-bit weights.", metavar="MODEL")],
-    scheme: Annotated[str, typer.Option(help="w4a16, w8a16, w8a8 or fp8.")],
+    scheme: Annotated[str, typer.Option(help="w4a16, w8a16, w8a8 or fp8.", autocompletion=_schemes)],
     dst: Annotated[Path, typer.Option(help="The folder to write.")],
     method: Annotated[
         str | None, typer.Option(help="awq, gptq, smoothquant or rtn; default: depends on the scheme.")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from charonia.api.options import with_engine_options, with_options
+from charonia.api.options import completes, with_engine_options, with_options
 from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
 from charonia.settings import OF_ANSWERS, ServeSettings, env_name, inference_settings, read_settings
@@ -53,6 +53,7 @@ def setting_parameter(field: str) -> inspect.Parameter:
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         help=f"{info.description} ({env_name(field)}{default})",
+        autocompletion=completes([value for value in types if isinstance(value, str)]),
         rich_help_panel="Service",
     )
     optional: Any = kind | None

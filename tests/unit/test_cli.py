@@ -62,7 +62,14 @@ def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> Non
 
 def test_shell_completes_commands_and_options() -> None:
     cases = (("charonia doc", "1", "doctor"), ("charonia serve --grpc", "2", "--grpc-port"))
-    for words, number, wanted in (*cases, ("charonia make-model ", "2", "benchmark")):  # its group
+    values = (
+        ("charonia plan x --quantization w8", "4", "w8a16"),
+        ("charonia serve --speculative-method ", "3", "draft_model"),
+        ("charonia serve --logs ", "3", "stderr"),
+        ("charonia convert x --dtype b", "4", "bf16"),
+        ("charonia quantize x --scheme w4", "4", "w4a16"),
+    )
+    for words, number, wanted in (*cases, *values, ("charonia make-model ", "2", "benchmark")):  # its group
         env = {"_CHARONIA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
         done = subprocess.run([Path(sys.executable).parent / "charonia"], env={**PLAIN, **env}, capture_output=True)
         assert done.stderr == b"" and wanted in done.stdout.decode().split()
