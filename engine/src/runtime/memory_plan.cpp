@@ -25,6 +25,7 @@
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/adapter.h"
 #include "runtime/devices.h"
+#include "runtime/draft_model.h"
 #include "runtime/kv_offload.h"
 #include "runtime/proposals.h"
 #include "runtime/settings.h"
@@ -579,6 +580,25 @@ void count_offload(MemoryPlan& plan, std::int64_t host_bytes) {
   }
 }
 
+// The draft model or MTP layer. Returns false, with a warning, if it does not fit. Throws the errors of plan_draft().
+bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::size_t free_bytes) {
+  try {
+    const auto draft = runtime::plan_draft(plan.config, plan.model, manifest, free_bytes);
+    if (!draft) return true;
+    plan.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
+    // Models that are not converted yet have no table.
+    const auto table = manifest.dir() / "token_table.safetensors";
+    if (!draft->mtp && exists(table) && exists(draft->weights_dir / table.filename())) {
+      runtime::check_vocabulary(*draft, text::TokenTable::load(table));
+    }
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resource_exhausted) throw;
+    plan.warnings.push_back(error.what());
+    return false;
+  }
+}
+
 // The engine loads them after it has reserved the memory of the cache.
 void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules) {
   const auto type = rules.precision(model::data_type(plan.model)).activation;
@@ -622,16 +642,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     out.warnings.push_back(runtime::no_speculation(config, out.model));
   }
   int blocks = std::numeric_limits<int>::max();
-  try {
-    const auto all_free = std::accumulate(free.begin(), free.end(), std::size_t{0});
-    if (const auto draft = runtime::plan_draft(out.config, out.model, manifest, all_free)) {
-      out.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
-    }
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::resource_exhausted) throw;
-    out.warnings.push_back(error.what());
-    blocks = 0;
-  }
+  if (!count_draft(out, manifest, std::accumulate(free.begin(), free.end(), std::size_t{0}))) blocks = 0;
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
