@@ -311,6 +311,7 @@ TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {
              warning.find(why) != std::string::npos;
     };
     EXPECT_TRUE(std::ranges::any_of(one->info().warnings, names)) << device;
+    EXPECT_EQ(one->info().config.speculative_method, "off") << device;
     EXPECT_TRUE(std::ranges::none_of(engine({{"device", device}})->info().warnings, names));
   }
 }

@@ -134,6 +134,7 @@ void Engine::Impl::make_scheduler() {
     }
   } else if (config.speculative_method != "off") {
     info.warnings.push_back(runtime::no_speculation(config, info.model));
+    config.speculative_method = "off";
   }
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",
