@@ -115,7 +115,8 @@ def serve_command(
     os.umask(0o077)  # also of Triton and the gateway: their files and shared memory can hold prompts
     chosen = read_settings(**model_settings(models), **(given or {}))
     with reported(chosen.log_format):
-        serve(chosen, with_adapters(spell_settings(settings or {}), lora), exits=True)
+        exit_code = serve(chosen, with_adapters(spell_settings(settings or {}), lora), exits=True)
+    raise typer.Exit(exit_code)
 
 
 def model_settings(given: list[str] | None) -> dict[str, str]:
