@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from charonia.serve.liveness import Liveness
 
 _KILL_AFTER_S = 10  # time for a process to end, in addition to drain_timeout_s for the gateway
+# A stack ends at most so long after two times drain_timeout_s, one for the gateway and one for other clients.
+AFTER_DRAINS_S = 2 * _KILL_AFTER_S + drain.CUT_OFF_S + drain.LAST_TEXT_S
 _HURRIED_EXIT_S = 5  # time for a gateway to end after the second signal, so that it leaves no files
 _MAX_DELAY_S = 30  # before a restart
 _STABLE_S = 600  # restarts before a Triton that was ready for so long do not count
