@@ -376,8 +376,9 @@ def make_model(
         str,
         typer.Option(
             help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
-            "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss-, qwen3.5- or gemma4- in front: "
-            "the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B or of Gemma 4 E2B."
+            "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss-, qwen3.5-, gemma4- or glm4-moe- "
+            "in front: the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B, of Gemma 4 E2B, or of GLM-4.5 "
+            "with 16 experts and an MTP layer."
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",

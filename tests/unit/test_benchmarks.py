@@ -25,6 +25,7 @@ from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
 from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError
+from charonia.weights.convert import read_source
 
 SOME = [
     Record.of("static", "decode", "tokens/s", [90, 120, 100], case={"batch": 1}, asked=110),
@@ -43,9 +44,16 @@ def printed(some: list[Record], width: int) -> list[list[str]]:
     return [line.replace("│", " ").replace("┃", " ").split() for line in lines]
 
 
-def test_unknown_shape_is_rejected_with_the_names_and_the_prefixes() -> None:
-    with pytest.raises(InvalidRequestError, match=r"'llama-1,2' is not known; .* m05, .* follow gpt-oss-, qwen3.5-, "):
+def test_unknown_shape_is_rejected_with_the_names_the_sizes_and_the_prefixes() -> None:
+    wanted = r"'llama-1,2' is not known; .* m05, .* KV heads, intermediate, .* follow gpt-oss-, qwen3.5-, "
+    with pytest.raises(InvalidRequestError, match=wanted):
         parse_shape("llama-1,2")
+
+
+def test_the_shape_of_glm_has_an_mtp_layer(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", parse_shape("glm4-moe-2,64,4,2,96,320"))
+    names = read_source(tmp_path / "m", mtp=True).checkpoint.tensors.keys()
+    assert {"model.layers.2.eh_proj.weight", "model.layers.2.mlp.experts.15.up_proj.weight"} < names
 
 
 def test_record_has_the_median_the_range_and_the_verdict() -> None:
