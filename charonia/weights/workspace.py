@@ -122,7 +122,9 @@ def locate(model: str | os.PathLike[str]) -> Location:
     """
     path = existing(model)
     if path is None and hub.is_gguf_id(str(model)):
-        return _unpacked(hub.download_gguf(str(model)))
+        file = hub.download_gguf(str(model))
+        with named_as_given(file, str(model)):
+            return _unpacked(file)
     if path is None:
         return locate(hub.download(str(model)))
     if path.is_file() and is_gguf(path):

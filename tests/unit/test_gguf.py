@@ -155,8 +155,10 @@ def test_unsupported_gguf_types_and_architectures_are_named(tmp_path: Path) -> N
     write_pair(file, tmp_path / "dense", {"else": "Q8_0"})
     content = file.read_bytes()
     (tmp_path / "other.gguf").write_bytes(content.replace(b"llama", b"mamba"))
-    with pytest.raises(UnsupportedError, match="mamba"):
-        workspace.locate(tmp_path / "other.gguf")
+    (tmp_path / "linked.gguf").symlink_to("other.gguf")
+    for name in ("other.gguf", "linked.gguf"):
+        with pytest.raises(UnsupportedError, match=rf"^{tmp_path / name}: .*mamba"):
+            workspace.locate(tmp_path / name)
     (tmp_path / "cut.gguf").write_bytes(content[: len(content) // 2])
     with pytest.raises(ModelError, match="complete GGUF"):
         workspace.locate(tmp_path / "cut.gguf")
