@@ -142,7 +142,8 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A workspace, a Hugging Face folder or a hub id (MODEL; default: SmolLM2).", metavar="[MODEL]"
+            help="A workspace, a Hugging Face folder, a GGUF file or a hub id (MODEL; default: SmolLM2).",
+            metavar="[MODEL]",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message at the start.")] = None,

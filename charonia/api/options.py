@@ -109,10 +109,11 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
 def _parameter(entry: _engine.ConfigField, group: str, environment: bool) -> inspect.Parameter:
     flag = "--" + entry.key.replace("_", "-")
     # Without Typer's range checks: the engine checks ranges.
+    default = f"; default {entry.default_value}" if entry.default_value else ""
     option = typer.Option(
         *([f"{flag}/--no-{flag[2:]}"] if entry.kind == "bool" else [flag]),
         *([_SHORT[entry.key]] if entry.key in _SHORT else []),
-        help=f"{entry.help} ({entry.range}; default {entry.default_value})",
+        help=f"{entry.help} ({entry.range}{default})",
         autocompletion=completes(entry.range.split(" | ") if " | " in entry.range and entry.kind != "bool" else ()),
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
         show_default=False,

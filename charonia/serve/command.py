@@ -141,7 +141,8 @@ Name = Annotated[str, typer.Argument(help="the model's name, as /v1/models has i
 Loaded = Annotated[
     str,
     typer.Argument(
-        help="the model's name, as /v1/models has it; NAME=MODEL adds a model: a folder, a workspace or a hub id"
+        help="the model's name, as /v1/models has it; NAME=MODEL adds a model: a folder, a workspace, a GGUF file or a "
+        "hub id"
     ),
 ]
 

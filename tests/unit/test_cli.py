@@ -426,7 +426,10 @@ def test_a_full_disk_is_one_sentence(
     assert re.fullmatch(r"error: No space left on device at \S+/missing/file \([\d.]+ \w+ are free\): free .*\n", error)
 
 
-@pytest.mark.parametrize(("option", "hint"), [("--max-model-len", "--session-len"), ("--ctx-size=9", "--session-len")])
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--max-model-len", "--session-len"), ("--ctx-size=9", "--session-len"), ("--log-format", "CHARONIA_LOG_FORMAT")],
+)
 def test_an_option_of_another_server_gets_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str, hint: str
 ) -> None:
