@@ -295,8 +295,8 @@ TEST_P(SpeculationTest, RepeatedTextTakesFewerSteps) {
 TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {
   TinyModel embeds;
   embeds.more = "model_task = embed\n";
-  for (const auto& [model, device, why] : {std::tuple{TinyModel{}, "null", "device = null"},
-                                           {embeds, "cpu", "does not generate text"}}) {
+  for (const auto& [model, device, why] : {std::tuple{TinyModel{}, "null", "the device is null"},
+                                           {embeds, "cpu", "generates no text"}}) {
     write_model(model);
     if (GetParam() == "mtp") {
       expect_error(ErrorCode::unsupported, {"speculative_method = mtp: "},

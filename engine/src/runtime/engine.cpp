@@ -18,6 +18,7 @@
 #include "runtime/memory_plan.h"
 #include "grammar/guide_compiler.h"
 #include "runtime/settings.h"
+#include "runtime/speculative_method.h"
 
 namespace charonia {
 
@@ -91,7 +92,8 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
 
 // Before the model is loaded, so that its KV cache leaves memory for the draft model, and errors come early.
 void Engine::Impl::plan_draft(const std::filesystem::path& weights_dir) {
-  if (info.config.speculative_method != "draft_model" && info.config.speculative_method != "mtp") return;
+  const auto& method = runtime::method_of(info.config);
+  if (method.model.empty() && !method.reads_hidden) return;
   auto config = info.config;
   config.device = runtime::choose_devices(config).device;
   model::Manifest manifest(weights_dir, config.tensor_para_size);
@@ -131,8 +133,8 @@ void Engine::Impl::make_scheduler() {
       draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
       if (!draft_plan_->mtp) info.draft_model = draft_plan_->model.model_name;
     }
-  } else if (config.speculative_method != "off") {
-    info.warnings.push_back(runtime::no_speculation(config, info.model));
+  } else if (auto why = runtime::speculation_warning(config, info.model); !why.empty()) {
+    info.warnings.push_back(std::move(why));
   }
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",

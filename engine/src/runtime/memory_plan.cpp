@@ -28,6 +28,7 @@
 #include "runtime/kv_offload.h"
 #include "runtime/proposals.h"
 #include "runtime/settings.h"
+#include "runtime/speculative_method.h"
 
 namespace charonia::runtime {
 namespace {
@@ -234,16 +235,6 @@ bool has_states(const model::Manifest& manifest) {
   return std::ranges::any_of(manifest.layers(), [](const auto& layer) { return layer.mixer != "attention"; });
 }
 
-bool speculates(const EngineConfig& config, const ModelConfig& model) {
-  return most_proposals(config) > 0 && model.model_task == "generate";
-}
-
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model) {
-  return cat("speculative_method = ", config.speculative_method, " has no effect: ",
-             model.model_task != "generate" ? "the model does not generate text"
-                                              : cat("device = ", config.device, ", and it needs the CPU"));
-}
-
 model::DeviceRules rules_of(std::string_view device) {
   if (device == "cuda") {
     return {ops::cuda_precision, [](const ops::ExpertsShape& shape, std::int64_t rows) {
@@ -412,22 +403,24 @@ std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, c
   return out;
 }
 
-// Throws Error(unsupported) if the model cannot have proposals of its MTP layer.
-void check_mtp(const EngineConfig& engine, const ModelConfig& model, const model::Manifest& manifest) {
-  const auto refuse_if = [](bool wrong, const auto&... why) {
-    if (wrong) throw Error(ErrorCode::unsupported, cat(why..., ", or choose another speculative_method"));
-  };
-  refuse_if(engine.device != "cpu", "it needs the CPU, and the device is ", engine.device, ": set device = cpu");
-  refuse_if(engine.tensor_para_size > 1, "it needs one rank, and tensor_para_size is ", engine.tensor_para_size,
-            ": set tensor_para_size = 1");
-  refuse_if(model.model_task != "generate", "the model is for task = ", model.model_task,
-            " and generates no text: serve a model that does");
-  refuse_if(has_states(manifest),
-            "the model has recurrent layers, whose state cannot be taken back to the last accepted token: serve "
-            "another model");
-  refuse_if(!manifest.has_mtp(), "the weights in ", manifest.dir().string(),
-            " have no MTP layer: convert a checkpoint that has one again, with: charonia convert MODEL "
-            "--speculative-method mtp");
+// Throws Error(unsupported) if the model cannot have proposals of a layer that reads its hidden states.
+void check_layer(const EngineConfig& engine, const ModelConfig& model, const model::Manifest& manifest) {
+  auto why = speculation_obstacle(engine, model);
+  if (why.empty() && has_states(manifest)) {
+    why = "the model has recurrent layers, whose state cannot be taken back to the last accepted token: serve another "
+          "model";
+  }
+  if (why.empty() && !manifest.has_mtp()) {
+    why = cat("the weights in ", manifest.dir().string(), " have no MTP layer: convert a checkpoint that has one again, "
+              "with: charonia convert MODEL --speculative-method mtp");
+  }
+  if (!why.empty()) throw Error(ErrorCode::unsupported, cat(why, ", or choose another speculative_method"));
+}
+
+// The memory of the hidden states that DraftModel keeps for sequences, and of a step.
+std::size_t kept_bytes(const EngineConfig& config, const ModelConfig& model) {
+  const auto rows = config.max_batch_size * kKeptHidden + config.token_budget;
+  return static_cast<std::size_t>(rows) * static_cast<std::size_t>(model.hidden_units) * sizeof(float);
 }
 
 // The MTP layer has the model's attributes.
@@ -458,7 +451,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
   if (!out.mtp && given.speculative_method != "draft_model") return std::nullopt;
   auto engine = given;
   try {
-    if (out.mtp) check_mtp(engine, model, manifest);
+    if (out.mtp) check_layer(engine, model, manifest);
     if (!speculates(engine, model)) return std::nullopt;
     resolve_step_sizes(engine, {.device = "cpu"});
     auto& config = out.config;
@@ -490,7 +483,8 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
     const auto limits = step_limits(config, rounded);
     const auto needs = rank_memory("cpu", rules_of("cpu"), rounded, *files, shard, limits);
     check_model_fits(config, "cpu", needs, free_bytes);
-    const auto left = free_bytes - needs.all_but_cache();
+    const auto kept = out.mtp ? kept_bytes(config, model) : 0;
+    const auto left = free_bytes - std::min(free_bytes, needs.all_but_cache() + kept);
     const auto of_model = std::min(left, least_memory(engine, model, manifest));
     const CacheMemory memory{needs.kv_block, needs.window, left - of_model};
     constexpr int kSequences = 16;
@@ -501,7 +495,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
     const auto blocks = static_cast<int>(
         std::max<std::int64_t>(1, std::min(wanted, most_blocks(config, memory, memory.free_bytes / 4))));
     config.cache_max_entry_count = blocks;
-    out.bytes = needs.all_but_cache() + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
+    out.bytes = needs.all_but_cache() + kept + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
   } catch (const Error& error) {
     throw out.name(error);
   }
@@ -618,8 +612,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
   const auto limits = runtime::step_limits(config, out.model);
-  if (config.speculative_method != "off" && !runtime::speculates(config, out.model)) {
-    out.warnings.push_back(runtime::no_speculation(config, out.model));
+  if (auto why = runtime::speculation_warning(config, out.model); !why.empty()) {
+    out.warnings.push_back(std::move(why));
   }
   int blocks = std::numeric_limits<int>::max();
   try {

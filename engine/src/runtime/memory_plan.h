@@ -65,13 +65,6 @@ bool has_states(const model::Manifest& manifest);
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
 ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model);
 
-// Whether steps may have proposals (runtime/proposals.h). Only on the CPU: a step with proposals needs known tokens, so
-// it cannot overlap with the step before it, and the other devices overlap steps. A model for embeddings or scores
-// generates no tokens. config.device must be resolved.
-bool speculates(const EngineConfig& config, const ModelConfig& model);
-// The warning that speculative_method has no effect.
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model);
-
 // ---- memory of one rank ----
 
 // device: "cpu" | "cuda" | "null". The machine needs no GPU for "cuda".
@@ -139,11 +132,14 @@ int blocks_per_chunk(int cache_chunk_size, int num_blocks);
 // both models and one block of each cache. speculative_method = mtp runs the MTP layer of the model in the same way,
 // but its cache holds max_batch_size sequences of 1024 tokens, because the layer must see all tokens.
 
+// The number of hidden states of a sequence that an MTP layer computes at the latest, also without proposals.
+inline constexpr int kKeptHidden = 16;
+
 struct DraftPlan {
   std::filesystem::path weights_dir;
   ModelConfig model;
   EngineConfig config;    // resolved; cache_max_entry_count is the number of its KV blocks
-  std::size_t bytes = 0;  // weights, steps and KV cache
+  std::size_t bytes = 0;  // weights, steps, KV cache and kept hidden states
   bool mtp = false;       // the MTP layer of the model in weights_dir
 
   // The error, with the name of the draft model or of the method.
