@@ -22,7 +22,7 @@ from charonia.settings import ServeSettings, env_name
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.built_in import DEMO, SMOLLM2, built_in
-from charonia.weights.draft_model import METHOD, draft_of, draft_settings
+from charonia.weights.draft_model import METHOD, draft_of, draft_settings, reads_head
 from charonia.weights.mtp import mtp_of
 from charonia.weights.tensor_parallel import ranks_of
 
@@ -96,7 +96,8 @@ def prepare_all(
     given = shares.parse_shares(settings.model_shares, len(found))
     served = with_labels(found)
     if len(served) == 1:
-        if inference.get("lora_adapters") or mtp_of(inference):  # Triton would find that one does not fit too late
+        # Triton would find too late that one does not fit.
+        if inference.get("lora_adapters") or mtp_of(inference) or reads_head(inference):
             made = _engine.plan_memory(served[0].workspace / workspace.WEIGHTS, dict(inference))
             if made["num_blocks"] == 0:
                 raise ServeError(f"{served[0].name} does not fit: {made['warnings'][-1]}")
@@ -112,8 +113,16 @@ def prepare_draft(
     draft = draft_of(inference)
     if draft is None:
         return dict(inference)
-    folder = prepare(draft, run_dir, {"tensor_para_size": "1"}, say, held)
-    return {**inference, **draft_settings(folder / workspace.WEIGHTS)}
+    if not reads_head(inference):
+        weights = prepare(draft, run_dir, {"tensor_para_size": "1"}, say, held) / workspace.WEIGHTS
+        return {**inference, **draft_settings(inference, weights)}
+    location = workspace.locate(draft)
+    if location.weights is None:
+        made_for = {METHOD: inference[METHOD]}
+        location = workspace.locate(_linked(location.path, run_dir / "workspaces", made_for, say, held))
+    workspace.hold(location.path, held)
+    assert location.weights is not None
+    return {**inference, **draft_settings(inference, location.weights)}
 
 
 def model_name(workspace_dir: Path) -> str:
@@ -174,14 +183,15 @@ def _say_notes(root: Path, say: Callable[[str], None]) -> None:
 def _linked(
     model: Path, folder: Path, settings: Mapping[str, str], say: Callable[[str], None], held: ExitStack
 ) -> Path:
-    """A linked workspace. settings: tensor_para_size, task, and speculative_method = mtp.
+    """A linked workspace. settings: tensor_para_size, task, and speculative_method = mtp; or for an EAGLE-3 head only
+    speculative_method = eagle3.
 
     It is made again when the model or this package has changed. The old workspace stays while a server uses it, because
     that server reads it again when its Triton is restarted."""
     name = model.parent.name if model.name == "model" else model.name
     ranks, task = ranks_of(settings), settings.get("task", "auto")
     tp = (f"-tp{ranks}" if ranks > 1 else "") + (f"-{task}" if task != "auto" else "")
-    tp += "-mtp" if METHOD in settings else ""
+    tp += f"-{settings[METHOD]}" if METHOD in settings else ""
     # Folders with the same name elsewhere have other workspaces, which may be in use. A changed GGUF file has another
     # folder, and the same place.
     source = (model_file(model) or model).resolve()
@@ -196,7 +206,7 @@ def _linked(
                 from charonia.weights.convert import link_workspace  # with NumPy, which a start takes long to import
 
                 _remove_outdated(folder, place, destination)
-                link_workspace(model, destination, force=True, settings=settings)
+                link_workspace(model, destination, force=True, settings=settings, head=reads_head(settings))
                 workspace.hold(destination, held)
     with contextlib.suppress(OSError), lock.open("ab") as file:  # a folder that is there may be read-only
         if _locks(file):  # otherwise another one makes a workspace, which it does not hold yet

@@ -38,7 +38,7 @@ void check_vocabulary(const DraftPlan& plan, const text::TokenTable& table) try 
 DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : plan_(std::move(plan)), main_(main) {
   try {
     executor_ = std::make_unique<Executor>(plan_.weights_dir, plan_.model, plan_.config, 0,
-                                           plan_.mtp ? main_ : nullptr);
+                                           reads_hidden() ? main_ : nullptr);
   } catch (const Error& error) {
     throw plan_.name(error);
   }
@@ -51,9 +51,9 @@ DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : p
                                                   plan_.config.enable_prefix_caching, counts.full, nullptr,
                                                   cache::BlockManager::default_hash, kinds);
   log({LogLevel::info,
-       cat(plan_.mtp ? "MTP layer of " : "draft model ", plan_.model.model_name, ": ", executor_->weight_bytes(),
-           " bytes of weights, KV cache of ", counts.full * blocks_->block_len(), " tokens in ",
-           executor_->kv_cache_bytes(), " bytes"),
+       cat(plan_.is_mtp() ? "MTP layer of " : reads_hidden() ? "EAGLE-3 head " : "draft model ",
+           plan_.model.model_name, ": ", executor_->weight_bytes(), " bytes of weights, KV cache of ",
+           counts.full * blocks_->block_len(), " tokens in ", executor_->kv_cache_bytes(), " bytes"),
        "",
        {}});
 }
@@ -96,15 +96,15 @@ bool DraftModel::must_compute(SeqId id) const {
   return found != sequences_.end() && hidden_rows(found->second) >= kKeptHidden;
 }
 
-// Returns the salt for the prefix index. An MTP layer has no row of token 0, but all rows depend on it.
+// Returns the salt for the prefix index. Such a layer has no row of token 0, but all rows depend on it.
 std::uint64_t DraftModel::salt_of(std::span<const TokenId> tokens, std::uint64_t salt) const {
   constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15;
-  return plan_.mtp ? salt ^ ((static_cast<std::uint64_t>(tokens.front()) + 1) * kMix) : salt;
+  return reads_hidden() ? salt ^ ((static_cast<std::uint64_t>(tokens.front()) + 1) * kMix) : salt;
 }
 
 std::int32_t DraftModel::end_of(const Sequence& sequence) const {
   const auto rows = sequence.known - offset();
-  return plan_.mtp ? std::min(sequence.first_hidden + hidden_rows(sequence), rows) : rows;
+  return reads_hidden() ? std::min(sequence.first_hidden + hidden_rows(sequence), rows) : rows;
 }
 
 // A sequence that has computed nothing itself takes blocks of the prefix index. Other sequences may have computed more
@@ -147,7 +147,7 @@ std::optional<int> DraftModel::set_tokens(SeqId id, std::span<const TokenId> tok
   own.insert(own.end(), same.in2, tokens.end());
   sequence.known = size;
   insert_blocks(sequence);
-  if (plan_.mtp && (sequence.computed < sequence.first_hidden || end_of(sequence) < rows)) return std::nullopt;
+  if (reads_hidden() && (sequence.computed < sequence.first_hidden || end_of(sequence) < rows)) return std::nullopt;
   return rows - sequence.computed;
 }
 
@@ -159,7 +159,7 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
     if (found == sequences_.end()) continue;
     auto& sequence = found->second;
     sequence.used = calls_;
-    if (plan_.mtp && sequence.computed < sequence.first_hidden) {
+    if (reads_hidden() && sequence.computed < sequence.first_hidden) {
       lose(sequence);
       continue;
     }
@@ -169,18 +169,18 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
     wanted.count = std::min(wanted.count, plan_.config.session_len - sequence.known);
   }
   std::ranges::stable_sort(jobs, {}, &Job::size);  // so that no prompt delays the sequences that lack little
-  int left = plan_.mtp ? plan_.config.token_budget : std::min(max_rows, plan_.config.token_budget);
+  int left = reads_hidden() ? plan_.config.token_budget : std::min(max_rows, plan_.config.token_budget);
   std::vector<Job*> running;
   for (auto& job : jobs) {
     // It gets all blocks now. Otherwise two sequences could each wait for blocks that the other one holds.
     if (left == 0) break;
     const auto end = job.sequence->computed + job.size;
     bool fits = allocate(*job.sequence, end + job.wanted->count);
-    if (!fits && plan_.mtp) {  // without proposals, so that its hidden states are not lost
+    if (!fits && reads_hidden()) {  // without proposals, so that its hidden states are not lost
       job.wanted->count = 0;
       fits = allocate(*job.sequence, end);
     }
-    if (!fits && plan_.mtp) lose(*job.sequence);
+    if (!fits && reads_hidden()) lose(*job.sequence);
     if (!fits) {
       job.sequence->pause = kPausedCalls;
       continue;
@@ -200,7 +200,7 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
       return !samples(*job) || std::ssize(job->wanted->proposals) >= job->wanted->count;
     });
   }
-  if (!plan_.mtp) return;
+  if (!reads_hidden()) return;
   for (const auto& job : jobs) {
     auto& sequence = *job.sequence;
     if (sequence.lost) continue;
@@ -240,7 +240,7 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
     for (auto i = sequence.computed; i < sequence.computed + job.size; ++i) {
       ids.push_back(sequence.tokens[static_cast<std::size_t>(i + offset())]);
       positions.push_back(i);
-      if (plan_.mtp) hidden.push_back(previous(job, i));
+      if (reads_hidden()) hidden.push_back(previous(job, i));
     }
     job.last_row = static_cast<std::int32_t>(ids.size()) - 1;
     query_start.push_back(static_cast<std::int32_t>(ids.size()));
@@ -267,7 +267,7 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
                      .sample = rows},
                     {}, hidden);
   const auto sampled = executor_->collect();
-  if (!plan_.mtp || !rows.empty()) {  // an MTP layer computes KV even if there are no drafts
+  if (!reads_hidden() || !rows.empty()) {  // such a layer computes KV even if there are no drafts
     policy.drafted(static_cast<int>(ids.size()),
                    std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
   }

@@ -78,12 +78,12 @@ Candidate Engine::Impl::drafts_of(const Proposed& one) {
   if (!missing || one.most <= 0) return out;
   out.size = one.most;
   out.rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate());
-  if (draft_->is_mtp()) return out;  // it computes these tokens anyway
+  if (draft_->reads_hidden()) return out;  // it computes these tokens anyway
   out.begin_s = speculation_->begin_s(*missing, completion.max_tokens - completion.num_output);
   return out;
 }
 
-// Computes the drafts that were chosen. An MTP layer that is far behind in a sequence computes its tokens. The drafts
+// Computes the drafts that were chosen. A layer that is far behind in a sequence computes its tokens. The drafts
 // replace the known tokens of their sequences; where there are none, because a prompt is not computed yet or blocks are
 // missing, the known tokens remain.
 void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidates) {
@@ -131,10 +131,11 @@ void Engine::Impl::compute_drafts(std::span<runtime::DraftModel::Wanted> wanted)
   draft_s_ += std::chrono::duration<double>(Clock::now() - begun).count();
 }
 
-// A sequence ends. An MTP layer computes its last tokens if they fill a block of the prefix index, for the next turn.
+// A sequence ends. A layer that reads hidden states computes its last tokens if they fill a block of the prefix index,
+// for the next turn.
 void Engine::Impl::end_drafts(const Completion& completion, FinishReason reason) {
   if (!draft_) return;
-  if (draft_->is_mtp() && failure_.empty() && (reason == FinishReason::stop || reason == FinishReason::length)) {
+  if (draft_->reads_hidden() && failure_.empty() && (reason == FinishReason::stop || reason == FinishReason::length)) {
     draft_->set_tokens(completion.id, scheduler_->tokens(completion.id), completion.salt);
     runtime::DraftModel::Wanted last{.id = completion.id};
     if (draft_->fills_block(completion.id)) compute_drafts({&last, 1});

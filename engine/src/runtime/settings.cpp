@@ -67,7 +67,8 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
   }
   if (method.model.empty() && !config.speculative_model.empty()) {
     out.warnings.push_back(cat("speculative_model = ", config.speculative_model,
-                               " has no effect: speculative_method = ", method.name, ", and it needs draft_model"));
+                               " has no effect: speculative_method = ", method.name,
+                               ", and it needs draft_model or eagle3"));
   }
   model::apply_engine_settings(out.model, config);
   if (config.generation_config == "auto") {

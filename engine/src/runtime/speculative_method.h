@@ -14,12 +14,15 @@ struct SpeculativeMethod {
   std::string_view model{};   // what speculative_model names; empty: the method needs none
   bool reads_hidden = false;  // it has a layer that reads the hidden states of the engine's model, on one rank. If it
                               // cannot run, the engine does not start; other methods only cause a warning
+
+  bool has_drafts() const { return reads_hidden || !model.empty(); }  // which runtime/draft_model.h computes
 };
 inline constexpr std::array kSpeculativeMethods = {
     SpeculativeMethod{.name = "off"},
     SpeculativeMethod{.name = "ngram"},
     SpeculativeMethod{.name = "draft_model", .model = "a small model with the same vocabulary"},
     SpeculativeMethod{.name = "mtp", .reads_hidden = true},
+    SpeculativeMethod{.name = "eagle3", .model = "an EAGLE-3 head for this model", .reads_hidden = true},
 };
 // The method of the settings.
 const SpeculativeMethod& method_of(const EngineConfig& config);
