@@ -203,7 +203,18 @@ std::string Executor::device() const { return std::string(ranks_.front()->ops->d
 
 std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops->instruction_set()); }
 
-std::string Executor::warning() const { return ranks_.front()->ops->warning(); }
+std::string Executor::warning() const {
+  std::vector<std::string> different;
+  for (const auto& rank : ranks_) {
+    auto warning = rank->ops->warning();
+    if (!warning.empty() && std::ranges::find(different, warning) == different.end()) {
+      different.push_back(std::move(warning));
+    }
+  }
+  std::string all;
+  for (const auto& warning : different) all += cat(all.empty() ? "" : "; ", warning);
+  return all;
+}
 
 std::vector<std::string> Executor::kernel_report() const {
   std::vector<std::string> lines;

@@ -71,7 +71,7 @@ class Executor {
 
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
-  std::string warning() const;          // ops::Ops::warning(): why the device is slow; empty if it is not
+  std::string warning() const;          // ops::Ops::warning(), the different ones of all ranks; empty if none
   std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Call it between steps
   // Sums over all ranks.
   std::int64_t gemms_rejected() const;

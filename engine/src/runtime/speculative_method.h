@@ -1,4 +1,5 @@
-// The methods of speculation: what each of them needs, and whether a model with its settings has it.
+// The methods of speculation: what each of them needs, and whether a model with its settings has it. Models with
+// recurrent layers may have each of them; the layer or model that makes drafts must have attention only.
 #pragma once
 
 #include <array>

@@ -260,6 +260,7 @@ std::span<const TokenId> Scheduler::proposed(SeqId id) const { return impl_->at(
 std::span<const cache::BlockId> Scheduler::blocks(SeqId id) const { return impl_->at(id).blocks; }
 std::span<const cache::UnitRange> Scheduler::units(SeqId id) const { return impl_->at(id).units; }
 std::span<const cache::UnitRange> Scheduler::proposal_units(SeqId id) const { return impl_->at(id).proposal_units; }
+std::int32_t Scheduler::max_proposal_states() const { return impl_->max_proposal_states(); }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
 std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
 std::vector<std::int32_t> Scheduler::hit_ends(SeqId id) const {

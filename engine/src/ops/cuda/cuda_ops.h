@@ -12,10 +12,13 @@
 
 #include <array>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ops/check_step.h"
@@ -139,6 +142,9 @@ class CudaOps final : public ops::Ops {
   struct Trace {
     std::vector<Gemm> gemms;           // each shape once, with the maximum number of rows
     std::size_t collective_bytes = 0;  // of the ranks' shards together
+    std::map<std::pair<const void*, const void*>, std::int64_t> row_capacity;  // of GEMMs, by in and out
+    std::vector<std::size_t> attention;                            // for each attention, the number of GEMMs before it
+    std::vector<std::vector<std::span<const std::byte>>> weights;  // the weights that follow each attention
   };
 
   // A captured decode step.
@@ -200,6 +206,8 @@ class CudaOps final : public ops::Ops {
 
   // cuda_prepare.cpp
   void trace(const ops::StepLimits& limits, const Issue& issue);
+  void trace_gemm(Gemm gemm);
+  void prefetch_weights();
   void measure_gemms(const ops::StepLimits& limits);
   StepCapacity capacity_for(std::int64_t rows, const ops::StepLimits& limits) const;
   std::byte* memory_for(std::span<const ops::DevicePart> parts);
@@ -231,6 +239,8 @@ class CudaOps final : public ops::Ops {
   Trace trace_;
   std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
   std::vector<CapturedStep> captured_;
+  std::optional<Branch> prefetches_;  // during a capture, if weights are prefetched (CHARONIA_CUDA_PREFETCH)
+  std::size_t attentions_ = 0;        // in that capture
 
   std::unique_ptr<Sampler> sampler_;
   int sampler_rows_ = 0;
