@@ -40,7 +40,11 @@ def describe_head(config: HfConfig, model_name: str) -> ModelSpec:
     layer = config.get(_LAYER) or {}
     if not isinstance(layer, dict):
         raise ModelError(f"config.json: {_LAYER} {layer!r} must be an object")
-    flat = {**layer, **{key: value for key, value in config.items() if key != _LAYER}}
+    inner = config.get("eagle_config") or {}
+    if not isinstance(inner, dict):
+        raise ModelError(f"config.json: eagle_config {inner!r} must be an object")
+    inner_flags = {key: value for key, value in inner.items() if key in _FLAGS}
+    flat = {**inner_flags, **layer, **{key: value for key, value in config.items() if key != _LAYER}}
     if _LAYER in config:
         flat["model_type"] = layer.get("model_type", "llama")
     bases = {name: family for family in (llama.FAMILY, qwen2.QWEN3) for name in family.model_types}
@@ -59,20 +63,31 @@ def describe_head(config: HfConfig, model_name: str) -> ModelSpec:
             "config.json: fc_norm and norm_before_fc are both true, and a head has one of the two norms"
         )
     vocab, hidden = described.config.vocab_size, described.config.hidden_units
+    layers = _layers(flat, inner)
     model = replace(
         described.config,
         model_name=model_name,
         model_family="eagle3",
         target_hidden_units=required({"target_hidden_size": hidden, **_given(flat)}, "target_hidden_size"),
-        target_layers=_layers(flat),
+        target_layers=layers,
         draft_vocab_size=required({"draft_vocab_size": vocab, **_given(flat)}, "draft_vocab_size"),
         norm_before_residual=flags["norm_before_residual"],
         norm_output=flags["norm_output"],
         fused_norm="parts" if flags["fc_norm"] else "whole" if flags["norm_before_fc"] else "none",
     )
-    notes = (f"config.json has unknown keys, which are ignored: {', '.join(unknown)}",) if unknown else ()
+    notes = [f"config.json has unknown keys, which are ignored: {', '.join(unknown)}"] if unknown else []
+    if not layers:
+        notes.append(
+            f"config.json has no {_LAYERS}: {model_name} is assumed to read layers 2, n / 2 and n - 3 of n layers. If "
+            "it was trained with other layers, few of its proposals are accepted"
+        )
+    elif layers[0] == 1:
+        notes.append(
+            f"{_LAYERS} {list(layers)} are taken as the inputs of these layers. If they are outputs, few proposals are "
+            f"accepted: write {[one + 1 for one in layers]}"
+        )
     ignored = (OFFSETS, "t2d", "verifier_lm_head.", "verifier_norm.")
-    return ModelSpec(model, _tensors(model), prefixes=_PREFIXES, ignored=ignored, notes=notes)
+    return ModelSpec(model, _tensors(model), prefixes=_PREFIXES, ignored=ignored, notes=tuple(notes))
 
 
 def _given(config: HfConfig) -> dict[str, Any]:
@@ -80,19 +95,25 @@ def _given(config: HfConfig) -> dict[str, Any]:
 
 
 def with_own_embedding(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
-    """Return the spec of a head without an embedding, if the files have none: then the head reads the model's."""
+    """Return the spec of a head without an embedding, if the files have none: then the head reads the model's. Raises
+    UnsupportedError for a head without an output layer."""
+    output = spec.tensors["output.weight"][0].name
+    if output not in tensors:
+        raise UnsupportedError(
+            f"tensor {output} is missing: a head that uses the output layer of the model is not supported"
+        )
     if spec.tensors[_EMBEDDING][0].name in tensors:
         return spec
     return replace(spec, tensors={name: parts for name, parts in spec.tensors.items() if name != _EMBEDDING})
 
 
-def _layers(config: HfConfig) -> tuple[int, ...]:
-    """Return the layers of the model whose inputs the head reads; empty: config.json does not say."""
-    inner = config.get("eagle_config") or {}
-    if not isinstance(inner, dict):
-        raise ModelError(f"config.json: eagle_config {inner!r} must be an object")
+def _layers(config: HfConfig, inner: HfConfig) -> tuple[int, ...]:
+    """Return the layers of the model whose inputs the head reads; empty: config.json does not say. inner: its
+    eagle_config."""
     for key, value in inner.items():
-        if key not in (_LAYERS, "use_aux_hidden_state") or (key == "use_aux_hidden_state" and value is not True):
+        if key not in (_LAYERS, "use_aux_hidden_state", *_FLAGS) or (
+            key == "use_aux_hidden_state" and value is not True
+        ):
             raise UnsupportedError(f"config.json: eagle_config.{key} {value!r} is not supported for {_FAMILY}")
     layers = config.get(_LAYERS) or inner.get(_LAYERS) or []
     if not isinstance(layers, list) or not all(type(one) is int and one >= 0 for one in layers):
@@ -102,8 +123,9 @@ def _layers(config: HfConfig) -> tuple[int, ...]:
     if not config.get(_LAYERS) and layers and layers[0] == 1:
         raise UnsupportedError(
             f"config.json: eagle_config.{_LAYERS} {layers} has two meanings: the inputs of these layers, or their "
-            f"outputs. Write the layers whose inputs the head reads as {_LAYERS} into config.json, outside of "
-            "eagle_config"
+            f"outputs. In a copy of the folder, write the inputs as {_LAYERS} into config.json, outside of "
+            f"eagle_config: {[one + 1 for one in layers]} if the head was trained with SpecForge, {layers} if its "
+            "program means inputs"
         )
     return tuple(layers)
 

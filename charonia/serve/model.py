@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from charonia import _engine
-from charonia.errors import ModelError, ServeError, named_as_given
+from charonia.errors import ModelError, ServeError, UnsupportedError, named_as_given
 from charonia.gguf.folder_names import model_file
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
@@ -22,7 +22,7 @@ from charonia.settings import ServeSettings, env_name
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.built_in import DEMO, SMOLLM2, built_in
-from charonia.weights.draft_model import METHOD, draft_of, draft_settings, reads_head
+from charonia.weights.draft_model import METHOD, NO_MODEL, draft_of, draft_settings, reads_head
 from charonia.weights.mtp import mtp_of
 from charonia.weights.tensor_parallel import ranks_of
 
@@ -126,9 +126,12 @@ def _head_weights(
     head: str, run_dir: Path, inference: Mapping[str, str], say: Callable[[str], None], held: ExitStack
 ) -> Path:
     with workspace.located(head) as location:
+        _say_pinned(head, location, say)
         if location.weights is None:
             made_for = {METHOD: inference[METHOD]}
             location = workspace.locate(_linked(location.path, run_dir / "workspaces", made_for, say, held))
+        else:
+            _say_notes(location.path, say)
         workspace.hold(location.path, held)
         assert location.weights is not None
         return location.weights
@@ -158,6 +161,11 @@ def prepare(
         return _prepared(named, location, run_dir, inference, say, held)
 
 
+def _say_pinned(named: str, location: workspace.Location, say: Callable[[str], None]) -> None:
+    if pinned := hub.pinned_id(named, location.path):
+        say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
+
+
 def _prepared(
     named: str,
     location: workspace.Location,
@@ -166,11 +174,12 @@ def _prepared(
     say: Callable[[str], None],
     held: ExitStack,
 ) -> Path:
-    if pinned := hub.pinned_id(named, location.path):
-        say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
+    _say_pinned(named, location, say)
     if location.is_workspace:
         from charonia.weights.quality_record import drop_outdated  # with Rich, which no other start needs
 
+        if workspace.is_head(location.path):
+            raise UnsupportedError(f"{location.path} {NO_MODEL}")
         if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")
         manifest = workspace.read_manifest(location.path / workspace.WEIGHTS)

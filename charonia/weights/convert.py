@@ -54,6 +54,7 @@ from charonia.weights.checkpoint import (
     TensorInfo,
     open_checkpoint,
 )
+from charonia.weights.draft_model import METHOD, NO_MODEL
 from charonia.weights.fingerprint import fingerprint
 from charonia.weights.gguf_checkpoint import GgufCheckpoint, as_stored
 from charonia.weights.mtp import check_mtp, mtp_of, with_mtp
@@ -75,10 +76,6 @@ BIN_REFUSAL = "{model}: quantised weights ({method}) in .bin files are not suppo
 _MODEL_FORMATS = (AUTO_FORMAT, DENSE, *FORMATS)
 _TORCH_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _CODE_TYPES = {"U4": "int4", "I8": "int8", "F8_E4M3": "fp8", "F4_E2M1": "mxfp4"}  # weight_type of quantised weights
-_NO_MODEL = (
-    "is an EAGLE-3 head, and no model: serve the model that it was trained for, with speculative_method = eagle3, and "
-    "name the head in speculative_model"
-)
 _NO_HEAD = "is no EAGLE-3 head: speculative_method = eagle3 needs one. For a draft model, choose draft_model"
 # Values of generation_config.json that mean "not set", so config.json counts. 0 is not one of them: it is a token id.
 _UNSAID: tuple[Any, ...] = (None, [], "")
@@ -146,7 +143,7 @@ def read_config(
         config["chat_format"] = generated["chat_format"]
     found = model_file(folder) is None and is_head(config)
     if head not in (None, found):
-        raise UnsupportedError(f"{folder} {_NO_MODEL if found else _NO_HEAD}")
+        raise UnsupportedError(f"{folder} {NO_MODEL if found else _NO_HEAD}")
     name = _model_name(folder)
     spec = describe_head(config, name) if found else with_task(folder, describe(config, name), config, task)
     if mtp:
@@ -757,6 +754,11 @@ def _make(
         )
     link = link and source.linkable
     if source.is_head:
+        unused = [*(key for key in settings if key != METHOD), *(["--chat-template"] if chat_template else [])]
+        if unused:
+            raise InvalidRequestError(
+                f"{model} is an EAGLE-3 head, for which {', '.join(unused)} has no effect: omit it"
+            )
         with workspace.atomic_folder(destination, force) as root:
             write_weights(source, root / workspace.WEIGHTS, link=link, settings={}, progress=progress)
             workspace.write_notes(root, progress.lasting)

@@ -7,6 +7,10 @@ from pathlib import Path
 
 METHOD, MODEL = "speculative_method", "speculative_model"
 _DRAFT_MODEL, _EAGLE3 = "draft_model", "eagle3"
+NO_MODEL = (  # after its name
+    "is an EAGLE-3 head, and no model: serve the model that it was trained for, with speculative_method = eagle3, and "
+    "name the head in speculative_model"
+)
 
 
 def draft_of(settings: Mapping[str, str]) -> str | None:

@@ -328,6 +328,24 @@ TEST_P(LayerTest, ProposalsDependOnTheTokensOnly) {
   }
 }
 
+// Each of these steps adds a token.
+TEST_P(LayerTest, HiddenStatesOfRejectedProposalsAreNotKept) {
+  write({});
+  Models models(weights(), on(), 100, false);
+  Tokens tokens = {1, 2, 3};
+  for (int added = 0; added < runtime::kKeptHidden; ++added) {
+    const auto first = added == 0 ? 0 : static_cast<std::int32_t>(tokens.size()) - 1;
+    Tokens rows(tokens.begin() + first, tokens.end());
+    rows.resize(rows.size() + (added == 0 ? 0 : 16), 7);
+    models.step({{0, first, rows}});
+    models.drafts->computed(1, first, static_cast<std::int32_t>(rows.size()), 0);
+    tokens.push_back(4);
+    const auto missing = models.drafts->set_tokens(1, tokens, 0);
+    ASSERT_EQ(missing, static_cast<int>(tokens.size()) - 1);
+    EXPECT_EQ(models.drafts->must_compute(1), *missing >= runtime::kKeptHidden) << added;
+  }
+}
+
 // A hidden state or a token of another position would give other proposals.
 TEST_P(LayerTest, AllProposalsOfAnExactLayerAreAccepted) {
   for (const int way : {0, 1}) {
@@ -456,14 +474,26 @@ TEST_F(HeadTest, AHeadThatDoesNotBelongToTheModelIsRejectedByName) {
   expect_refused(changed([](auto& head) { head.target_hidden = 48; }), "hidden_units = 48, and the model has 32");
   expect_refused(changed([](auto& head) { head.vocab = 60; }), "vocab_size = 60, and the model has 40");
   expect_refused(changed([](auto& head) { head.has_embedding = false; }), "its hidden_units = 16 differ");
-  expect_refused(changed([](auto& head) { head.more = "target_layers = 0,1,2\n"; }), "input of layer 2");
-  expect_refused(changed([](auto& head) { head.more.clear(); }), "input of layer 2");
+  expect_refused(changed([](auto& head) { head.more = "target_layers = 0,1,3\n"; }), "input of layer 3");
+  expect_refused(changed([](auto& head) { head.more.clear(); }), "input of layer -1");
   expect_refused(changed([](auto& head) { head.more = "target_layers = 0,1\n"; }), "target_layers has 2 layers");
   expect_refused(changed([](auto& head) { head.draft_tokens.resize(41); }), "draft_vocab_size = 41", "eagle3",
                  ErrorCode::invalid_argument);
   write_tiny_workspace(dir_ / "head", changed([](auto& head) { head.draft_tokens.back() = 40; }));
   expect_error(ErrorCode::invalid_argument, {"draft_tokens.safetensors must have", "tokens (draft_vocab_size) below 40"},
                [&] { engine(with("eagle3")); });
+}
+
+TEST_F(HeadTest, AHeadWithoutLayersReadsThreeOfTheModel) {
+  TinyModel model;
+  model.layers = 9;
+  write_tiny_workspace(weights(), model);
+  auto head = testing::tiny_head(model);
+  head.more.clear();
+  write_tiny_workspace(dir_ / "head", head);
+  const auto settings = runtime::read_settings(weights(), with("eagle3"));
+  const auto manifest = runtime::manifest_of(weights(), settings.config, settings.model);
+  EXPECT_EQ(manifest.kept_layers(), (std::vector{2, 4, 6}));
 }
 
 TEST_F(HeadTest, AHeadIsNotServedAlone) {

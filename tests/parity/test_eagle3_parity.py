@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ HEADS = {
     "before the residual": Head(target=96, before_residual=True, layers=[2, 0, 1]),
     "a norm before fc": Head(target=96, speculators=True, outer={"norm_before_fc": True, "norm_output": True}),
     "norms before fc": Head(target=96, outer={"fc_norm": True}),
+    "the last output": Head(target=96, layers=[0, 2, -1]),
     "all tokens": Head(target=96, drafts=VOCAB, own={"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
 }
 
@@ -43,6 +45,7 @@ def reference(folder: Path, head: Head, weights: dict[str, Any], tokens: list[in
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     ).eval()
+    model.model.norm = torch.nn.Identity()  # so that the last of hidden_states is the output of the last layer
     place = "layers.0." if head.speculators else "midlayer."
     own = {name.removeprefix(place).removesuffix(".weight"): torch.from_numpy(one) for name, one in weights.items()}
 
@@ -85,8 +88,8 @@ def reference(folder: Path, head: Head, weights: dict[str, Any], tokens: list[in
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("model", ["qwen3", "gemma3", "deepseek-v3"])
 def test_logits_equal_the_reference(name: str, model: str, tmp_path: Path) -> None:
-    head = HEADS[name]
-    write_model(tmp_path / "model", VARIANTS[model], 3)
+    count = write_model(tmp_path / "model", VARIANTS[model], 3).config.num_hidden_layers
+    head = replace(HEADS[name], layers=[one % (count + 1) for one in HEADS[name].layers])  # -1: after the last layer
     weights = head.write(tmp_path / "head", binary=name == "all tokens")
     made = link_workspace(tmp_path / "model", tmp_path / "workspace")
     copies = [

@@ -15,8 +15,10 @@ from eagle3_heads import Head
 
 from charonia import Engine, SamplingParams
 from charonia.bench.random_model import parse_shape, write_random_model
-from charonia.errors import CharoniaError, ServeError, UnsupportedError
+from charonia.errors import CharoniaError, InvalidRequestError, UnsupportedError
 from charonia.serve.model import prepare, prepare_all, prepare_draft
+from charonia.serve.models import Served
+from charonia.serve.shares import _of_first
 from charonia.settings import ServeSettings
 from charonia.weights import workspace
 from charonia.weights.convert import convert, read_source
@@ -84,7 +86,7 @@ def test_plan_counts_the_head(model: Path, tmp_path: Path) -> None:
     [
         (Head(target=96), "hidden_units = 96, and the model has 64"),
         (Head(vocab=400), "vocab_size = 400, and the model has 320"),
-        (Head(layers=[0, 1, 3]), "input of layer 3, and the model has layers 0 to 2"),
+        (Head(layers=[0, 1, 4]), "input of layer 4, and the model has 3 layers"),
         (Head(hidden=32, embeds=False), "its hidden_units = 32 differ from the model's 64"),
     ],
 )
@@ -155,7 +157,38 @@ def test_layers_come_from_config(tmp_path: Path) -> None:
         [(Head(layers=[0, 2, 1]), (0, 2, 1)), (Head(layers=[], outer=inner), (2, 1, 0)), (Head(layers=[]), ())]
     ):
         head.write(tmp_path / str(number))
-        assert read_source(tmp_path / str(number), head=True).spec.config.target_layers == layers
+        spec = read_source(tmp_path / str(number), head=True).spec
+        assert spec.config.target_layers == layers
+        assert any("layers 2, n / 2 and n - 3" in note for note in spec.notes) == (not layers)
+
+
+def test_layers_that_may_be_outputs_cause_a_note(tmp_path: Path) -> None:
+    Head(layers=[1, 17, 32]).write(tmp_path / "head")
+    notes = read_source(tmp_path / "head", head=True).spec.notes
+    assert any(r"write [2, 18, 33]" in note for note in notes)
+
+
+def test_flags_may_be_in_eagle_config(tmp_path: Path) -> None:
+    norm = {"input_norm.weight": np.ones(192, np.float32)}
+    Head(outer={"eagle_config": {"norm_before_fc": True, "norm_output": True}}).write(tmp_path / "head", norm)
+    config = read_source(tmp_path / "head", head=True).spec.config
+    assert (config.fused_norm, config.norm_output) == ("whole", True)
+
+
+def test_options_of_models_are_rejected_by_name(tmp_path: Path) -> None:
+    Head().write(tmp_path / "head")
+    with pytest.raises(InvalidRequestError, match="EAGLE-3 head, without a use for task, --chat-template: omit"):
+        convert(
+            tmp_path / "head", tmp_path / "made", settings={"task": "embed"}, chat_template=tmp_path / "template.jinja"
+        )
+    assert not (tmp_path / "made").exists()
+
+
+def test_further_models_use_ngram(tmp_path: Path) -> None:
+    given = settings_for(tmp_path / "head")
+    first, second = (_of_first(Served("m", label, tmp_path), given) for label in ("", "m"))
+    assert first == {key: given[key] for key in ("speculative_method", "speculative_model")}
+    assert second == {"speculative_method": "ngram", "speculative_model": ""}
 
 
 def test_wrong_tensors_are_rejected_by_name(tmp_path: Path) -> None:
@@ -187,11 +220,10 @@ def test_head_is_no_model_and_a_model_is_no_head(model: Path, tmp_path: Path) ->
         lambda: Engine.from_pretrained(model, **draft),
         lambda: Engine.from_pretrained(made),
         lambda: make_plan(made),
+        lambda: prepare(str(made), tmp_path / "run", {}),
     ):
         with pytest.raises(UnsupportedError, match="is an EAGLE-3 head, and no model: serve the model that it was"):
             act()
-    with pytest.raises(ServeError, match="has no model_repository"):
-        prepare(str(made), tmp_path / "run", {})
     with pytest.raises(UnsupportedError, match="is no EAGLE-3 head: speculative_method = eagle3 needs one"):
         Engine.from_pretrained(model, **settings_for(model))
 

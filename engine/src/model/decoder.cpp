@@ -204,7 +204,7 @@ void Decoder::issue(const ops::StepShape& shape) {
       ops_.rms_norm(part.same_input ? unwritten : normed, residual, pending,
                     norm_params(data(norms.before), pending_norms));
     }
-    keep_input(step, i);
+    if (i == 0 || plan_.parts[i - 1].layer != part.layer) keep_input(step, static_cast<int>(part.layer));
     part.block->issue(step, delta, joined ? step.view(plan_.joined) : normed);
     if (!part.block->whole_output()) step.sum_ranks(delta);
     pending = delta;
@@ -213,18 +213,17 @@ void Decoder::issue(const ops::StepShape& shape) {
   if (shape.logits_rows > 0) issue_output(step, *pending_norms);
   if (shard_.keeps_hidden || config_.norm_output) {
     ops_.rms_norm(step.view(plan_.hidden), residual, pending, norm_params(data(final_norm_), pending_norms));
-  } else if (head) {
-    ops_.rms_norm(unwritten, residual, pending, norm_params(nullptr, pending_norms));  // plan_.hidden is the residual
+  } else if (const auto& kept = shard_.kept_layers; head || std::ranges::count(kept, config_.num_layer) > 0) {
+    ops_.rms_norm(unwritten, residual, pending, norm_params(nullptr, pending_norms));  // a head's plan_.hidden
+    keep_input(step, config_.num_layer);
   }
 }
 
-// Keeps the residual stream before a layer if a head reads it.
-void Decoder::keep_input(const StepContext& step, std::size_t part) {
-  const auto layer = plan_.parts[part].layer;
-  if (part > 0 && plan_.parts[part - 1].layer == layer) return;
+// Keeps the residual stream before a layer, or after the last one, if a head reads it.
+void Decoder::keep_input(const StepContext& step, int layer) {
   const std::int64_t hidden = config_.hidden_units;
   for (std::size_t i = 0; i < shard_.kept_layers.size(); ++i) {
-    if (std::cmp_not_equal(shard_.kept_layers[i], layer)) continue;
+    if (shard_.kept_layers[i] != layer) continue;
     const auto to = columns_of(step.view(plan_.hidden), static_cast<std::int64_t>(i) * hidden, hidden);
     ops_.rms_norm(to, step.residual, {}, {});  // a copy
   }

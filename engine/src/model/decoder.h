@@ -51,7 +51,7 @@ class Decoder {
 
   // The hidden state of a row of the last step, until the next step is launched. On the CPU, of an MTP layer or a head,
   // and of a main decoder with weights that have an MTP layer (the hidden state has hidden_units numbers) or with
-  // Manifest::kept_layers() (the inputs of these layers).
+  // Manifest::kept_layers().
   std::span<const float> hidden(std::int64_t row) const;
 
   // May be called from any thread. Both throw the errors of Adapter.
@@ -76,7 +76,7 @@ class Decoder {
   void issue(const ops::StepShape& shape);
   void issue_joined(const StepContext& step, const ops::Tensor& residual);
   void issue_head_input(const StepContext& step, const ops::Tensor& residual);
-  void keep_input(const StepContext& step, std::size_t part);
+  void keep_input(const StepContext& step, int layer);
   void issue_output(const StepContext& step, const Norms& pending_norms);
   const ops::Linear* output() const { return shard_.is_mtp ? main_->output() : output_.get(); }
   const ops::Embedding& embedding() const { return embedding_ ? *embedding_ : main_->embedding(); }

@@ -146,6 +146,10 @@ std::optional<int> DraftModel::set_tokens(SeqId id, std::span<const TokenId> tok
   sequence.computed = std::min({sequence.computed, static_cast<std::int32_t>(own.size()) - offset(), rows - 1});
   own.insert(own.end(), same.in2, tokens.end());
   sequence.known = size;
+  if (reads_hidden()) {  // without the rows of rejected proposals
+    const auto kept = std::clamp(rows - sequence.first_hidden, 0, hidden_rows(sequence));
+    sequence.hidden.resize(static_cast<std::size_t>(kept) * main_->hidden(0).size());
+  }
   insert_blocks(sequence);
   if (reads_hidden() && (sequence.computed < sequence.first_hidden || end_of(sequence) < rows)) return std::nullopt;
   return rows - sequence.computed;
@@ -313,7 +317,7 @@ void DraftModel::release(Sequence& sequence) {
 
 void DraftModel::lose(Sequence& sequence) {
   release(sequence);
-  sequence.hidden = {};
+  sequence.hidden = std::vector<float>();  // frees the memory, unlike `= {}`
   sequence.lost = true;
 }
 

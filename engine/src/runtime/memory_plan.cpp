@@ -451,15 +451,16 @@ void check_draft(const SpeculativeMethod& method, const ModelConfig& draft, cons
             draft.hidden_units, " differ from the model's ", model.hidden_units, kOther);
 }
 
-// The layers of the model whose inputs the head reads. Throws Error(unsupported) if the model does not have them.
+// The layers of the model whose inputs the head reads; their number stands for the output of the last one. Throws
+// Error(unsupported) if the model does not have them.
 std::vector<int> layers_for(const ModelConfig& head, const ModelConfig& model) {
   const int count = model.num_layer;
   auto out = head.target_layers;
   if (out.empty()) out = {2, count / 2, count - 3};
   for (const int layer : out) {
-    if (layer >= 0 && layer < count) continue;
-    throw Error(ErrorCode::unsupported, cat("it reads the input of layer ", layer, ", and the model has layers 0 to ",
-                                            count - 1, ": choose the head that was trained for this model"));
+    if (layer >= 0 && layer <= count) continue;
+    throw Error(ErrorCode::unsupported, cat("it reads the input of layer ", layer, ", and the model has ", count,
+                                            " layers: choose the head that was trained for this model"));
   }
   return out;
 }
