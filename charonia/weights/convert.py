@@ -756,9 +756,7 @@ def _make(
     if source.is_head:
         unused = [*(key for key in settings if key != METHOD), *(["--chat-template"] if chat_template else [])]
         if unused:
-            raise InvalidRequestError(
-                f"{model} is an EAGLE-3 head, for which {', '.join(unused)} has no effect: omit it"
-            )
+            raise InvalidRequestError(f"{model} is an EAGLE-3 head, without a use for {', '.join(unused)}: omit them")
         with workspace.atomic_folder(destination, force) as root:
             write_weights(source, root / workspace.WEIGHTS, link=link, settings={}, progress=progress)
             workspace.write_notes(root, progress.lasting)
