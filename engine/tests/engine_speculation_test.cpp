@@ -299,7 +299,9 @@ TEST_P(SpeculationTest, RepeatedTextTakesFewerSteps) {
     EXPECT_EQ(out.last().num_accepted_tokens, stats.accepted_tokens);
     EXPECT_EQ(out.last().num_proposed_tokens, stats.proposed_tokens);
     // The first decode always has proposals, because no time is measured. Those of the second text are right.
-    if (!asked.sampling.logit_bias.empty()) EXPECT_GE(stats.accepted_tokens, 8);
+    if (!asked.sampling.logit_bias.empty()) {
+      EXPECT_GE(stats.accepted_tokens, 8);
+    }
   }
 }
 
