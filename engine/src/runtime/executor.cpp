@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "model/decoder.h"
+#include "model/layers.h"
 #include "model/rounding.h"
 #include "model/weights.h"
 #include "ops/cpu/free_memory.h"
@@ -100,9 +101,8 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   }
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
-  model::Manifest manifest(weights_dir, config.tensor_para_size);
-  if (config.speculative_method != "mtp") manifest.drop_mtp();
-  if (main != nullptr) manifest = manifest.mtp().value();
+  auto manifest = manifest_of(weights_dir, config, model);
+  if (main != nullptr && !model::is_head(model)) manifest = manifest.mtp().value();
   const auto limits = step_limits(config, model);
   model::round_weights(model, manifest, config.quantization);
   modules_ = manifest.modules();
