@@ -759,12 +759,7 @@ def _make(
                 raise InvalidRequestError(
                     f"{model} is an EAGLE-3 head, without a use for {', '.join(unused)}: omit them"
                 )
-            with workspace.atomic_folder(destination, force) as root:
-                write_weights(source, root / workspace.WEIGHTS, link=link, settings={}, progress=progress)
-                workspace.write_notes(root, progress.lasting)
-                (root / workspace.LOCKED).parent.mkdir(parents=True)
-                (root / workspace.LOCKED).touch()  # Triton does not serve a head
-            return destination.expanduser().absolute()
+            return _write_head(source, destination, force, link=link, progress=progress)
         tokenizer = load_tokenizer(source.folder)
         if chat_template is not None:
             replace_chat_template(tokenizer, chat_template)
@@ -777,6 +772,15 @@ def _make(
             copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER, ends=ends)
             _write_models(root)
             workspace.write_notes(root, progress.lasting)
+    return destination.expanduser().absolute()
+
+
+def _write_head(head: Source, destination: Path, force: bool, *, link: bool, progress: Progress) -> Path:
+    with workspace.atomic_folder(destination, force) as root:
+        write_weights(head, root / workspace.WEIGHTS, link=link, settings={}, progress=progress)
+        workspace.write_notes(root, progress.lasting)
+        (root / workspace.LOCKED).parent.mkdir(parents=True)
+        (root / workspace.LOCKED).touch()  # Triton does not serve a head
     return destination.expanduser().absolute()
 
 

@@ -250,7 +250,7 @@ def _spec_on_hub(
         )
     notes.append(
         f"{model} has .bin weights, which can be checked only after their download: the plan follows config.json, "
-        f"with weights in {weight_type}"
+        f"with weights in {weight_type}{' and an embedding of its own' if head else ''}"
     )
     return replace(spec, config=replace(spec.config, weight_type=weight_type, data_type=weight_type))
 

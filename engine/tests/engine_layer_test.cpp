@@ -248,7 +248,7 @@ Text new_text(Models& models, const Below& below, int slot) {
 }
 
 // Sequences come, some with a prefix hit of the model, are computed in chunks, accept some proposals, are preempted,
-// and end. The layer falls behind in some of them. The reference computes all tokens at once.
+// and end. The layer falls behind in some of them. The reference computes all tokens in one step.
 TEST_P(LayerTest, ProposalsDependOnTheTokensOnly) {
   TinyModel norms, experts;
   norms.qk_norm = norms.biases = norms.post_norms = true;
