@@ -396,6 +396,56 @@ TEST_F(SchedulerTurns, SequencesRunInTheOrderOfArrivalIfNoneWaits) {
   EXPECT_EQ(ids_of(step(bed.scheduler)), (std::vector<SeqId>{1, 2, 3, 4, 5}));
 }
 
+// Sequences with adapters, one block each, that never end.
+class SchedulerAdapters : public testing::Test {
+ protected:
+  void add(SeqId id, std::uint64_t adapter) { bed_.scheduler.add(id, {1, 2}, 100, {.adapter = adapter}); }
+  std::vector<SeqId> running() {
+    auto out = ids_of(step(bed_.scheduler));
+    std::ranges::sort(out);
+    return out;
+  }
+  int slot(SeqId id) const { return bed_.scheduler.adapter_slot(id); }
+
+  Bed bed_{64, 100, {8, 100, 0, 2048, 1, 2}};
+};
+
+TEST_F(SchedulerAdapters, AnAdapterWithoutASlotWaitsAndIsNotOvertaken) {
+  add(1, 11);
+  add(2, 12);
+  add(3, 13);
+  add(4, 11);  // its adapter has a slot
+  add(5, 0);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2}));
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2}));
+  EXPECT_EQ(slot(3), -1);
+  EXPECT_TRUE(bed_.scheduler.remove(2));
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 3, 4, 5}));
+  EXPECT_EQ(slot(1), slot(4));
+  EXPECT_NE(slot(1), slot(3));
+  EXPECT_EQ(slot(5), -1);
+}
+
+TEST_F(SchedulerAdapters, TheAdapterThatWasUsedLongestAgoLosesItsSlot) {
+  add(1, 11);
+  add(2, 12);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2}));
+  const int of_11 = slot(1), of_12 = slot(2);
+  EXPECT_TRUE(bed_.scheduler.remove(1));
+  EXPECT_TRUE(bed_.scheduler.remove(2));
+  add(3, 12);  // still in its slot
+  EXPECT_EQ(running(), (std::vector<SeqId>{3}));
+  EXPECT_EQ(slot(3), of_12);
+  add(4, 13);
+  EXPECT_EQ(running(), (std::vector<SeqId>{3, 4}));
+  EXPECT_EQ(slot(4), of_11);
+  EXPECT_TRUE(bed_.scheduler.remove(3));
+  EXPECT_TRUE(bed_.scheduler.remove(4));
+  add(5, 11);
+  EXPECT_EQ(running(), (std::vector<SeqId>{5}));
+  EXPECT_EQ(slot(5), of_12);
+}
+
 TEST(SchedulerFork, AParentMustHaveTheSamePromptAndSalt) {
   Bed bed(32, 4, {8, 100});
   bed.scheduler.add(1, numbers(6), 20);

@@ -90,7 +90,8 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
 // Whether one more sequence may run, apart from its blocks.
 bool Scheduler::Impl::may_admit() const {
   // It may have only one token to compute, and then it samples.
-  return rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size;
+  return rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size &&
+         adapters.has_room((*waiting.begin())->adapter);
 }
 
 // Plans as many tokens of a running sequence as the budget, the time and the rows of logits allow. Returns false if

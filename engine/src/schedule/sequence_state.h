@@ -30,6 +30,7 @@ struct Seq {
   std::uint64_t arrival = 0;
   std::uint64_t salt = 0;
   std::string scope;
+  std::uint64_t adapter = 0;
   bool all_rows = false;
   std::int32_t prompt_tokens = 0;
   std::int32_t max_total_tokens = 0;
