@@ -91,6 +91,9 @@ struct StepInput {
   // [sequences]: prompt lengths, which the model needs for rotary scaling. Devices ignore them. Empty: rotation depends
   // only on positions.
   std::span<const std::int32_t> prompt_tokens = {};
+  // [sequences]: the slots of their adapters (Device::fill_adapter_slot()); -1: none. Empty: no sequence has one, or
+  // the device has no slots.
+  std::span<const std::int32_t> adapters = {};
   // Blocks that are copied before the step computes. Decoder::launch() passes them to copy_blocks().
   std::span<const BlockCopy> block_copies = {};
 };
@@ -99,6 +102,7 @@ struct StepInput {
 // numbers. Rows beyond the input have undefined contents and no results.
 struct StepShape {
   std::int64_t rows = 0, logits_rows = 0;
+  bool adapters = false;  // rows may have adapters in slots
 };
 
 // The limits of an engine's steps, and the layout of its KV blocks.

@@ -52,6 +52,11 @@ class CudaOps final : public ops::Ops {
   void upload_parts(std::span<const ops::DevicePart> parts, const std::byte* host) override;
   void download_parts(std::byte* host, std::span<const ops::DevicePart> parts) override;
 
+  bool has_adapter_slots() const override { return true; }
+  void make_adapter_slots(const ops::AdapterSlots& slots) override;
+  std::unique_ptr<ops::Buffer> allocate_host(std::size_t bytes) override;
+  void fill_adapter_slot(int slot, const ops::Buffer& image) override;
+
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight,
@@ -81,6 +86,7 @@ class CudaOps final : public ops::Ops {
     if (!tracing_) announced_linear_ = &weight;
   }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
+  void add_adapters(const ops::Tensor& out, const ops::Tensor& in, int weight) override;
   void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
   void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
                     int heads) override;
@@ -139,6 +145,7 @@ class CudaOps final : public ops::Ops {
   struct Trace {
     std::vector<Gemm> gemms;           // each shape once, with the maximum number of rows
     std::size_t collective_bytes = 0;  // of the ranks' shards together
+    bool f32_adapters = false;         // the inputs of weights that adapters change have f32
   };
 
   // A captured decode step.
@@ -168,6 +175,7 @@ class CudaOps final : public ops::Ops {
     bool open = false;  // it has not run yet
     std::int64_t rows = 0, logits_rows = 0;
     bool attention = false, decode = false;
+    bool adapters = false;     // rows have adapters
     std::int64_t longest = 1;  // the most rows of a sequence
     bool samples = false;  // it has rows to sample: `packed` and sampling_ belong to this step
     bool sampled = false;  // sample() was called
@@ -198,13 +206,17 @@ class CudaOps final : public ops::Ops {
   }
   void require_step(std::string_view op, std::int64_t rows, std::int64_t of) const;
 
+  // cuda_adapters.cpp
+  void group_adapters(const ops::StepInput& input);
+  void make_adapter_workspace(const ops::StepLimits& limits);
+
   // cuda_prepare.cpp
   void trace(const ops::StepLimits& limits, const Issue& issue);
   void measure_gemms(const ops::StepLimits& limits);
-  StepCapacity capacity_for(std::int64_t rows, const ops::StepLimits& limits) const;
+  StepCapacity capacity_for(std::int64_t rows, bool adapters, const ops::StepLimits& limits) const;
   std::byte* memory_for(std::span<const ops::DevicePart> parts);
   void make_uploads(const ops::StepLimits& limits);
-  void capture_steps(const ops::StepLimits& limits, const Issue& issue);
+  void capture_steps(bool adapters, const ops::StepLimits& limits, const Issue& issue);
   CapturedStep capture(const StepCapacity& capacity, const SamplePacked& packed, std::span<const std::byte> sampling,
                        const Issue& issue);
 
@@ -230,7 +242,13 @@ class CudaOps final : public ops::Ops {
   Needs needs_;
   Trace trace_;
   std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
-  std::vector<CapturedStep> captured_;
+  // Of steps without and with adapters.
+  std::array<std::vector<CapturedStep>, 2> captured_;
+
+  ops::AdapterSlots adapter_slots_;
+  DeviceMemory adapters_;           // [slots][bytes of an image, rounded up]
+  DeviceMemory adapter_workspace_;  // LowRankWork::workspace
+  std::size_t slot_bytes() const { return adapters_.bytes() / static_cast<std::size_t>(adapter_slots_.count); }
 
   std::unique_ptr<Sampler> sampler_;
   int sampler_rows_ = 0;
@@ -253,6 +271,7 @@ class CudaOps final : public ops::Ops {
 
   // For the last step that began; members, to avoid allocations.
   FlatTables tables_;
+  AdapterBatch adapter_batch_;
   std::vector<AttentionPlan> plans_;  // of each shape of needs_.attention
   std::vector<std::byte> sampling_;
 };

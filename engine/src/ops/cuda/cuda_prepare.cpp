@@ -22,7 +22,7 @@ constexpr std::size_t kMinListBytes = std::size_t{64} << 10;
 std::vector<std::string> CudaOps::report() const {
   auto lines = gemms_.report();
   std::string captured_rows;
-  for (const auto& captured : captured_)
+  for (const auto& captured : captured_[0])
     captured_rows += cat(captured_rows.empty() ? "" : ", ", captured.capacity.rows);
   lines.insert(lines.begin(),
                {cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor, ", ",
@@ -41,7 +41,7 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   prepared_ = false;
   begun_ = {};
   sampled_before_ = 0;
-  captured_.clear();
+  for (auto& captured : captured_) captured.clear();
   trace(limits, issue);
   measure_gemms(limits);
   sampler_.reset();
@@ -49,10 +49,12 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   collective_ = {};
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
+  make_adapter_workspace(limits);
   make_uploads(limits);
   if (options_.graphs && !needs_.attention.empty() && sampler_ && !waits_for_every_launch() &&
       (group_ == nullptr || group_->capturable())) {
-    capture_steps(limits, issue);
+    capture_steps(false, limits, issue);
+    if (adapter_slots_.count > 0) capture_steps(true, limits, issue);
   }
   stream_.wait("the preparation of steps");
   begun_ = {};
@@ -70,7 +72,7 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   trace_ = {};
   tracing_ = true;
   try {
-    issue({limits.max_rows, std::min(limits.max_rows, limits.max_sequences)});
+    issue({limits.max_rows, std::min(limits.max_rows, limits.max_sequences), adapter_slots_.count > 0});
   } catch (...) {
     tracing_ = false;
     throw;
@@ -94,9 +96,15 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
   gemms_.prepare(stream_, all, limits.max_rows);
 }
 
-// The capacity of a captured decode step with this number of rows, at any positions.
-StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& limits) const {
-  StepCapacity out{.rows = rows, .logits_rows = rows, .states = has_states() ? rows : 0, .plans = {}};
+// The capacity of a captured decode step with this number of rows, at any positions. adapters: each row may have
+// another one.
+StepCapacity CudaOps::capacity_for(std::int64_t rows, bool adapters, const ops::StepLimits& limits) const {
+  StepCapacity out{.rows = rows,
+                   .logits_rows = rows,
+                   .states = has_states() ? rows : 0,
+                   .adapter_items = adapters ? rows : 0,
+                   .adapter_rows = adapters ? rows : 0,
+                   .plans = {}};
   for (const auto& shape : needs_.attention) {
     const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
     // All decodes have the same kind of items. The plan of a single decode shows which kind.
@@ -116,6 +124,10 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
                         .logits_rows = limits.max_sequences,
                         .states = has_states() ? limits.max_sequences : 0,
                         .plans = {}};
+  if (adapter_slots_.count > 0) {
+    capacity.adapter_items = max_adapter_items(limits.max_rows, limits.max_sequences);
+    capacity.adapter_rows = limits.max_rows;
+  }
   plans_.assign(needs_.attention.size(), {});
   for (std::size_t i = 0; i < plans_.size(); ++i) {
     const auto& shape = needs_.attention[i];
@@ -154,15 +166,15 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
   }
 }
 
-void CudaOps::capture_steps(const ops::StepLimits& limits, const Issue& issue) {
+void CudaOps::capture_steps(bool adapters, const ops::StepLimits& limits, const Issue& issue) {
   for (const auto rows : buckets_) {
     sampling_.clear();
     const auto packed = sampler_->pack({}, rows, sampling_, slots_[slot_].notes);
-    auto capacity = capacity_for(rows, limits);
+    auto capacity = capacity_for(rows, adapters, limits);
     capacity.sampling_bytes = sampling_.size();
     // the bounds of a few rows can exceed the bounds of all rows
     if (step_bytes(step_layout(capacity), 0) > upload_.bytes()) break;
-    captured_.push_back(capture(capacity, packed, sampling_, issue));
+    captured_[adapters ? 1 : 0].push_back(capture(capacity, packed, sampling_, issue));
   }
 }
 
@@ -182,14 +194,16 @@ CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const Sampl
   begun_.capacity = out.capacity;
   begun_.layout = out.layout;
   begun_.packed = packed;
+  begun_.adapters = capacity.adapter_rows > 0;
+  adapter_batch_ = {};
   clear_plans();
   set_step(cat("the capture of a decode of ", capacity.rows, " rows"));
   send({}, sampling);
-  issue({capacity.rows, capacity.logits_rows});
+  issue({capacity.rows, capacity.logits_rows, begun_.adapters});
   stream_.wait("a step before it is captured");
   Graph::begin(stream_);
   try {
-    issue({capacity.rows, capacity.logits_rows});
+    issue({capacity.rows, capacity.logits_rows, begun_.adapters});
     out.graph = Graph::end(stream_);
   } catch (...) {
     Graph::abandon(stream_);
