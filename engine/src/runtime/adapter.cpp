@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/text.h"
 #include "charonia/error.h"
@@ -64,9 +65,37 @@ std::vector<AdapterFolder> adapter_folders(std::string_view list) {
 }
 
 void refuse_adapter_on(std::string_view device, std::string_view name) {
+  if (device == "cuda") {
+    throw Error(ErrorCode::unsupported,
+                cat("adapter ", name, ": the engine has no memory for adapters on the GPU. Start it with ",
+                    "lora_device_adapters (such as 4), or with the adapter in lora_adapters"));
+  }
   throw Error(ErrorCode::unsupported,
               cat("adapter ", name, ": device = ", device, " has no LoRA adapters. Use device = cpu, or merge ",
                   "the adapter into the model (PEFT's merge_and_unload)"));
+}
+
+void check_rank(const model::AdapterFiles& files, int lora_max_rank) {
+  if (files.max_rank() <= lora_max_rank) return;
+  throw Error(ErrorCode::invalid_argument,
+              cat("adapter ", files.name(), " has rank ", files.max_rank(), ", and lora_max_rank = ", lora_max_rank,
+                  ": start the engine with lora_max_rank = ", files.max_rank(), " or more"));
+}
+
+void resolve_adapter_slots(EngineConfig& config) {
+  if (config.device != "cuda") return;
+  constexpr int kMost = 8, kUsualRank = 16;
+  const auto folders = adapter_folders(config.lora_adapters);
+  if (config.lora_device_adapters == 0) {
+    std::set<std::string> names;
+    for (const auto& one : folders) names.insert(one.name);
+    config.lora_device_adapters = std::min(kMost, static_cast<int>(names.size()));
+  }
+  if (config.lora_max_rank > 0) return;
+  config.lora_max_rank = folders.empty() ? kUsualRank : 1;
+  for (const auto& [name, folder] : folders) {
+    config.lora_max_rank = std::max(config.lora_max_rank, model::AdapterFiles(name, folder).max_rank());
+  }
 }
 
 std::vector<std::size_t> adapter_bytes(const EngineConfig& config, std::string_view model_name,
@@ -75,14 +104,15 @@ std::vector<std::size_t> adapter_bytes(const EngineConfig& config, std::string_v
   std::map<std::string, std::string> digests;  // by name
   for (const auto& [name, folder] : adapter_folders(config.lora_adapters)) {
     check_adapter_name(name, folder, model_name);
-    if (config.device == "cuda") refuse_adapter_on(config.device, name);
     const model::AdapterFiles files(name, folder);
+    const bool with_slots = config.device == "cuda";
+    if (with_slots) check_rank(files, config.lora_max_rank);
     if (const auto [found, added] = digests.try_emplace(name, files.digest()); !added) {
       check_same_adapter(files, found->second);
       continue;
     }
     for (std::size_t rank = 0; rank < out.size(); ++rank) {
-      out[rank] += model::Adapter::bytes_of(files, modules, static_cast<int>(rank), type);
+      out[rank] += model::Adapter::bytes_of(files, modules, static_cast<int>(rank), type, with_slots);
     }
   }
   return out;

@@ -123,6 +123,7 @@ void Engine::Impl::make_scheduler() {
   // Prompts that need a row of logits per token, and proposals, share the rows that the decoder has memory for.
   const int logits_rows = runtime::step_limits(config, info.model, info.num_states > 0).max_logits_rows;
   schedule::Limits limits{config.max_batch_size, config.token_budget, logits_rows};
+  limits.adapter_slots = executor_->adapter_slots();
   limits.load_bytes = runtime::KvOffload::kBytesPerStep;
   scheduler_ = std::make_unique<schedule::Scheduler>(limits, *blocks_, step_time_.get());
   if (runtime::speculates(config, info.model, info.num_states > 0)) {

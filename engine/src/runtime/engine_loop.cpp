@@ -124,6 +124,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
+                     .adapters = step.adapter_slots,
                      .block_copies = step.plan.block_copies},
                     step.adapters);
   count(Metric::engine_steps, 1);
@@ -142,6 +143,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.masks.clear();
   step.histories.clear();
   step.adapters.clear();
+  step.adapter_slots.clear();
   step.num_accepted = 0;
   step.streams = 0;
   std::size_t table_stride = 0;
@@ -169,6 +171,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     step.query_start.push_back(static_cast<std::int32_t>(step.ids.size()));
     step.prompt_tokens.push_back(completion.num_input());
     step.adapters.push_back(completion.state.adapter);
+    if (executor_->adapter_slots() > 0) step.adapter_slots.push_back(scheduler_->adapter_slot(part.id));
     const auto blocks = scheduler_->blocks(part.id);
     const auto row = static_cast<std::ptrdiff_t>(s * table_stride);
     std::ranges::copy(blocks, step.block_tables.full.begin() + row);

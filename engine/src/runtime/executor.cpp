@@ -40,7 +40,8 @@ struct Executor::Rank {
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
-    const auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
+    auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
+    count_adapter_slots(needs, model::rules_of(*ops), config, model, manifest, ops->rank());
     step_bytes = needs.steps;
     const auto free = free_memory();
     left = free - std::min(free, needs.all_but_cache());
@@ -53,6 +54,11 @@ struct Executor::Rank {
     const auto* const of_main = main == nullptr ? nullptr : main->ranks_.front()->decoder.get();
     decoder = std::make_unique<model::Decoder>(model, files, *ops, limits, of_main);
     layout = decoder->kv_layout();
+  }
+
+  void make_adapter_slots(const model::Modules& modules, const EngineConfig& config) {
+    if (config.lora_device_adapters == 0) return;
+    decoder->make_adapter_slots(modules, config.lora_device_adapters, config.lora_max_rank);
   }
 
   // Call it after load(). Memory that is planned but not yet written counts as used.
@@ -104,11 +110,17 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   if (config.speculative_method != "mtp") manifest.drop_mtp();
   if (main != nullptr) manifest = manifest.mtp().value();
   const auto limits = step_limits(config, model, has_states(manifest));
+  resolve_adapter_slots(config);
   model::round_weights(model, manifest, config.quantization);
   modules_ = manifest.modules();
   const model::WeightFiles files(std::move(manifest));
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](Rank& rank) { rank.load(model, files, limits, main); });
+  if (std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->has_adapter_slots(); })) {
+    adapter_slots_ = config.lora_device_adapters;
+    max_adapter_rank_ = config.lora_max_rank;
+    on_ranks([&](Rank& rank) { rank.make_adapter_slots(modules_, config); });
+  }
   num_blocks_ = blocks_by_kind(config, cache_memory(*ranks_.front()), blocks_of_all(config));
   for (const auto kind : kCacheKinds) {
     chunk_blocks_[kind] = committed_[kind] = blocks_per_chunk(config.cache_chunk_size, num_blocks_[kind]);
@@ -169,13 +181,18 @@ void Executor::launch(const ops::StepInput& input, std::span<const std::shared_p
   on_ranks([&](Rank& rank) { rank.launch(input, adapters, previous); });
 }
 
+bool Executor::takes_adapters() const { return !asynchronous_ || adapter_slots_ > 0; }
+
 std::span<const float> Executor::hidden(std::int64_t row) const { return ranks_.front()->decoder->hidden(row); }
 
 std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model::AdapterFiles& files,
                                                                    std::int64_t reserved_bytes) const {
+  const bool in_host_memory = adapter_slots_ > 0;  // without the KV cache
+  if (in_host_memory) check_rank(files, max_adapter_rank_);
   const auto bytes = sum([&](const Rank& rank) { return rank.decoder->adapter_bytes(files, modules_); });
-  const auto reserved = untouched_bytes() + reserved_bytes;
-  const auto free = sum([](const Rank& rank) { return rank.ops->free_memory(); });
+  const auto reserved = reserved_bytes + (in_host_memory ? 0 : untouched_bytes());
+  const auto free = in_host_memory ? static_cast<std::int64_t>(ops::cpu::free_memory())
+                                   : sum([](const Rank& rank) { return rank.ops->free_memory(); });
   if (bytes + reserved > free) {
     throw Error(ErrorCode::resource_exhausted,
                 cat("adapter ", files.name(), " needs ", bytes, " bytes, and only ",

@@ -22,6 +22,7 @@
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
+#include "ops/cuda/low_rank_workspace.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/adapter.h"
 #include "runtime/devices.h"
@@ -300,6 +301,18 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   return out;
 }
 
+void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, const EngineConfig& config,
+                         const ModelConfig& model, const model::Manifest& manifest, int rank) {
+  constexpr std::size_t kGraphs = 64 * kMiB;  // captured decode steps with adapters
+  if (config.device != "cuda" || config.lora_device_adapters == 0) return;
+  const auto type = rules.precision(model::data_type(model)).activation;
+  const auto slots =
+      model::Adapter::slots_of(manifest.modules(), rank, type, config.lora_device_adapters, config.lora_max_rank);
+  memory.adapters = static_cast<std::size_t>(slots.count) * slots.bytes;
+  // Twice, because two tensors may be one weight, such as gate and up.
+  memory.steps += kGraphs + 2 * cuda::low_rank_workspace_bytes(slots, config.token_budget, type == DType::f32);
+}
+
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
                       std::size_t free_bytes, std::size_t reserved_bytes) {
   require_step_sizes(config);
@@ -310,8 +323,11 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
   throw Error(ErrorCode::resource_exhausted,
               cat("the model does not fit: its weights take ", text(memory.weights), ", the activations of ",
                   config.token_budget, " tokens (token_budget) and ", config.max_batch_size,
-                  " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights), ", one KV block ",
-                  text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
+                  " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights - memory.adapters),
+                  memory.adapters > 0 ? cat(", ", config.lora_device_adapters, " LoRA adapters of rank ",
+                                            config.lora_max_rank, " ", text(memory.adapters))
+                                      : "",
+                  ", one KV block ", text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
                   reserved_bytes > 0 ? cat(", beside ", text(reserved_bytes), " for speculative_method = ",
                                            config.speculative_method)
                                      : "",
@@ -574,13 +590,16 @@ void count_offload(MemoryPlan& plan, std::int64_t host_bytes) {
   }
 }
 
-// The engine loads them after it has reserved the memory of the cache.
+// The engine loads them after it has reserved the memory of the cache. A GPU has slots for some of them, which
+// plan.adapter_bytes already has; all are in host memory.
 void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules) {
   const auto type = rules.precision(model::data_type(plan.model)).activation;
+  const bool with_slots = plan.device == "cuda";
   for (const auto bytes : runtime::adapter_bytes(plan.config, plan.model.model_name, manifest.modules(), type)) {
-    plan.adapter_bytes += static_cast<std::int64_t>(bytes);
+    (with_slots ? plan.host_bytes : plan.adapter_bytes) += static_cast<std::int64_t>(bytes);
   }
-  const auto left = left_bytes(plan) - (plan.device == "cpu" ? plan.offload_bytes : 0);
+  if (with_slots) return;
+  const auto left = left_bytes(plan) - plan.offload_bytes;
   if (plan.num_blocks == 0 || plan.adapter_bytes <= left) return;
   refuse(plan, cat("the LoRA adapters do not fit: they take ", bytes_text(plan.adapter_bytes), ", and ",
                    bytes_text(left), " are free beside the model, ",
@@ -612,6 +631,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const auto free = free_memory(choice, ranks, memory_bytes);
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
+  runtime::resolve_adapter_slots(out.config);
   const bool has_states = runtime::has_states(manifest);
   const auto limits = runtime::step_limits(config, out.model, has_states);
   if (config.speculative_method != "off" && !runtime::speculates(config, out.model, has_states)) {
@@ -631,13 +651,15 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
-    const auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
+    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
+    runtime::count_adapter_slots(needs, rules, config, out.model, manifest, rank);
+    out.adapter_bytes += static_cast<std::int64_t>(needs.adapters);
     const auto all_free = free[static_cast<std::size_t>(rank)];
     const auto draft = static_cast<std::size_t>(out.speculative_bytes) / static_cast<std::size_t>(ranks);
     const auto free_bytes = all_free - std::min(all_free, draft);
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
     out.host_bytes += static_cast<std::int64_t>(needs.host);
-    out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights);
+    out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights - needs.adapters);
     for (const auto kind : kCacheKinds) kv_block[kind] += static_cast<std::int64_t>(needs.kv_block[kind]);
     out.window = needs.window;
     out.free_bytes += static_cast<std::int64_t>(all_free);
