@@ -380,6 +380,24 @@ def measure_decode(clock: Clock) -> Iterator[Record]:
                     yield record("decode", one.name, one.unit, one.value, **case)
 
 
+def measure_adapters(clock: Clock) -> Iterator[Record]:
+    """An 8B model alone and with another LoRA adapter for each sequence. It first checks that tokens with adapters are
+    the same alone and in a batch."""
+    from rich.console import Console
+
+    from charonia.bench.adapters import run_adapters, tokens_are_equal_in_a_batch
+
+    emulated = bool(os.environ["GPU_CHECK_EMULATED"])
+    model = str(model_of("", emulated))
+    batch, rank, prompt, output = (3, 4, 8, 6) if emulated else (8, 16, 256, 64)
+    sizes = {"batch": batch, "rank": rank, "prompt": prompt, "output": output}
+    fewer: dict[str, Any] = {"reproducible": True, "lora_device_adapters": batch - 1}
+    if not tokens_are_equal_in_a_batch(model, **sizes, settings=fewer):
+        raise SystemExit("tokens with adapters differ alone and in a batch, or do not differ from the model's")
+    for one in run_adapters(model, **sizes, runs=1, settings={}, console=Console()):
+        yield record("adapters", one.name, one.unit, one.value, **one.case)
+
+
 def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> Record:
     from charonia.bench.records import Record as Figure
 
@@ -390,7 +408,8 @@ def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> R
 STAGES: dict[str, tuple[float, Run]] = {
     "build": (150, build),
     **{
-        name: (guess_s, measured(name)) for name, guess_s in (("limits", 30), ("gap", 35), ("lib", 20), ("decode", 110))
+        name: (guess_s, measured(name))
+        for name, guess_s in (("limits", 30), ("gap", 35), ("lib", 20), ("decode", 110), ("adapters", 60))
     },
     "cpp_tests": (40, cpp_tests),
     "python_tests": (35, python_tests),

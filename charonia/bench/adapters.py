@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,22 +46,9 @@ def run_adapters(
     decode is left out if it is less than that of prefill: it is a difference, so the noise of prefill is in it."""
     if min(batch, rank, prompt, runs) < 1 or output < 2:
         raise InvalidRequestError("batch size, rank, prompt length and runs must be at least 1, the output at least 2")
-    chosen: dict[str, Setting] = {
-        "session_len": prompt + output,
-        "max_batch_size": batch,
-        "enable_prefix_caching": False,
-        **settings,
-    }
     names = [f"adapter-{index}" for index in range(batch)]
     found: dict[str, list[_Seconds]] = {"none": [], "adapters": []}
-    with (
-        tempfile.TemporaryDirectory(prefix="charonia-") as folder,
-        Engine.from_pretrained(model, dtype="auto", show_progress=True, **chosen) as engine,
-    ):
-        shapes = _modules(model)
-        for index, name in enumerate(names):
-            _write_adapter(Path(folder, name), shapes, rank, index)
-            engine.load_adapter(name, Path(folder, name))
+    with _engine(model, batch, rank, prompt + output, settings) as engine:
         generator = np.random.default_rng(0)
 
         def draw() -> list[list[int]]:
@@ -85,6 +73,47 @@ def run_adapters(
     if not _has_cpu_time("decode", [*found["none"], *found["adapters"]]):
         console.print("the CPU time of decode is too short to measure: take more output tokens or shorter prompts")
     return records
+
+
+def tokens_are_equal_in_a_batch(
+    model: str, *, batch: int, rank: int, prompt: int, output: int, settings: dict[str, Setting]
+) -> bool:
+    """Return whether requests with different adapters have the same tokens and log probabilities alone and in a batch,
+    and others than the model alone."""
+    names = [f"adapter-{index}" for index in range(batch)]
+    sampling = SamplingParams(max_tokens=output, ignore_eos=True, logprobs=0, **GREEDY)
+    with _engine(model, batch, rank, prompt + output, settings) as engine:
+        one: list[int] = np.random.default_rng(0).integers(3, engine.info.vocab_size, prompt).tolist()
+
+        def completions(loras: list[str]) -> list[tuple[list[int], list[float]]]:
+            outputs = engine.generate([one] * len(loras), sampling, lora=loras)
+            return [(found.token_ids, found.logprobs) for found in outputs]
+
+        [plain] = completions([""])
+        alone = [completions([name])[0] for name in names]
+        return alone == completions(names) and plain not in alone
+
+
+@contextmanager
+def _engine(model: str, batch: int, rank: int, length: int, settings: dict[str, Setting]) -> Iterator[Engine]:
+    """An engine with random adapters `adapter-0` to `adapter-<batch - 1>` of all modules."""
+    chosen: dict[str, Setting] = {
+        "session_len": length,
+        "max_batch_size": batch,
+        "enable_prefix_caching": False,
+        "lora_device_adapters": batch,
+        "lora_max_rank": rank,
+        **settings,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="charonia-") as folder,
+        Engine.from_pretrained(model, dtype="auto", show_progress=True, **chosen) as engine,
+    ):
+        shapes = _modules(model)
+        for index in range(batch):
+            _write_adapter(Path(folder, f"adapter-{index}"), shapes, rank, index)
+            engine.load_adapter(f"adapter-{index}", Path(folder, f"adapter-{index}"))
+        yield engine
 
 
 @dataclass(frozen=True)
