@@ -296,7 +296,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     ASSERT_EQ(scheduler_.waiting_tokens(), tokens);
   }
 
-  // The adapters of running sequences have different slots, which do not change.
+  // The adapters of running sequences have different slots, which do not change while a sequence runs.
   void check_adapters() {
     std::map<int, std::uint64_t> in_slots;
     for (auto& [id, client] : clients_) {
@@ -306,7 +306,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
       ASSERT_LT(slot, std::max(1, load_.limits.adapter_slots));
       if (slot < 0) continue;
       ASSERT_EQ(in_slots.try_emplace(slot, client.adapter).first->second, client.adapter);
-      ASSERT_TRUE(before == slot || before < 0 || scheduler_.num_preemptions() > 0);
+      ASSERT_TRUE(before == slot || before < 0);
     }
   }
 

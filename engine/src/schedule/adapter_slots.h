@@ -3,7 +3,8 @@
 // An adapter takes a slot when the first sequence with it starts to run, and keeps the slot after the last one has
 // stopped, until another adapter takes it: a free slot first, then the slot of the adapter that was last used longest
 // ago. An adapter of a running sequence keeps its slot. If all slots have such adapters, a waiting sequence with
-// another adapter is not admitted, and it is not overtaken. So it runs when the sequences of one adapter have ended.
+// another adapter is not admitted, and only sequences without an adapter overtake it. So it runs when the sequences of
+// one adapter have ended.
 #pragma once
 
 #include <algorithm>

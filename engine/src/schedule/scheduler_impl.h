@@ -45,6 +45,7 @@ struct Scheduler::Impl {
   void plan_decodes(StepPlan& plan);
   void plan_prefill(StepPlan& plan);
   bool may_admit() const;
+  Seq* next_waiting() const;
   bool schedule_prefill(Seq& seq, StepPlan& plan);
   bool schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan);
   bool reserve_blocks(Seq& seq, StepPlan& plan);

@@ -66,11 +66,13 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   bool fits = plan.preempted.empty();  // preempted sequences are not admitted again in the same plan
   if (time != nullptr) time->begin_prefill(plan.num_tokens);
   auto next = collected.begin();
+  auto* first = next_waiting();
   // Stalled decodes keep their share of the budget. Otherwise the next step could have more decodes than the budget.
   while (plan.num_tokens + num_stalled < limits.token_budget) {
     const bool in_time = time == nullptr || time->any_left();
-    if (in_time && fits && may_admit() && (next == collected.end() || Before{}(*waiting.begin(), *next))) {
-      auto& seq = **waiting.begin();
+    if (in_time && fits && first != nullptr && may_admit() &&
+        (next == collected.end() || Before{}(first, *next))) {
+      auto& seq = *first;
       if (cannot_fit(seq) && !seq.has_placeholder()) {
         mark_impossible(seq);
       } else if (admit(seq, plan)) {
@@ -78,6 +80,7 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
       } else {
         fits = notice_fewer_blocks();
       }
+      first = next_waiting();
     } else if (next != collected.end()) {
       auto& seq = **next++;
       if ((in_time || seq.forced) && load_blocks(seq, plan)) schedule_prefill(seq, plan);
@@ -87,11 +90,20 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   }
 }
 
-// Whether one more sequence may run, apart from its blocks.
+// Whether one more sequence may run, apart from its blocks and its adapter.
 bool Scheduler::Impl::may_admit() const {
   // It may have only one token to compute, and then it samples.
-  return rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size &&
-         adapters.has_room((*waiting.begin())->adapter);
+  return rows.any_left() && static_cast<int>(running.size()) < limits.max_batch_size;
+}
+
+// Returns the waiting sequence that runs next; null if none may run. If the adapter of the first one has no slot, only
+// sequences without an adapter overtake it: others could keep the slots for ever.
+Seq* Scheduler::Impl::next_waiting() const {
+  auto next = waiting.begin();
+  if (next != waiting.end() && !adapters.has_room((*next)->adapter)) {
+    next = std::ranges::find(waiting, std::uint64_t{0}, &Seq::adapter);
+  }
+  return next == waiting.end() ? nullptr : *next;
 }
 
 // Plans as many tokens of a running sequence as the budget, the time and the rows of logits allow. Returns false if
