@@ -1,6 +1,9 @@
 // Random changes of weights by LoRA adapters, for tests.
 #pragma once
 
+#include <cstring>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "ops/low_rank.h"
@@ -16,7 +19,9 @@ struct HostChange {
   std::vector<float> scales;  // [ranks], equal in a part
   Matrix stored_a, stored_b;  // as LowRank stores them
 
-  HostChange(Random& random, DType type, std::int64_t in, std::int64_t out, bool one_part) {
+  // ranks: of a part; 0: any few.
+  HostChange(Random& random, DType type, std::int64_t in, std::int64_t out, bool one_part, std::int64_t ranks = 0,
+             float a_values = 0.3F, float b_values = 0.3F) {
     shape.type = type;
     shape.in_features = in;
     shape.out_features = out;
@@ -25,16 +30,16 @@ struct HostChange {
       LowRank::Part part{.first_column = column,
                          .columns = std::min<std::int64_t>(one_part ? out : uniform(random, 1, 200), out - column),
                          .first_rank = shape.ranks,
-                         .ranks = one_part ? 37 : uniform(random, 1, 40),
+                         .ranks = ranks > 0 ? ranks : one_part ? 37 : uniform(random, 1, 40),
                          .b = elements};
       column += part.columns + uniform(random, 0, 5);
       shape.ranks += part.ranks;
       elements += shape.b_elements(part);
-      bs.push_back(Matrix::random(random, type, part.columns, part.ranks, 0.3F));
+      bs.push_back(Matrix::random(random, type, part.columns, part.ranks, b_values));
       scales.resize(static_cast<std::size_t>(shape.ranks), static_cast<float>(uniform(random, 1, 4)));
       shape.parts.push_back(part);
     }
-    a = Matrix::random(random, type, shape.ranks, in, 0.3F);
+    a = Matrix::random(random, type, shape.ranks, in, a_values);
     stored_a = Matrix(type, 1, shape.a_elements());
     stored_b = Matrix(type, 1, elements);
     for (std::int64_t j = 0; j < shape.ranks; ++j) {
@@ -65,5 +70,46 @@ struct HostChange {
     return out;
   }
 };
+
+// An adapter may leave out weights.
+using HostAdapter = std::vector<std::optional<HostChange>>;
+
+// The image of an adapter for a slot of a device.
+inline std::unique_ptr<Buffer> image_of(Ops& ops, const HostAdapter& adapter) {
+  std::vector<std::byte> out;
+  const auto put = [&](const void* data, std::size_t bytes) {
+    out.resize((out.size() + 63) / 64 * 64);
+    const auto at = out.size();
+    out.resize(at + bytes);
+    std::memcpy(out.data() + at, data, bytes);
+    return static_cast<std::int64_t>(at);
+  };
+  std::vector<std::int64_t> table(adapter.size());
+  put(table.data(), table.size() * sizeof table[0]);
+  for (std::size_t w = 0; w < adapter.size(); ++w) {
+    if (!adapter[w]) continue;
+    const auto& change = *adapter[w];
+    const auto a = put(change.stored_a.bytes.data(), change.stored_a.bytes.size());
+    const auto b = put(change.stored_b.bytes.data(), change.stored_b.bytes.size());
+    const SlotChange header{.a = a,
+                            .ranks = static_cast<std::int32_t>(change.shape.ranks),
+                            .parts = static_cast<std::int32_t>(change.bs.size())};
+    table[w] = put(&header, sizeof header);
+    for (const auto& part : change.shape.parts) {
+      const SlotPart one{.b = b + part.b * static_cast<std::int64_t>(size_of(change.shape.type)),
+                         .first_column = static_cast<std::int32_t>(part.first_column),
+                         .columns = static_cast<std::int32_t>(part.columns),
+                         .first_rank = static_cast<std::int32_t>(part.first_rank),
+                         .ranks = static_cast<std::int32_t>(part.ranks),
+                         .scale = change.scales[static_cast<std::size_t>(part.first_rank)]};
+      const auto* const bytes = reinterpret_cast<const std::byte*>(&one);
+      out.insert(out.end(), bytes, bytes + sizeof one);
+    }
+  }
+  std::memcpy(out.data(), table.data(), table.size() * sizeof table[0]);
+  auto buffer = ops.allocate_host(out.size());
+  std::memcpy(buffer->data(), out.data(), out.size());
+  return buffer;
+}
 
 }  // namespace charonia::ops

@@ -16,6 +16,7 @@
 #include "base/sha256.h"
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/low_rank.h"
 
 namespace charonia::model {
 namespace {
@@ -248,8 +249,8 @@ void AdapterFiles::read_modules(const Scales& scales) {
       refuse(cat("module ", name, " has lora_A [", rank, ", ", module.a.cols, "] and lora_B [", module.b.rows, ", ",
                  module.b.cols, "], whose ranks differ"));
     }
-    if (rank > kMaxRank) {
-      refuse_feature(cat("module ", name, " has rank ", rank, ", and the largest is ", kMaxRank,
+    if (rank > ops::LowRank::kMaxRanks) {
+      refuse_feature(cat("module ", name, " has rank ", rank, ", and the largest is ", ops::LowRank::kMaxRanks,
                          ": merge the adapter into the model"));
     }
     if (!scales.ranks.contains(rank)) {

@@ -14,8 +14,6 @@ namespace charonia::model {
 
 class AdapterFiles {
  public:
-  static constexpr std::int64_t kMaxRank = 256;
-
   // The change of a module's weight: scale * b a. Views stay valid as long as the AdapterFiles.
   struct Module {
     std::string name;     // as in the model of transformers, such as model.layers.0.self_attn.q_proj

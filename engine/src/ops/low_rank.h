@@ -20,6 +20,7 @@ namespace charonia::ops {
 //   B  for each part, with 16 bits [panels][ceil(ranks / 2)][kPanel][2], with f32 [panels][ranks][kPanel]
 struct LowRank {
   static constexpr std::int64_t kPanel = 64, kGroup = 4;
+  static constexpr std::int64_t kMaxRanks = 256;  // of a part
 
   // Columns [first_column, first_column + columns) of the output: they change by the ranks
   // [first_rank, first_rank + ranks).

@@ -186,18 +186,19 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
 
 TEST(StepUploadTest, rows_are_grouped_by_adapter) {
   Random random(2);
+  constexpr int kAdapters = 3;
   for (int trial = 0; trial < 50; ++trial) {
     Step step;
-    const int sequences = uniform(random, 1, 9);
+    const int sequences = uniform(random, 1, trial % 10 == 0 ? 90 : 9);
     for (int s = 0; s < sequences; ++s) {
       step.add(0, uniform(random, 1, trial % 2 == 0 ? 1 : 3 * kPositions / 4), false);
-      step.adapters.push_back(uniform(random, -1, 2));
+      step.adapters.push_back(uniform(random, -1, kAdapters - 1));
     }
     const auto rows = std::ssize(step.ids);
     AdapterBatch batch;
     group_by_adapter(step.input(), batch);
     StepCapacity capacity{
-        .rows = rows, .adapter_items = max_adapter_items(rows, sequences), .adapter_rows = rows, .plans = {}};
+        .rows = rows, .adapter_items = max_adapter_items(rows, kAdapters), .adapter_rows = rows, .plans = {}};
     const auto out = write(step, capacity, {}, {}, {}, batch);
     std::vector<std::int32_t> found(step.ids.size(), -1);
     std::int32_t next = 0, slot = -1;

@@ -21,14 +21,17 @@ constexpr std::size_t kMinListBytes = std::size_t{64} << 10;
 
 std::vector<std::string> CudaOps::report() const {
   auto lines = gemms_.report();
-  std::string captured_rows;
-  for (const auto& captured : captured_[0])
-    captured_rows += cat(captured_rows.empty() ? "" : ", ", captured.capacity.rows);
-  lines.insert(lines.begin(),
-               {cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor, ", ",
-                    device_.sms, " SMs; GEMMs: ", gemms_.library()),
-                captured_rows.empty() ? "no decode steps are captured: each kernel is launched separately"
-                                      : cat("decode steps are captured for ", captured_rows, " rows")});
+  const auto about = [](std::string_view steps, const std::vector<CapturedStep>& all) {
+    std::string rows;
+    for (const auto& captured : all) rows += cat(rows.empty() ? "" : ", ", captured.capacity.rows);
+    return rows.empty() ? cat("no ", steps, " are captured: each kernel is launched separately")
+                        : cat(steps, " are captured for ", rows, " rows");
+  };
+  std::vector first{cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor, ", ",
+                        device_.sms, " SMs; GEMMs: ", gemms_.library()),
+                    about("decode steps", captured_[0])};
+  if (adapter_slots_.count > 0) first.push_back(about("decode steps with adapters", captured_[1]));
+  lines.insert(lines.begin(), first.begin(), first.end());
   return lines;
 }
 
@@ -96,13 +99,12 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
   gemms_.prepare(stream_, all, limits.max_rows);
 }
 
-// The capacity of a captured decode step with this number of rows, at any positions. adapters: each row may have
-// another one.
+// The capacity of a captured decode step with this number of rows, at any positions.
 StepCapacity CudaOps::capacity_for(std::int64_t rows, bool adapters, const ops::StepLimits& limits) const {
   StepCapacity out{.rows = rows,
                    .logits_rows = rows,
                    .states = has_states() ? rows : 0,
-                   .adapter_items = adapters ? rows : 0,
+                   .adapter_items = adapters ? max_adapter_items(rows, adapter_slots_.count) : 0,
                    .adapter_rows = adapters ? rows : 0,
                    .plans = {}};
   for (const auto& shape : needs_.attention) {
@@ -125,7 +127,7 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
                         .states = has_states() ? limits.max_sequences : 0,
                         .plans = {}};
   if (adapter_slots_.count > 0) {
-    capacity.adapter_items = max_adapter_items(limits.max_rows, limits.max_sequences);
+    capacity.adapter_items = max_adapter_items(limits.max_rows, std::min(adapter_slots_.count, limits.max_sequences));
     capacity.adapter_rows = limits.max_rows;
   }
   plans_.assign(needs_.attention.size(), {});

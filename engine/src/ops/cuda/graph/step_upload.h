@@ -15,6 +15,7 @@
 // Every part begins at a multiple of 16 bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -55,9 +56,9 @@ struct AdapterBatch {
 };
 // Groups the rows of `input`.
 void group_by_adapter(const ops::StepInput& input, AdapterBatch& to);
-// The maximum number of items.
-constexpr std::int64_t max_adapter_items(std::int64_t rows, std::int64_t sequences) {
-  return rows < sequences ? rows : sequences + rows / kAdapterTile;
+// The maximum number of items of a step with this number of rows and of adapters.
+constexpr std::int64_t max_adapter_items(std::int64_t rows, std::int64_t adapters) {
+  return std::min(rows, adapters + rows / kAdapterTile);
 }
 
 // The maximum numbers of elements of the parts; a step may have fewer. `tables` is the last part, with

@@ -14,6 +14,7 @@
 //            are added in shared memory.
 //   expand   A warp has 64 columns of `out` for an item: lane (g, t) has the columns 8 g to 8 g + 7 of the ranks 2 t,
 //            2 t + 1, 2 t + 8 and 2 t + 9. t is the sum of two 16-bit numbers, so it keeps 16 bits (bf16) or more.
+//            With fp16, a power of two for each row keeps it in the range.
 // f32, for verification: multiplications and additions without tensor cores.
 //
 // Bound: memory for few rows (A and B are read once for each item), launch latency for small ranks. Not yet measured.
@@ -30,8 +31,7 @@ using ops::SlotPart;
 constexpr int kShrinkWarps = 8, kExpandWarps = 4;
 constexpr int kRowTiles = kAdapterTile / 8;
 constexpr int kChunk = 32;                                      // columns of A: a line of 64 bytes
-constexpr int kMaxRanks = 256;                                  // of a part
-constexpr int kPairs = kMaxRanks / 2, kPairPitch = kPairs + 4;  // t in shared memory; without bank conflicts
+constexpr int kPairs = ops::LowRank::kMaxRanks / 2, kPairPitch = kPairs + 4;  // t in shared memory; no bank conflicts
 
 struct LowRankParams {
   const void* in;  // [rows, k]
@@ -156,6 +156,22 @@ CHARONIA_DEVICE float t_of(const LowRankParams& p, int place, int rank) {
   return sum;
 }
 
+// A power of two for t of a row of a part. fp16: it brings the largest number into the range of fp16. All lanes of a
+// warp get it.
+template <class T>
+CHARONIA_DEVICE float range_factor(const LowRankParams& p, int place, const SlotPart& part) {
+  if constexpr (std::is_same_v<T, f16>) {
+    float largest = 0;
+    for (int rank = lane_id(); rank < part.ranks; rank += kWarp) {
+      largest = fmaxf(largest, fabsf(t_of(p, place, part.first_rank + rank)));
+    }
+    constexpr int kBias = 127, kMost = 14;  // below 2^15
+    const int exponent = static_cast<int>(__float_as_uint(warp_max(largest)) >> 23) - kBias;
+    if (exponent > kMost) return __uint_as_float(static_cast<unsigned>(kBias + kMost - exponent) << 23);
+  }
+  return 1;
+}
+
 // Adds eight sums to neighbouring columns, of which `count` exist.
 template <class Out>
 CHARONIA_DEVICE void add_eight(Out* out, const float (&sums)[8], float scale, int count, bool vectors) {
@@ -184,6 +200,7 @@ CHARONIA_KERNEL(kExpandWarps* kWarp, 4)
 void expand_kernel(const LowRankParams p) {
   CHARONIA_SHARED(std::uint32_t, t_high, [kAdapterTile * kPairPitch]);
   CHARONIA_SHARED(std::uint32_t, t_low, [kAdapterTile * kPairPitch]);
+  CHARONIA_SHARED(float, factors, [kAdapterTile]);
   dependency_trigger();
   dependency_wait();
   const AdapterItem item = p.items[blockIdx.y];
@@ -196,11 +213,18 @@ void expand_kernel(const LowRankParams p) {
     if (static_cast<int>(blockIdx.x) * kExpandWarps >= panels) continue;
     const int steps = static_cast<int>(divide_up(part.ranks, 16)), pairs = (part.ranks + 1) / 2;
     __syncthreads();
+    for (int row = warp_id(); row < item.rows; row += kExpandWarps) {
+      const float factor = range_factor<T>(p, item.first + row, part);
+      if (lane_id() == 0) factors[row] = factor;
+    }
+    __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < kAdapterTile * steps * 8; i += kExpandWarps * kWarp) {
       const int row = i / (steps * 8), pair = i % (steps * 8), rank = 2 * pair;
       const int place = item.first + row;
-      const float x = row < item.rows && rank < part.ranks ? t_of(p, place, part.first_rank + rank) : 0.0F;
-      const float y = row < item.rows && rank + 1 < part.ranks ? t_of(p, place, part.first_rank + rank + 1) : 0.0F;
+      const float factor = row < item.rows ? factors[row] : 0.0F;
+      const float x = row < item.rows && rank < part.ranks ? factor * t_of(p, place, part.first_rank + rank) : 0.0F;
+      const float y =
+          row < item.rows && rank + 1 < part.ranks ? factor * t_of(p, place, part.first_rank + rank + 1) : 0.0F;
       const T x_high = from_float<T>(x), y_high = from_float<T>(y);
       t_high[row * kPairPitch + pair] = static_cast<std::uint32_t>(y_high.bits) << 16 | x_high.bits;
       t_low[row * kPairPitch + pair] = pack<T>(x - to_float(x_high), y - to_float(y_high));
@@ -256,7 +280,7 @@ void expand_kernel(const LowRankParams p) {
             eight[2 * m + 1] = sum[m][i][2 + c];
           }
           Out* const out = static_cast<Out*>(p.out) + p.rows[item.first + row] * p.out_stride + first_column;
-          add_eight(out, eight, part.scale, count, p.out_vectors && first_column % 8 == 0);
+          add_eight(out, eight, part.scale / factors[row], count, p.out_vectors && first_column % 8 == 0);
         }
       }
     }
