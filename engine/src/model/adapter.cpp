@@ -132,11 +132,7 @@ void plan_all(Plan& plan, const AdaptedWeights& weights) {
 
 Plan plan_changes(const AdapterFiles& files, const AdaptedWeights& weights) {
   const auto& [modules, places, slots, rank, type] = weights;
-  if (modules.places.empty()) {
-    files.refuse_feature(
-        "this workspace has no names of the model's modules: it comes from a GGUF file or from an older version. "
-        "Use the model's Hugging Face folder, or convert it again with charonia convert");
-  }
+  if (modules.places.empty()) files.refuse_feature(std::string(kNoModules));
   Plan out;
   std::map<const std::vector<ModulePlace>*, std::string_view> taken;
   for (const auto& module : files.modules()) {
@@ -307,8 +303,11 @@ ops::AdapterSlots Adapter::slots_of(const AdaptedWeights& weights, int count, in
   plan_all(plan, weights);
   ops::AdapterSlots out{.count = count, .bytes = plan.bytes, .weights = {}};
   out.weights.resize(weights.slots->size());
+  for (const auto& [weight, index] : *weights.slots) {
+    out.weights[static_cast<std::size_t>(index)].in_features = weight->in_features();
+  }
   for (const auto& [weight, change] : plan.changes) {
-    out.weights[static_cast<std::size_t>(weights.slots->at(weight))] = {weight->in_features(), change.change.ranks};
+    out.weights[static_cast<std::size_t>(weights.slots->at(weight))] .ranks = change.change.ranks;
   }
   return out;
 }

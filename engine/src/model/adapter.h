@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -22,6 +23,11 @@ struct LinearPlace {
   std::int64_t first_row = 0, rows = 0, cols = 0;
 };
 using LinearPlaces = std::map<std::string, LinearPlace, std::less<>>;  // by canonical name
+
+// Why a model without modules (Manifest::modules()) has no adapters, with the remedy.
+inline constexpr std::string_view kNoModules =
+    "this workspace has no names of the model's modules: it comes from a GGUF file or from an older version. Use the "
+    "model's Hugging Face folder, or convert it again with charonia convert";
 
 // The weights that adapters can change, with their indices in ops::AdapterSlots::weights.
 using SlotWeights = std::unordered_map<const ops::Linear*, int>;

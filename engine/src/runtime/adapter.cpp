@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "charonia/error.h"
 #include "model/adapter_files.h"
+#include "ops/low_rank.h"
 #include "text/utf8.h"
 
 namespace charonia::runtime {
@@ -82,8 +85,23 @@ void check_rank(const model::AdapterFiles& files, int lora_max_rank) {
                   ": start the engine with lora_max_rank = ", files.max_rank(), " or more"));
 }
 
-void resolve_adapter_slots(EngineConfig& config) {
-  if (config.device != "cuda") return;
+void check_host_memory(const EngineConfig& config, std::int64_t adapter_bytes, std::int64_t free_bytes) {
+  if (adapter_bytes <= free_bytes) return;
+  const bool offload = !config.kv_offload_memory.empty();
+  throw Error(ErrorCode::resource_exhausted,
+              cat("the LoRA adapters do not fit: they take ", bytes_text(adapter_bytes), " of host memory, and ",
+                  bytes_text(std::max<std::int64_t>(0, free_bytes)), " are free there",
+                  offload ? " beside kv_offload_memory" : "", ". Leave an adapter out, ",
+                  offload ? "lower kv_offload_memory, " : "", "or free memory"));
+}
+
+std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& modules) {
+  if (config.device != "cuda") return {};
+  if (config.lora_max_rank > ops::LowRank::kMaxRanks) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("lora_max_rank = ", config.lora_max_rank, ": it must be at most ", ops::LowRank::kMaxRanks,
+                    ", the largest rank of an adapter"));
+  }
   constexpr int kMost = 8, kUsualRank = 16;
   const auto folders = adapter_folders(config.lora_adapters);
   if (config.lora_device_adapters == 0) {
@@ -91,11 +109,15 @@ void resolve_adapter_slots(EngineConfig& config) {
     for (const auto& one : folders) names.insert(one.name);
     config.lora_device_adapters = std::min(kMost, static_cast<int>(names.size()));
   }
-  if (config.lora_max_rank > 0) return;
-  config.lora_max_rank = folders.empty() ? kUsualRank : 1;
-  for (const auto& [name, folder] : folders) {
-    config.lora_max_rank = std::max(config.lora_max_rank, model::AdapterFiles(name, folder).max_rank());
+  if (config.lora_max_rank == 0) {
+    config.lora_max_rank = folders.empty() ? kUsualRank : 1;
+    for (const auto& [name, folder] : folders) {
+      config.lora_max_rank = std::max(config.lora_max_rank, model::AdapterFiles(name, folder).max_rank());
+    }
   }
+  if (!modules.places.empty()) return {};
+  const int asked = std::exchange(config.lora_device_adapters, 0);
+  return asked == 0 ? "" : cat("lora_device_adapters = ", asked, " has no effect: ", model::kNoModules);
 }
 
 std::vector<std::size_t> adapter_bytes(const EngineConfig& config, std::string_view model_name,

@@ -69,7 +69,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   max_positions_ = config.session_len;
   info.device = executor_->device();
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
-  if (auto warning = executor_->warning(); !warning.empty()) info.warnings.push_back(std::move(warning));
+  for (auto& warning : executor_->warnings()) info.warnings.push_back(std::move(warning));
   info.instruction_set = executor_->instruction_set();
   info.kernel_report = executor_->kernel_report();
   if (!info.kernel_report.empty()) {

@@ -110,9 +110,9 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   if (config.speculative_method != "mtp") manifest.drop_mtp();
   if (main != nullptr) manifest = manifest.mtp().value();
   const auto limits = step_limits(config, model, has_states(manifest));
-  resolve_adapter_slots(config);
-  model::round_weights(model, manifest, config.quantization);
   modules_ = manifest.modules();
+  slots_warning_ = resolve_adapter_slots(config, modules_);
+  model::round_weights(model, manifest, config.quantization);
   const model::WeightFiles files(std::move(manifest));
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](Rank& rank) { rank.load(model, files, limits, main); });
@@ -181,8 +181,6 @@ void Executor::launch(const ops::StepInput& input, std::span<const std::shared_p
   on_ranks([&](Rank& rank) { rank.launch(input, adapters, previous); });
 }
 
-bool Executor::takes_adapters() const { return !asynchronous_ || adapter_slots_ > 0; }
-
 std::span<const float> Executor::hidden(std::int64_t row) const { return ranks_.front()->decoder->hidden(row); }
 
 std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model::AdapterFiles& files,
@@ -196,8 +194,10 @@ std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model:
   if (bytes + reserved > free) {
     throw Error(ErrorCode::resource_exhausted,
                 cat("adapter ", files.name(), " needs ", bytes, " bytes, and only ",
-                    std::max<std::int64_t>(0, free - reserved),
-                    " are free beside the KV cache: unload another adapter, or lower cache_max_entry_count"));
+                    std::max<std::int64_t>(0, free - reserved), " are free ",
+                    in_host_memory ? "in host memory, beside kv_offload_memory: unload another adapter, lower "
+                                     "kv_offload_memory, or free memory"
+                                   : "beside the KV cache: unload another adapter, or lower cache_max_entry_count"));
   }
   std::vector<std::unique_ptr<model::Adapter>> out;
   for (const auto& rank : ranks_) out.push_back(rank->decoder->make_adapter(files, modules_));
@@ -220,7 +220,11 @@ std::string Executor::device() const { return std::string(ranks_.front()->ops->d
 
 std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops->instruction_set()); }
 
-std::string Executor::warning() const { return ranks_.front()->ops->warning(); }
+std::vector<std::string> Executor::warnings() const {
+  std::vector out{ranks_.front()->ops->warning(), slots_warning_};
+  std::erase(out, "");
+  return out;
+}
 
 std::vector<std::string> Executor::kernel_report() const {
   std::vector<std::string> lines;

@@ -57,7 +57,8 @@ class Executor {
   // Error(resource_exhausted): then some ranks may have the memory, which does no harm. Call it between steps.
   void commit_blocks(CacheKind kind, int num_blocks);
 
-  bool takes_adapters() const;
+  // False: the device has no memory for adapters. If the model has no adapters, make_adapter() throws.
+  bool takes_adapters() const { return !asynchronous_ || adapter_slots_ > 0 || modules_.places.empty(); }
   // The most adapters of a step; 0: no limit.
   int adapter_slots() const { return adapter_slots_; }
   // Makes a LoRA adapter for each rank. May be called from any thread, while steps run. Throws the errors of
@@ -74,7 +75,7 @@ class Executor {
 
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
-  std::string warning() const;          // ops::Ops::warning(): why the device is slow; empty if it is not
+  std::vector<std::string> warnings() const;  // of the settings, and ops::Ops::warning()
   std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Call it between steps
   // Sums over all ranks.
   std::int64_t gemms_rejected() const;
@@ -99,6 +100,7 @@ class Executor {
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
   int adapter_slots_ = 0, max_adapter_rank_ = 0;
+  std::string slots_warning_;
   model::Modules modules_;
   PerKind<int> num_blocks_, chunk_blocks_, committed_;
   std::unique_ptr<RankThreads> threads_;

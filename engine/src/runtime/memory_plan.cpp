@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,7 @@
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
+#include "ops/cuda/graph/decode_buckets.h"
 #include "ops/cuda/low_rank_workspace.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/adapter.h"
@@ -76,6 +78,16 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
                                                   static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
                                                   static_cast<std::size_t>(shard.ranks);
   return kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+}
+
+// Estimate of the memory of the captured decode steps with adapters. CUDA takes 64 KiB for each kernel of a graph before
+// version 12.4 (PyTorch's documentation, "CUDAGraph Trees"). Later drivers take 30 % of it (issue 5517 of vLLM).
+std::size_t adapter_graph_bytes(const EngineConfig& config, const ModelConfig& model, const ops::AdapterSlots& slots) {
+  constexpr std::size_t kKernel = std::size_t{20} << 10;
+  constexpr std::size_t kOfLayer = 16;  // kernels, at most
+  if (!config.cuda_graphs) return 0;
+  const auto steps = cuda::decode_buckets(std::min(config.token_budget, config.max_batch_size)).size();
+  return steps * (kOfLayer * static_cast<std::size_t>(model.num_layer) + 2 * slots.weights.size()) * kKernel;
 }
 
 constexpr double kShare = 0.8;          // of the free memory, for the KV cache
@@ -303,14 +315,14 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
 
 void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, const EngineConfig& config,
                          const ModelConfig& model, const model::Manifest& manifest, int rank) {
-  constexpr std::size_t kGraphs = 64 * kMiB;  // captured decode steps with adapters
   if (config.device != "cuda" || config.lora_device_adapters == 0) return;
   const auto type = rules.precision(model::data_type(model)).activation;
   const auto slots =
       model::Adapter::slots_of(manifest.modules(), rank, type, config.lora_device_adapters, config.lora_max_rank);
   memory.adapters = static_cast<std::size_t>(slots.count) * slots.bytes;
+  memory.steps += adapter_graph_bytes(config, model, slots);
   // Twice, because two tensors may be one weight, such as gate and up.
-  memory.steps += kGraphs + 2 * cuda::low_rank_workspace_bytes(slots, config.token_budget, type == DType::f32);
+  memory.steps += 2 * cuda::low_rank_workspace_bytes(slots, config.token_budget, type == DType::f32);
 }
 
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
@@ -334,7 +346,8 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
                   "). ",
                   half_fits ? "Set quantization = w8a16, which halves most 16-bit weights, or take" : "Take",
                   " a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
-                  "max_batch_size, ", reserved_bytes > 0 ? "set speculative_method = ngram, " : "", "or free memory"));
+                  "max_batch_size, ", memory.adapters > 0 ? "lower lora_device_adapters or lora_max_rank, " : "",
+                  reserved_bytes > 0 ? "set speculative_method = ngram, " : "", "or free memory"));
 }
 
 void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_bytes) {
@@ -576,34 +589,55 @@ void refuse(MemoryPlan& plan, std::string warning) {
   plan.num_blocks = plan.num_window_blocks = plan.num_states = 0;
 }
 
-// host_bytes: the free memory of the host, if it is not the memory of the model.
-void count_offload(MemoryPlan& plan, std::int64_t host_bytes) {
-  if (plan.config.kv_offload_path.empty() && plan.config.kv_offload_memory.empty()) return;
-  plan.offload_bytes = parse_bytes(plan.config.kv_offload_memory).value_or(0);
-  if (plan.num_blocks == 0) return;  // the last warning says why
-  const auto left = plan.device == "cpu" ? left_bytes(plan) : host_bytes - plan.host_bytes;
+void refuse_unless(MemoryPlan& plan, const auto& check) {
   try {
-    runtime::check_offload(plan.config, plan.device, left, plan.warnings);
+    check();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::resource_exhausted) throw;
     refuse(plan, error.what());
   }
 }
 
-// The engine loads them after it has reserved the memory of the cache. A GPU has slots for some of them, which
-// plan.adapter_bytes already has; all are in host memory.
-void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules) {
-  const auto type = rules.precision(model::data_type(plan.model)).activation;
-  const bool with_slots = plan.device == "cuda";
-  for (const auto bytes : runtime::adapter_bytes(plan.config, plan.model.model_name, manifest.modules(), type)) {
-    (with_slots ? plan.host_bytes : plan.adapter_bytes) += static_cast<std::int64_t>(bytes);
+// host_bytes: the free memory of the host, if it is not the memory of the model.
+void count_offload(MemoryPlan& plan, std::int64_t host_bytes) {
+  if (plan.config.kv_offload_path.empty() && plan.config.kv_offload_memory.empty()) return;
+  plan.offload_bytes = parse_bytes(plan.config.kv_offload_memory).value_or(0);
+  if (plan.num_blocks == 0) return;  // the last warning says why
+  const auto left = plan.device == "cpu" ? left_bytes(plan) : host_bytes - plan.host_bytes;
+  refuse_unless(plan, [&] { runtime::check_offload(plan.config, plan.device, left, plan.warnings); });
+}
+
+// Returns whether the draft model fits. If not, the last warning says why.
+bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::span<const std::size_t> free) {
+  try {
+    const auto all_free = std::accumulate(free.begin(), free.end(), std::size_t{0});
+    if (const auto draft = runtime::plan_draft(plan.config, plan.model, manifest, all_free)) {
+      plan.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resource_exhausted) throw;
+    plan.warnings.push_back(error.what());
+    return false;
   }
-  if (with_slots) return;
-  const auto left = left_bytes(plan) - plan.offload_bytes;
-  if (plan.num_blocks == 0 || plan.adapter_bytes <= left) return;
-  refuse(plan, cat("the LoRA adapters do not fit: they take ", bytes_text(plan.adapter_bytes), ", and ",
-                   bytes_text(left), " are free beside the model, ",
-                   plan.speculative_bytes > 0 ? "its draft model, " : "",
+  return true;
+}
+
+// The engine loads them after it has reserved the memory of the cache. A GPU has slots for some of them, which
+// plan.adapter_bytes already has; all are in host memory. host_bytes: as in count_offload().
+void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules,
+                    std::int64_t host_bytes) {
+  const auto type = rules.precision(model::data_type(plan.model)).activation;
+  const bool in_host_memory = plan.device == "cuda";
+  const auto of_ranks = runtime::adapter_bytes(plan.config, plan.model.model_name, manifest.modules(), type);
+  const auto bytes = static_cast<std::int64_t>(std::accumulate(of_ranks.begin(), of_ranks.end(), std::size_t{0}));
+  const auto left = (in_host_memory ? host_bytes - plan.host_bytes : left_bytes(plan)) - plan.offload_bytes;
+  (in_host_memory ? plan.host_bytes : plan.adapter_bytes) += bytes;
+  if (plan.num_blocks == 0 || bytes <= left) return;
+  if (in_host_memory) {
+    return refuse_unless(plan, [&] { runtime::check_host_memory(plan.config, bytes, left); });
+  }
+  refuse(plan, cat("the LoRA adapters do not fit: they take ", bytes_text(bytes), ", and ", bytes_text(left),
+                   " are free beside the model, ", plan.speculative_bytes > 0 ? "its draft model, " : "",
                    "and its KV cache. Leave an adapter out, lower cache_max_entry_count, or free memory"));
 }
 
@@ -631,23 +665,15 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const auto free = free_memory(choice, ranks, memory_bytes);
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
-  runtime::resolve_adapter_slots(out.config);
+  if (auto warning = runtime::resolve_adapter_slots(out.config, manifest.modules()); !warning.empty()) {
+    out.warnings.push_back(std::move(warning));
+  }
   const bool has_states = runtime::has_states(manifest);
   const auto limits = runtime::step_limits(config, out.model, has_states);
   if (config.speculative_method != "off" && !runtime::speculates(config, out.model, has_states)) {
     out.warnings.push_back(runtime::no_speculation(config, out.model, has_states));
   }
-  int blocks = std::numeric_limits<int>::max();
-  try {
-    const auto all_free = std::accumulate(free.begin(), free.end(), std::size_t{0});
-    if (const auto draft = runtime::plan_draft(out.config, out.model, manifest, all_free)) {
-      out.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
-    }
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::resource_exhausted) throw;
-    out.warnings.push_back(error.what());
-    blocks = 0;
-  }
+  int blocks = count_draft(out, manifest, free) ? std::numeric_limits<int>::max() : 0;
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
@@ -685,8 +711,9 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.kv_window_block_bytes = kv_block.window;
   out.state_bytes = kv_block.state;
   out.kv_token_bytes = (kv_block.full + kv_block.window) / config.cache_block_seq_len;
-  count_offload(out, memory_bytes == 0 ? static_cast<std::int64_t>(ops::cpu::free_memory()) : kUnknown);
-  count_adapters(out, manifest, rules);
+  const auto host_bytes = memory_bytes == 0 ? static_cast<std::int64_t>(ops::cpu::free_memory()) : kUnknown;
+  count_offload(out, host_bytes);
+  count_adapters(out, manifest, rules, host_bytes);
   return out;
 }
 

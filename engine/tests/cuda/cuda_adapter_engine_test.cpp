@@ -2,8 +2,12 @@
 // memory.
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "adapter_fixture.h"
+#include "errors.h"
 #include "ops/cuda/device/runtime.h"
+#include "runtime/adapter.h"
 
 namespace charonia {
 namespace {
@@ -114,6 +118,32 @@ TEST_F(CudaAdapterTest, AnEngineWithoutSlotsOrForSmallerRanksRejectsAnAdapter) {
   expect_error(ErrorCode::invalid_argument, {"adapter b", "rank 7"}, [&] { this->engine(settings); });
 }
 
+TEST_F(CudaAdapterTest, AModelWithoutModulesHasNoSlots) {
+  auto settings = write(1);
+  auto manifest = nlohmann::json::parse(std::ifstream(weights() / "manifest.json"));
+  manifest.erase("modules");
+  std::ofstream(weights() / "manifest.json") << manifest;
+  const auto list = std::exchange(settings["lora_adapters"], "");
+  const auto all = adapter_requests({""}, 6);
+  const auto expected = completions(weights(), settings, all);
+  settings["lora_device_adapters"] = "4";
+  const auto engine = this->engine(settings);
+  EXPECT_EQ(completions(*engine, all), expected);
+  const auto warns = [](const std::vector<std::string>& warnings) {
+    return std::ranges::any_of(warnings, [](const auto& one) {
+      return one.starts_with("lora_device_adapters = 4 has no effect") && one.find("GGUF") != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(warns(engine->info().warnings));
+  expect_error(ErrorCode::unsupported, {"adapter a", "GGUF"}, [&] { engine->load_adapter("a", dir_ / "a"); });
+  const auto plan = plan_memory(weights(), settings, 1 << 30);
+  EXPECT_TRUE(warns(plan.warnings));
+  EXPECT_EQ(plan.adapter_bytes, 0);
+  settings["lora_adapters"] = list;
+  expect_error(ErrorCode::unsupported, {"adapter a", "GGUF"}, [&] { plan_memory(weights(), settings, 1 << 30); });
+  expect_error(ErrorCode::unsupported, {"adapter a", "GGUF"}, [&] { this->engine(settings); });
+}
+
 TEST_F(CudaAdapterTest, APlanCountsTheSlotsBesideTheCache) {
   TinyModel model;
   model.ranks = 2;
@@ -138,8 +168,22 @@ TEST_F(CudaAdapterTest, APlanCountsTheSlotsBesideTheCache) {
   settings["lora_max_rank"] = "256";
   const auto too_many = plan_memory(weights(), settings, kMemory);
   EXPECT_EQ(too_many.num_blocks, 0);
-  EXPECT_NE(too_many.warnings.back().find("4096 LoRA adapters of rank 256"), std::string::npos)
-      << too_many.warnings.back();
+  for (const auto* const part : {"4096 LoRA adapters of rank 256", "lower lora_device_adapters or lora_max_rank"}) {
+    EXPECT_NE(too_many.warnings.back().find(part), std::string::npos) << too_many.warnings.back();
+  }
+  settings["lora_max_rank"] = "257";
+  expect_error(ErrorCode::invalid_argument, {"lora_max_rank = 257", "256"},
+               [&] { plan_memory(weights(), settings, kMemory); });
+}
+
+TEST(AdapterMemory, AdaptersOfAGpuMustFitIntoHostMemory) {
+  EngineConfig config;
+  EXPECT_NO_THROW(runtime::check_host_memory(config, 100, 100));
+  expect_error(ErrorCode::resource_exhausted, {"LoRA adapters", "host memory", "Leave an adapter out, or"},
+               [&] { runtime::check_host_memory(config, 101, 100); });
+  config.kv_offload_memory = "1GiB";
+  expect_error(ErrorCode::resource_exhausted, {"beside kv_offload_memory", "lower kv_offload_memory"},
+               [&] { runtime::check_host_memory(config, 101, -5); });
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 //
 // 16 bits, on tensor cores: A and B are the operand with 16 rows, the step's rows the operand with 8. Both are read
 // from memory in their order in ops/low_rank.h, 16 bytes for each lane.
-//   shrink   A block has 16 ranks of a slice for an item, a warp every eighth chunk of 32 columns. Of a chunk, lane
-//            (g, t) has the columns 8 t to 8 t + 7 of ranks g and g + 8, and of row g of each 8 rows. The warps' sums
+//   shrink   A block has 16 ranks of a slice for an item, a warp every eighth chunk of 32 columns. Lane (g, t) has
+//            the columns 8 t to 8 t + 7 of a chunk: of ranks g and g + 8, and of row g of each 8 rows. The warps' sums
 //            are added in shared memory.
 //   expand   A warp has 64 columns of `out` for an item: lane (g, t) has the columns 8 g to 8 g + 7 of the ranks 2 t,
 //            2 t + 1, 2 t + 8 and 2 t + 9. t is the sum of two 16-bit numbers, so it keeps 16 bits (bf16) or more.
@@ -172,7 +172,7 @@ CHARONIA_DEVICE float range_factor(const LowRankParams& p, int place, const Slot
   return 1;
 }
 
-// Adds eight sums to neighbouring columns, of which `count` exist.
+// Adds eight sums to neighbouring columns. Only the first `count` of them exist.
 template <class Out>
 CHARONIA_DEVICE void add_eight(Out* out, const float (&sums)[8], float scale, int count, bool vectors) {
   if constexpr (sizeof(Out) == 2) {
