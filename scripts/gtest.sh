@@ -17,8 +17,8 @@ gtest_shards() {
   local shards index one pids=() logs=() signal='' status=0
   mkdir -p "$4" || return
   shards=$(nproc)
-  trap 'signal=INT; kill "${pids[@]}" 2>/dev/null' INT
-  trap 'signal=TERM; kill "${pids[@]}" 2>/dev/null' TERM
+  trap 'signal=INT; gtest_end' INT
+  trap 'signal=TERM; gtest_end' TERM
   for ((index = 0; index < shards; index++)); do
     logs+=("$4/shard-$index.log")
     TEST_TMPDIR=$4 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$index \
@@ -31,6 +31,13 @@ gtest_shards() {
   for one in "${logs[@]}"; do gtest_report "$one"; done
   [ -z "$signal" ] || kill -s "$signal" "$BASHPID"
   return $status
+}
+
+# Ends the background jobs. `timeout` leads a process group, and a signal that comes when it has just started a program does not
+# reach the program through it.
+gtest_end() {
+  local job
+  for job in $(jobs -p); do kill -- "$job" "-$job" 2>/dev/null; done
 }
 
 # gtest_report LOG: prints a log without the lines of passed tests, and the test that has not ended.

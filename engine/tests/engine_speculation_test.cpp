@@ -87,16 +87,20 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
     return out;
   }
 
-  void expect_same(const std::vector<Request>& all, const Settings& settings, bool speculates = true) {
+  // The first steps compute all proposals, because no time is measured yet. Later ones may compute none on a busy machine,
+  // so an engine with few proposals may accept none.
+  void expect_same(const std::vector<Request>& all, const Settings& settings) {
     const auto expected = with(kOff, settings, all);
+    std::int64_t accepted = 0;
     for (const auto* tokens : {"1", "4", "16"}) {
       SCOPED_TRACE(std::string("speculative_tokens ") + tokens);
       EngineStats stats;
       const auto got = with(on({{"speculative_tokens", tokens}}), settings, all, &stats);
       for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
-      EXPECT_EQ(stats.proposed_tokens > 0, speculates);
-      EXPECT_EQ(stats.accepted_tokens > 0, speculates);
+      EXPECT_GT(stats.proposed_tokens, 0);
+      accepted += stats.accepted_tokens;
     }
+    EXPECT_GT(accepted, 0);
   }
 };
 
@@ -218,7 +222,10 @@ TEST_P(SpeculationTest, EveryKindOfModelGetsTheSameResults) {
     const bool of_others =
         has_states || models[i].ranks > 1 || models[i].per_layer > 0 || models[i].kv_sources.back() > 0;
     if (GetParam() == "mtp" && of_others) continue;
-    expect_same(all, {{"cache_block_seq_len", "8"}, {"token_budget", "64"}}, !has_states);
+    for (const auto* prefixes : {"1", "0"}) {
+      if (!has_states && prefixes == std::string("0")) continue;
+      expect_same(all, {{"cache_block_seq_len", "8"}, {"token_budget", "64"}, {"enable_prefix_caching", prefixes}});
+    }
   }
 }
 
@@ -286,13 +293,9 @@ TEST_P(SpeculationTest, RepeatedTextTakesFewerSteps) {
 }
 
 TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {
-  const auto variants = testing::model_variants();
-  const auto states =
-      *std::ranges::find_if(variants, [](const auto& model) { return model.mixers.front() != "attention"; });
   TinyModel embeds;
   embeds.more = "model_task = embed\n";
   for (const auto& [model, device, why] : {std::tuple{TinyModel{}, "null", "device = null"},
-                                           {states, "cpu", "recurrent layers"},
                                            {embeds, "cpu", "does not generate text"}}) {
     write_model(model);
     if (GetParam() == "mtp") {

@@ -206,7 +206,7 @@ TEST(StepSizes, OnTheCpuAStepMayHaveTheRowsOfAllTokensForMeans) {
   ModelConfig model;
   const auto rows = [&](const char* device) {
     config.device = device;
-    return step_limits(config, model, true).max_logits_rows;
+    return step_limits(config, model).max_logits_rows;
   };
   EXPECT_EQ(rows("cpu"), 64);
   model.pooling = "mean";

@@ -98,6 +98,7 @@ class FakeDevice {
       const auto end = part.first_position + part.num_tokens;
       const auto last_known = end - 1 - part.num_proposed;
       auto state = state_before_first_token(voice);
+      std::vector<std::uint64_t> after;  // the states after the last known token and after each proposal
       for (std::int32_t position = 0; position < end; ++position) {
         if (position == part.first_position && position > 0) {
           for (auto* const slot : states_of(scheduler, part, true)) {
@@ -115,13 +116,20 @@ class FakeDevice {
           *slot = state;
         }
         if (position < part.first_position) continue;
+        if (position >= last_known) after.push_back(state);
         if (part.all_rows || (part.samples && position >= last_known)) result.rows.push_back(next_token(state, voice));
         if (part.samples && position == last_known) result.sampled.push_back(result.rows.back());
       }
       for (auto* const slot : states_of(scheduler, part, false)) {
         EXPECT_TRUE(computed.insert(slot).second) << "two sequences write to one state";
-        written.emplace_back(slot, state);
+        written.emplace_back(slot, after.front());
         own_reads += part.first_position > 0 && states_of(scheduler, part, true) == states_of(scheduler, part, false);
+      }
+      for (std::int32_t i = 0; i < part.num_proposed; ++i) {
+        for (auto* const slot : proposal_states(scheduler, part, i)) {
+          EXPECT_TRUE(computed.insert(slot).second) << "two rows write to one state";
+          written.emplace_back(slot, after.at(static_cast<std::size_t>(i + 1)));
+        }
       }
     }
     std::size_t all_reads = 0;
@@ -183,6 +191,17 @@ class FakeDevice {
       if (windows_[k] != 0) continue;
       const auto& units = scheduler.units(part.id)[k].units;
       out.push_back(&slots_[k + 1].at(static_cast<std::size_t>(reads ? units.front() : units.back())));
+    }
+    return out;
+  }
+
+  // The states that the proposal of this number writes.
+  std::vector<std::uint64_t*> proposal_states(const Scheduler& scheduler, const ScheduledSeq& part, std::int32_t number) {
+    std::vector<std::uint64_t*> out;
+    for (std::size_t k = 0; k < windows_.size(); ++k) {
+      if (windows_[k] != 0) continue;
+      const auto& units = scheduler.proposal_units(part.id)[k].units;
+      out.push_back(&slots_[k + 1].at(static_cast<std::size_t>(units.at(static_cast<std::size_t>(number)))));
     }
     return out;
   }

@@ -47,6 +47,7 @@ class StepCopy {
         adapters_(input.adapters.begin(), input.adapters.end()),
         state_in_(input.attention.state_in.begin(), input.attention.state_in.end()),
         state_out_(input.attention.state_out.begin(), input.attention.state_out.end()),
+        row_states_(input.attention.row_states.begin(), input.attention.row_states.end()),
         block_copies_(input.block_copies.begin(), input.block_copies.end()),
         table_stride_(input.attention.table_stride),
         rows_(input.sample.begin(), input.sample.end()) {
@@ -64,7 +65,8 @@ class StepCopy {
 
   ops::StepInput input() const {
     return {.ids = ids_,
-            .attention = {query_start_, positions_, block_tables_, table_stride_, rotary_rows_, state_in_, state_out_},
+            .attention = {query_start_, positions_, block_tables_, table_stride_, rotary_rows_, state_in_, state_out_,
+                          row_states_},
             .logits_rows = logits_rows_,
             .sample = rows_,
             .prompt_tokens = prompt_tokens_,
@@ -79,7 +81,7 @@ class StepCopy {
 
   PerKind<std::span<const std::int32_t>> block_tables_;
   std::vector<std::int32_t> ids_, query_start_, positions_, logits_rows_, prompt_tokens_, rotary_rows_, adapters_,
-      state_in_, state_out_;
+      state_in_, state_out_, row_states_;
   std::vector<BlockCopy> block_copies_;
   std::int64_t table_stride_;
   std::vector<ops::SampleRow> rows_;

@@ -152,7 +152,7 @@ def test_interrupted_shards_end_and_name_the_running_test(number: signal.Signals
     _, errors = running.communicate(timeout=300)
     assert running.returncode == -number
     assert errors.count("the process ended while it ran Suite.hangs") == shards
-    assert not [file for file in files if Path("/proc", file.read_text().strip()).exists()]
+    wait_until(lambda: not [file for file in files if Path("/proc", file.read_text().strip()).exists()])
 
 
 def test_gtest_pattern_whose_tests_are_all_excluded_is_an_error(tmp_path: Path) -> None:

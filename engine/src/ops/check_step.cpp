@@ -45,6 +45,12 @@ void check_attention(const AttentionBatch& batch, std::int64_t rows, const StepF
   require(count(batch.state_in) == count(batch.state_out) &&
               (count(batch.state_in) == sequences || (batch.state_in.empty() && slots == 0)),
           "state_in and state_out must have one entry for every sequence");
+  require(batch.row_states.empty() || (count(batch.row_states) == rows && !batch.state_in.empty()),
+          "row_states must have one entry for every row, or be empty");
+  for (const auto slot : batch.row_states) {
+    require_that(slot >= -1 && (slots == 0 || slot < slots),
+                 [&] { return cat("a row writes the state of slot ", slot, ", but the cache has ", slots, " slots"); });
+  }
   for (std::int64_t s = 0; s < sequences; ++s) {
     const auto begin = batch.query_start[static_cast<std::size_t>(s)];
     const auto end = batch.query_start[static_cast<std::size_t>(s + 1)];

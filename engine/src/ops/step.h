@@ -32,7 +32,9 @@ class KvCache;
 // sequence's last row to slot state_out[s]. state_in[s] = -1 exactly if p = 0: the state is all zeros. Both may be one
 // slot. Two sequences may read one slot, but no sequence reads or writes a slot that another one writes. A sequence
 // without rows reads and writes nothing. The scheduler ends a sequence's rows at a snapshot
-// (docs/cache_and_scheduler.md), so a step writes one state of each sequence.
+// (docs/cache_and_scheduler.md), so a step writes one state of each sequence. With proposals it writes the states after
+// other rows too: that after row r to slot row_states[r], which no other row of the step reads or writes; -1: not that of
+// row r. The last row of a sequence has state_out[s], or -1.
 struct AttentionBatch {
   std::span<const std::int32_t> query_start;   // [sequences + 1]
   std::span<const std::int32_t> positions;     // [rows], ascending by one within a sequence
@@ -40,6 +42,7 @@ struct AttentionBatch {
   std::int64_t table_stride = 0;
   std::span<const std::int32_t> rotary_rows = {};  // [rows]: the row of cos_sin for each row; empty: its position
   std::span<const std::int32_t> state_in = {}, state_out = {};  // [sequences]; empty without layers of kind `state`
+  std::span<const std::int32_t> row_states = {};  // [rows]; empty: no sequence has proposals. Only on the CPU
 };
 
 // The tokens that a row may sample.

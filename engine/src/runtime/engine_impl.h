@@ -97,7 +97,7 @@ class Engine::Impl {
     schedule::StepPlan plan;
     std::vector<std::int32_t> ids, positions, query_start, logits_rows, prompt_tokens;
     PerKind<std::vector<std::int32_t>> block_tables;
-    std::vector<std::int32_t> state_in, state_out;
+    std::vector<std::int32_t> state_in, state_out, row_states;
     std::vector<ops::SampleRow> sample_rows;
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
     std::vector<std::shared_ptr<const runtime::Adapter>> adapters;  // [sequences]; null: none
@@ -168,6 +168,7 @@ class Engine::Impl {
   Step* launch_next();
   bool wants_mask(const schedule::StepPlan& plan) const;
   void fill(Step& step, schedule::StepPlan plan);
+  void fill_row_states(Step& step, const schedule::ScheduledSeq& part, std::size_t kind);
   void fill_rows(Step& step, const schedule::ScheduledSeq& part, Completion& completion);
   void schedule_first(Completion& completion, Clock::time_point now);
   void settle(Step& step);

@@ -120,7 +120,8 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                                    .block_tables = {step.block_tables.full, step.block_tables.window, {}},
                                    .table_stride = stride,
                                    .state_in = step.state_in,
-                                   .state_out = step.state_out},
+                                   .state_out = step.state_out,
+                                   .row_states = step.row_states},
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
@@ -151,6 +152,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.block_tables.full.assign(table_stride * step.plan.seqs.size(), 0);
   step.state_in.clear();
   step.state_out.clear();
+  step.row_states.clear();
   const auto kinds = blocks_->kinds();
   for (const auto& kind : kinds) {
     // Units before the window stay 0, because no row reads them.
@@ -182,11 +184,23 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
       } else {
         step.state_in.push_back(part.first_position == 0 ? -1 : units.units.front());
         step.state_out.push_back(units.units.back());
+        fill_row_states(step, part, k);
       }
     }
     fill_rows(step, part, completion);
+    if (!step.row_states.empty()) step.row_states.resize(step.ids.size(), -1);
     if (part.samples) step.streams += runtime::stream_weight(completion.state.request);
   }
+}
+
+// The states after the known token and after each proposal of a part, whose rows were added to the step last.
+void Engine::Impl::fill_row_states(Step& step, const ScheduledSeq& part, std::size_t kind) {
+  if (part.num_proposed == 0) return;
+  const auto after = std::span(scheduler_->proposal_units(part.id)[kind].units)
+                         .first(static_cast<std::size_t>(part.num_proposed));
+  step.row_states.resize(step.ids.size() - after.size() - 1, -1);
+  step.row_states.push_back(std::exchange(step.state_out.back(), after.back()));
+  step.row_states.insert(step.row_states.end(), after.begin(), after.end());
 }
 
 // Adds the rows of logits of a part, whose tokens were added to the step last. A row of the prompt reports the next

@@ -130,9 +130,14 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
   return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
 }
 
+// The most proposals of a step. Only on the CPU (speculates()).
+int most_proposals(const EngineConfig& config) {
+  return config.device == "cpu" && config.speculative_method != "off" ? 2 * config.speculative_tokens : 0;
+}
+
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
 // blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state
-// wait.
+// wait. States after proposals take at most a quarter of the full blocks' memory.
 int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
   constexpr int kTokensOfSnapshot = 512;
   if (full_blocks == 0) return 0;
@@ -142,9 +147,10 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
+  const auto proposed = std::min<std::int64_t>(most_proposals(config), by_memory / 4);
   // At a snapshot, a step reads one state and writes another.
-  if (!config.enable_prefix_caching) return static_cast<int>(running) + 1;
-  return static_cast<int>(running + std::max<std::int64_t>(1, std::min(by_tokens, by_memory)));
+  if (!config.enable_prefix_caching) return static_cast<int>(running + 1 + proposed);
+  return static_cast<int>(running + std::max<std::int64_t>(1, std::min(by_tokens, by_memory)) + proposed);
 }
 
 std::size_t one_block_each(const PerKind<std::size_t>& bytes) { return bytes.full + bytes.window + bytes.state; }
@@ -223,11 +229,11 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device) {
   if (config.max_batch_size == 0) config.max_batch_size = size_by(kSequences, device);
 }
 
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model) {
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const int proposed = speculates(config, model, has_states) ? 2 * config.speculative_tokens : 0;
+  const int proposed = speculates(config, model) ? most_proposals(config) : 0;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
@@ -241,14 +247,13 @@ bool has_states(const model::Manifest& manifest) {
   return std::ranges::any_of(manifest.layers(), [](const auto& layer) { return layer.mixer != "attention"; });
 }
 
-bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states) {
-  return config.device == "cpu" && !has_states && model.model_task == "generate" && config.speculative_method != "off";
+bool speculates(const EngineConfig& config, const ModelConfig& model) {
+  return most_proposals(config) > 0 && model.model_task == "generate";
 }
 
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+std::string no_speculation(const EngineConfig& config, const ModelConfig& model) {
   return cat("speculative_method = ", config.speculative_method, " has no effect: ",
-             has_states                       ? "the model has recurrent layers"
-             : model.model_task != "generate" ? "the model does not generate text"
+             model.model_task != "generate" ? "the model does not generate text"
                                               : cat("device = ", config.device, ", and it needs the CPU"));
 }
 
@@ -483,7 +488,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
   auto engine = given;
   try {
     if (out.mtp) check_mtp(engine, model, manifest);
-    if (!speculates(engine, model, has_states(manifest))) return std::nullopt;
+    if (!speculates(engine, model)) return std::nullopt;
     resolve_step_sizes(engine, {.device = "cpu"});
     auto& config = out.config;
     std::optional<model::Manifest> files;
@@ -668,10 +673,9 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   if (auto warning = runtime::resolve_adapter_slots(out.config, manifest.modules()); !warning.empty()) {
     out.warnings.push_back(std::move(warning));
   }
-  const bool has_states = runtime::has_states(manifest);
-  const auto limits = runtime::step_limits(config, out.model, has_states);
-  if (config.speculative_method != "off" && !runtime::speculates(config, out.model, has_states)) {
-    out.warnings.push_back(runtime::no_speculation(config, out.model, has_states));
+  const auto limits = runtime::step_limits(config, out.model);
+  if (config.speculative_method != "off" && !runtime::speculates(config, out.model)) {
+    out.warnings.push_back(runtime::no_speculation(config, out.model));
   }
   int blocks = count_draft(out, manifest, free) ? std::numeric_limits<int>::max() : 0;
   PerKind<std::int64_t> kv_block;

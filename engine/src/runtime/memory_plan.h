@@ -63,14 +63,14 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device);
 bool has_states(const model::Manifest& manifest);
 
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model);
 
 // Whether steps may have proposals (runtime/proposals.h). Only on the CPU: a step with proposals needs known tokens, so
-// it cannot overlap with the step before it, and the other devices overlap steps. A state cannot be taken back to the
-// last accepted token. A model for embeddings or scores generates no tokens. config.device must be resolved.
-bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states);
+// it cannot overlap with the step before it, and the other devices overlap steps. A model for embeddings or scores
+// generates no tokens. config.device must be resolved.
+bool speculates(const EngineConfig& config, const ModelConfig& model);
 // The warning that speculative_method has no effect.
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states);
+std::string no_speculation(const EngineConfig& config, const ModelConfig& model);
 
 // ---- memory of one rank ----
 
@@ -118,7 +118,8 @@ void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_byt
 // and fewer short ones.
 //
 // A model with recurrent layers has a state for each running sequence (max_batch_size), and further states for
-// snapshots: one for every 512 tokens of the full blocks, but no more than take as much memory as the full blocks.
+// snapshots: one for every 512 tokens of the full blocks, but no more than take as much memory as the full blocks. With
+// speculation it also has states after proposals, in at most a quarter of that memory.
 
 struct CacheMemory {
   PerKind<std::size_t> block_bytes{};  // one block or state of each kind, in all its layers

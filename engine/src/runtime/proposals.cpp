@@ -62,12 +62,10 @@ void RowTimes::add(int rows, double seconds) {
 double RowTimes::at(int rows) const {
   const auto measured = [](const Mean& mean) { return mean.rows > 0; };
   const auto slot = static_cast<std::ptrdiff_t>(slot_of(rows));
+  const auto known = std::find_if(std::make_reverse_iterator(means_.begin() + slot + 1), means_.rend(), measured);
+  if (known != means_.rend()) return known->seconds;
   const auto above = std::find_if(means_.begin() + slot, means_.end(), measured);
-  const auto below = std::find_if(std::make_reverse_iterator(means_.begin() + slot), means_.rend(), measured);
-  if (above == means_.end()) return below == means_.rend() ? 0 : below->seconds;
-  if (below == means_.rend()) return above->seconds * std::min(rows / above->rows, 1.0);
-  const auto share = std::clamp((rows - below->rows) / (above->rows - below->rows), 0.0, 1.0);
-  return below->seconds + share * (above->seconds - below->seconds);
+  return above == means_.end() ? 0 : above->seconds * std::min(rows / above->rows, 1.0);
 }
 
 int RowTimes::within(double seconds, int least, int most) const {

@@ -52,8 +52,8 @@ class Acceptance {
 class RowTimes {
  public:
   void add(int rows, double seconds);
-  // The estimated time of a step. Linear between two measured numbers of rows; proportional to the rows below the
-  // lowest one; constant above the highest one, so that more rows are tried. 0 if nothing is measured.
+  // The estimated time of a step. If this number of rows is not measured: the time of the next lower measured one, so that
+  // the most that is possible is tried. Proportional to the rows below the lowest one; 0 if nothing is measured.
   double at(int rows) const;
   // The largest number of rows, of `least`, 2 * least ... up to `most`, whose step takes at most this time; or `least`.
   int within(double seconds, int least, int most) const;

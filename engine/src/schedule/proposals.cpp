@@ -4,12 +4,14 @@
 //
 // The KV of a proposal counts as computed only when the proposal is accepted. Until then its slots lie after all
 // computed tokens in blocks that only this sequence uses, and the next step writes them again. So a rejected proposal
-// needs no rollback. A state cannot be taken back, so sequences with a kind `state` have no proposals.
+// needs no rollback. A state cannot be taken back, so the state after each proposal has a unit of its own. Accepting the
+// proposal gives it to the sequence. The next plan releases the others.
 //
 // Proposals are shared evenly. They get at most half of what the decodes leave of the token budget and of the rows of logits, so that prefill
 // goes on. They take no block or unit that is in reserve, and they never preempt.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -21,9 +23,6 @@ void Scheduler::propose(SeqId id, std::vector<TokenId> tokens) {
   auto& seq = impl_->at(id);
   if (std::ranges::any_of(tokens, [](TokenId token) { return token < 0; })) {
     broken(cat("a proposal for sequence ", id, " is not a token id"));
-  }
-  for (std::size_t k = 0; k < impl_->num_kinds(); ++k) {
-    if (impl_->is_state(k)) return;
   }
   const bool decodes = seq.has_computed_prompt() && seq.is_decode() && !seq.has_placeholder() && !seq.forced;
   if (!decodes) return;
@@ -81,6 +80,8 @@ void Scheduler::Impl::plan_proposals(StepPlan& plan) {
 
 // Allocates the blocks and units of the first proposals. Returns how many have them.
 std::int32_t Scheduler::Impl::allocate_proposals(Seq& seq, std::int32_t count) {
+  count = std::min(count, spare_states());
+  if (count == 0) return 0;
   const auto blocks = static_cast<std::int32_t>(seq.blocks.size());
   const auto own_reserve = static_cast<std::int32_t>(will_need_more_blocks(seq));
   const auto slack = std::max(pool.num_available() - reserve + own_reserve, 0);
@@ -89,7 +90,32 @@ std::int32_t Scheduler::Impl::allocate_proposals(Seq& seq, std::int32_t count) {
   if (missing > 0 && !pool.allocate(missing, seq.blocks, units_wanted, seq.units)) return 0;
   reserve -= own_reserve - static_cast<std::int32_t>(will_need_more_blocks(seq));
   const auto room = static_cast<std::int32_t>(seq.blocks.size()) * pool.block_len() - seq.num_tokens();
-  return extend_units(seq, 1 + std::min(count, room)) - 1;
+  return allocate_proposal_states(seq, extend_units(seq, 1 + std::min(count, room)) - 1);
+}
+
+// How many states a sequence may take for its proposals: at most a quarter of all, because they may evict snapshots. One
+// unit is left for each running sequence, which may need it in this plan, and those of a waiting one.
+std::int32_t Scheduler::Impl::spare_states() const {
+  auto out = std::numeric_limits<std::int32_t>::max();
+  for (std::size_t k = 0; k < num_kinds(); ++k) {
+    if (!is_state(k)) continue;
+    const auto& states = pool.kinds()[k];
+    const auto others = static_cast<int>(running.size()) + (waiting.empty() ? 0 : states.most_for(1));
+    out = std::min({out, std::max(states.num_available() - others, 0), states.num_units() / 4});
+  }
+  return out;
+}
+
+// Allocates a unit of each kind `state` for each proposal.
+std::int32_t Scheduler::Impl::allocate_proposal_states(Seq& seq, std::int32_t count) {
+  for (std::size_t k = 0; k < num_kinds(); ++k) units_wanted[k] = is_state(k) ? count : 0;
+  seq.proposal_units.resize(num_kinds());
+  return pool.allocate(0, seq.blocks, units_wanted, seq.proposal_units) ? count : 0;
+}
+
+void Scheduler::Impl::release_proposal_states(Seq& seq) {
+  for (std::size_t k = 0; k < seq.proposal_units.size(); ++k) pool.release_units(k, seq.proposal_units[k].units);
+  seq.proposal_units.clear();
 }
 
 bool Scheduler::accept(SeqId id, TokenId next) {
@@ -102,6 +128,12 @@ bool Scheduler::accept(SeqId id, TokenId next) {
   }
   seq.proposed.erase(seq.proposed.begin());
   ++seq.computed;
+  for (std::size_t k = 0; k < impl_->num_kinds(); ++k) {
+    if (!impl_->is_state(k)) continue;
+    auto& units = seq.proposal_units[k].units;
+    seq.units[k].units.push_back(units.front());
+    units.erase(units.begin());
+  }
   impl_->insert_blocks(seq);
   impl_->release_units_before_windows(seq);
   seq.tokens.push_back(next);

@@ -47,6 +47,7 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   seq.forced = false;
   seq.proposed.clear();
   seq.planned_proposals = 0;
+  release_proposal_states(seq);
   if (std::exchange(seq.forked, false)) seq.num_cached_tokens = -1;
   waiting_tokens += seq.prompt_tokens;
   leave_children(seq);
@@ -264,6 +265,7 @@ int Scheduler::adapter_slot(SeqId id) const {
   const auto& seq = impl_->at(id);
   return seq.state == State::running ? impl_->adapters.slot_of(seq.adapter) : -1;
 }
+std::span<const cache::UnitRange> Scheduler::proposal_units(SeqId id) const { return impl_->at(id).proposal_units; }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
 std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
 std::vector<std::int32_t> Scheduler::hit_ends(SeqId id) const {

@@ -154,8 +154,7 @@ class Scheduler {
 
   // Proposes tokens that may follow the last one, between resolve() and the next plan(). If the sequence is a decode,
   // the plan may compute the first of them in the same step. Such a plan must be resolved before the next plan(). Has
-  // no effect if the sequence waits, has not computed its prompt, has a larger gap or a placeholder, or with a kind
-  // `state`.
+  // no effect if the sequence waits, has not computed its prompt, or has a larger gap or a placeholder.
   void propose(SeqId id, std::vector<TokenId> tokens);
 
   // Adds a token that the resolved step sampled after a proposal. Returns false and drops the remaining proposals if
@@ -181,6 +180,8 @@ class Scheduler {
   std::span<const cache::UnitRange> units(SeqId id) const;
   // The slot of its adapter while it runs; -1: it has none, or there are no slots.
   int adapter_slot(SeqId id) const;
+  // Of each kind `state`: the units for the states after the proposals of the plan. Empty without proposals.
+  std::span<const cache::UnitRange> proposal_units(SeqId id) const;
   // The nodes of the prefix index for its full computed blocks, in order, for a session to pin. Empty while it waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;
   // Where later sequences may begin, in blocks: at the end of its prompt, at a branch, and after its computed blocks.

@@ -50,6 +50,9 @@ void check_units(const Seq& seq, const cache::BlockManager& pool, int token_budg
               seq.computed, " tokens computed");
       require(seq.planned == 0 || kinds[k].is_private(range.units.back()), "sequence ", seq.id,
               " would change a snapshot");
+      const auto of_proposals = seq.proposal_units.empty() ? 0 : std::ssize(seq.proposal_units[k].units);
+      require(of_proposals >= seq.planned_proposals, "sequence ", seq.id, " has ", of_proposals, " states for ",
+              seq.planned_proposals, " proposals");
       continue;
     }
     // A sequence with children may still have the units for the last token of its prompt.
@@ -139,10 +142,12 @@ void Scheduler::check_integrity() const {
       for (const auto block : seq.blocks) ++use.at(static_cast<std::size_t>(block));
       for (std::size_t k = 0; k < unit_use.size(); ++k) {
         for (const auto unit : seq.units[k].units) ++unit_use[k].at(static_cast<std::size_t>(unit));
+        if (seq.proposal_units.empty()) continue;
+        for (const auto unit : seq.proposal_units[k].units) ++unit_use[k].at(static_cast<std::size_t>(unit));
       }
     } else {
       require(seq.blocks.empty() && seq.units.empty() && seq.nodes.empty() && seq.computed == 0 && seq.planned == 0 &&
-                  seq.inserted_blocks == 0 && !seq.forked && seq.proposed.empty(),
+                  seq.inserted_blocks == 0 && !seq.forked && seq.proposed.empty() && seq.proposal_units.empty(),
               "sequence ", id, " does not run, but has blocks");
     }
   }

@@ -87,6 +87,9 @@ struct Scheduler::Impl {
   // proposals.cpp: proposed next tokens
   void plan_proposals(StepPlan& plan);
   std::int32_t allocate_proposals(Seq& seq, std::int32_t count);
+  std::int32_t spare_states() const;
+  std::int32_t allocate_proposal_states(Seq& seq, std::int32_t count);
+  void release_proposal_states(Seq& seq);
 
   // children.cpp: children of one prompt
   Seq* parent_of(SeqId id, std::span<const TokenId> prompt, const SeqOptions& options) const;

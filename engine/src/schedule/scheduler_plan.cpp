@@ -22,6 +22,7 @@ void Scheduler::Impl::begin_plan() {
     }
     ++i;
     seq.planned = seq.planned_proposals = 0;
+    release_proposal_states(seq);
     if (seq.has_placeholder() && !seq.proposed.empty()) {
       broken(cat("sequence ", seq.id, " has ", seq.proposed.size(), " proposals of a step that is not resolved"));
     }

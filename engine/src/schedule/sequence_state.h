@@ -49,6 +49,7 @@ struct Seq {
   bool forced = false;  // its gap is a sampled token and appended tokens after it; every step computes at least one
   std::vector<TokenId> proposed;         // tokens that may follow its last token (proposals.cpp)
   std::int32_t planned_proposals = 0;    // part of `planned`
+  std::vector<cache::UnitRange> proposal_units;  // by kind; of kind `state`: that of each proposal, until the next plan
 
   // Used by admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed

@@ -7,6 +7,26 @@
 #include "ops/cpu/cpu_ops.h"
 
 namespace charonia::ops::cpu {
+namespace {
+
+// Calls run(row, rows, in, out) for the parts of a sequence's rows that end with a state: `in` is the slot before the
+// part, and `out` the slot after it.
+template <class F>
+void for_state_parts(const AttentionBatch& batch, std::size_t sequence, const F& run) {
+  auto row = batch.query_start[sequence];
+  const auto end = batch.query_start[sequence + 1];
+  auto in = batch.state_in[sequence];
+  for (auto last = row; last < end; ++last) {
+    auto out = batch.row_states.empty() ? -1 : batch.row_states[static_cast<std::size_t>(last)];
+    if (last + 1 == end) out = batch.state_out[sequence];
+    if (out < 0) continue;
+    run(row, last + 1 - row, in, out);
+    row = last + 1;
+    in = out;
+  }
+}
+
+}  // namespace
 
 void CpuOps::short_conv(const Tensor& out, const Tensor& in, const ShortConvParams& how, KvCache& cache, int layer) {
   constexpr std::int64_t kChannels = 256;     // of one unit of work
@@ -37,23 +57,23 @@ void CpuOps::short_conv(const Tensor& out, const Tensor& in, const ShortConvPara
                        for (auto i = begin; i < end; ++i) {
                          const auto s = static_cast<std::size_t>(i / parts);
                          const auto first = i % parts * kChannels;
-                         const auto row = batch.query_start[s], rows = batch.query_start[s + 1] - row;
-                         if (rows == 0) continue;
-                         const float* const state_in = of_layer.state(batch.state_in[s]);
-                         run({.in = reinterpret_cast<const float*>(row_at(in, row)) + first,
-                              .in_stride = in.stride,
-                              .gate_distance = how.gated ? channels : 0,
-                              .rows = rows,
-                              .channels = std::min(kChannels, channels - first),
-                              .weight = how.weight + first,
-                              .bias = how.bias == nullptr ? nullptr : how.bias + first,
-                              .kernel = how.kernel,
-                              .silu = how.silu,
-                              .column_stride = channels,
-                              .state_in = state_in == nullptr ? nullptr : state_in + first,
-                              .state_out = of_layer.state(batch.state_out[s]) + first,
-                              .out = row_at(out, row) + static_cast<std::size_t>(first) * size_of(out.dtype),
-                              .out_stride = out.stride});
+                         for_state_parts(batch, s, [&](auto row, auto rows, auto slot_in, auto slot_out) {
+                           const float* const state_in = of_layer.state(slot_in);
+                           run({.in = reinterpret_cast<const float*>(row_at(in, row)) + first,
+                                .in_stride = in.stride,
+                                .gate_distance = how.gated ? channels : 0,
+                                .rows = rows,
+                                .channels = std::min(kChannels, channels - first),
+                                .weight = how.weight + first,
+                                .bias = how.bias == nullptr ? nullptr : how.bias + first,
+                                .kernel = how.kernel,
+                                .silu = how.silu,
+                                .column_stride = channels,
+                                .state_in = state_in == nullptr ? nullptr : state_in + first,
+                                .state_out = of_layer.state(slot_out) + first,
+                                .out = row_at(out, row) + static_cast<std::size_t>(first) * size_of(out.dtype),
+                                .out_stride = out.stride});
+                         });
                        }
                      });
 }
@@ -100,25 +120,26 @@ void CpuOps::delta_net(const Tensor& qkv, const Tensor& gates, const DeltaNetPar
   pool_.parallel_for(items, 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = begin; i < end; ++i) {
       const auto s = static_cast<std::size_t>(i / (std::int64_t{how.v_heads} * strips));
-      const auto row = batch.query_start[s], rows = batch.query_start[s + 1] - row;
-      if (rows == 0) continue;
       const int strip = static_cast<int>(i % strips), head = static_cast<int>(i / strips % how.v_heads);
       const auto at = how.state + (std::int64_t{head} * strips + strip) * how.k_dim * kDeltaStrip;
-      const float* const from = of_layer.state(batch.state_in[s]);
-      auto* const q = reinterpret_cast<float*>(row_at(qkv, row)) + std::int64_t{how.k_head(head)} * how.k_dim;
-      kernels_.delta_net({.from = from == nullptr ? nullptr : from + at,
-                          .to = of_layer.state(batch.state_out[s]) + at,
-                          .q = q,
-                          .k = q + std::int64_t{how.k_heads} * how.k_dim,
-                          .v = reinterpret_cast<float*>(row_at(qkv, row)) + std::int64_t{2} * how.k_heads * how.k_dim +
-                               std::int64_t{head} * how.v_dim + strip * kDeltaStrip,
-                          .stride = qkv.stride,
-                          .gates = reinterpret_cast<const float*>(row_at(gates, row)) + head,
-                          .alpha = how.v_heads,
-                          .gates_stride = gates.stride,
-                          .rows = rows,
-                          .k_dim = how.k_dim,
-                          .columns = std::min(kDeltaStrip, how.v_dim - strip * kDeltaStrip)});
+      for_state_parts(batch, s, [&](auto row, auto rows, auto slot_in, auto slot_out) {
+        const float* const from = of_layer.state(slot_in);
+        auto* const heads = reinterpret_cast<float*>(row_at(qkv, row));
+        auto* const q = heads + std::int64_t{how.k_head(head)} * how.k_dim;
+        kernels_.delta_net({.from = from == nullptr ? nullptr : from + at,
+                            .to = of_layer.state(slot_out) + at,
+                            .q = q,
+                            .k = q + std::int64_t{how.k_heads} * how.k_dim,
+                            .v = heads + std::int64_t{2} * how.k_heads * how.k_dim + std::int64_t{head} * how.v_dim +
+                                 strip * kDeltaStrip,
+                            .stride = qkv.stride,
+                            .gates = reinterpret_cast<const float*>(row_at(gates, row)) + head,
+                            .alpha = how.v_heads,
+                            .gates_stride = gates.stride,
+                            .rows = rows,
+                            .k_dim = how.k_dim,
+                            .columns = std::min(kDeltaStrip, how.v_dim - strip * kDeltaStrip)});
+      });
     }
   });
 }

@@ -112,6 +112,7 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
               std::ssize(adapters.items) <= capacity.adapter_items &&
               std::ssize(adapters.rows) <= capacity.adapter_rows && sampling.size() <= capacity.sampling_bytes,
           "the step is larger than the capacity that was made for it");
+  require(batch.row_states.empty(), "a step of a GPU writes one state of each sequence");
   const auto put = [to](std::size_t at, const auto& values) {
     if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
   };
