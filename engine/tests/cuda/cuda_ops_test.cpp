@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
+#include "base/text.h"
 #include "charonia/error.h"
 #include "errors.h"
 #include "low_rank_change.h"
@@ -18,6 +21,7 @@ using ops::Matrix;
 using ops::Random;
 using ops::Sampled;
 using ops::SampleRow;
+using ops::uniform;
 using Rows = std::vector<SampleRow>;
 
 constexpr int kVocab = 40, kHidden = 24, kBlocks = 8;
@@ -32,7 +36,9 @@ SampleRow greedy() {
 // sequence, which is a decode. adapters: changes of the matrix; each is in its own slot.
 class Model {
  public:
-  explicit Model(const ops::CudaOptions& options = {}, std::span<const ops::HostAdapter> adapters = {})
+  // logits_rows: StepLimits::max_logits_rows.
+  explicit Model(const ops::CudaOptions& options = {}, std::span<const ops::HostAdapter> adapters = {},
+                 int logits_rows = 0)
       : ops_(ops::make_cuda_ops(options)) {
     Random random(1);
     table_ = ops_->make_embedding(Matrix::random(random, DType::f32, kVocab, kHidden).host(), DType::f32);
@@ -45,17 +51,22 @@ class Model {
     attended_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, 8);
     logits_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, kVocab);
     make_slots(adapters);
-    ops_->prepare({.max_rows = 8, .max_sequences = 5, .max_positions = 16, .block_len = 4},
+    ops_->prepare({.max_rows = 8, .max_sequences = 5, .max_positions = 16, .block_len = 4, .max_logits_rows = logits_rows},
                   [this](const ops::StepShape& shape) { issue(shape); });
   }
 
   // ids: tokens, or -1 - i for the sample of row i of the previous step. slots: of the adapters of rows.
-  void launch(const Ids& ids, Rows rows, const Ids& slots = {}) {
-    Ids starts = {0}, positions(ids.size()), tables(ids.size()), logits_rows;
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      starts.push_back(static_cast<std::int32_t>(i) + 1);
-      logits_rows.push_back(static_cast<std::int32_t>(i));
-      rows[i].sequence = i + 1;
+  // lengths: rows of the sequences; empty: one each.
+  void launch(const Ids& ids, Rows rows, const Ids& slots = {}, Ids lengths = {}) {
+    if (lengths.empty()) lengths.assign(ids.size(), 1);
+    Ids starts = {0}, positions, tables(lengths.size()), logits_rows;
+    for (const auto length : lengths) {
+      starts.push_back(starts.back() + length);
+      for (std::int32_t i = 0; i < length; ++i) {
+        rows[logits_rows.size()].sequence = starts.size();
+        logits_rows.push_back(static_cast<std::int32_t>(logits_rows.size()));
+        positions.push_back(i);
+      }
     }
     ops_->begin_step({.ids = ids,
                       .attention = {starts, positions, {tables}, 1},
@@ -167,6 +178,43 @@ TEST(CudaOpsTest, a_decode_with_adapters_is_replayed_and_equals_an_issued_step) 
   }
   EXPECT_EQ(all.size(), 4U) << "adapters must change tokens for the test to be useful";
   EXPECT_EQ(replaying.replayed(), std::ssize(steps));
+}
+
+TEST(CudaOpsTest, a_decode_with_proposals_is_replayed_and_equals_an_issued_step) {
+  Random random(4);
+  std::vector<ops::HostAdapter> adapters(2);
+  for (auto& adapter : adapters) adapter.emplace_back(std::in_place, random, DType::f32, kHidden, kVocab, true, 0, 1, 1);
+  constexpr int kLogitsRows = 8;
+  Model replaying({}, adapters, kLogitsRows), issuing({.graphs = false}, adapters, kLogitsRows);
+  for (const auto* const kind : {"", " with adapters", " with proposals", " with adapters and proposals"}) {
+    const auto line = cat("decode steps", kind, " are captured for 1, 2, 4, 8 rows");
+    EXPECT_EQ(std::ranges::count(replaying.ops().report(), line), 1) << line;
+  }
+  struct Case {
+    Ids lengths, slots;
+  };
+  const Case cases[] = {{{4}, {}}, {{1, 1, 3}, {}}, {{2, 1, 2}, {0, -1, 1}}, {{4, 4}, {1, 1}}, {{1, 1}, {}}, {{1}, {0}}};
+  std::set<std::int32_t> all;
+  for (const auto& [lengths, slots] : cases) {
+    const auto rows = static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), 0));
+    std::vector<ops::OwnedRow> owned;
+    Rows sampled_rows;
+    for (std::size_t row = 0; row < rows; ++row) owned.push_back(ops::random_row(random, kVocab, false));
+    for (auto& row : owned) sampled_rows.push_back(row.view());
+    Ids ids(rows);
+    std::ranges::generate(ids, [&] { return uniform(random, 0, kVocab - 1); });
+    std::vector<std::int32_t> tokens;
+    for (auto* const model : {&replaying, &issuing}) {
+      model->launch(ids, sampled_rows, slots, lengths);
+      for (const auto& sampled : model->collect()) tokens.push_back(sampled.token);
+    }
+    const auto half = tokens.begin() + static_cast<std::ptrdiff_t>(rows);
+    EXPECT_TRUE(std::equal(tokens.begin(), half, half, tokens.end()));
+    all.insert(tokens.begin(), tokens.end());
+  }
+  EXPECT_GT(all.size(), 8U) << "the tokens must differ for the test to be useful";
+  EXPECT_EQ(replaying.replayed(), std::ssize(cases));
+  EXPECT_EQ(issuing.replayed(), 0);
 }
 
 // Allows every token except `never`, and records the number of replayed steps at its call.

@@ -245,17 +245,19 @@ TEST(StepUploadTest, only_the_size_of_the_tables_depends_on_the_step) {
   EXPECT_GT(second.bytes, first.bytes);
 }
 
-TEST(StepUploadTest, a_decode_step_has_one_sampled_row_for_each_sequence) {
+TEST(StepUploadTest, a_decode_step_samples_every_row) {
   Step decode;
   for (int s = 0; s < 3; ++s) decode.add(5 * s, 1, true);
-  EXPECT_TRUE(is_decode(decode.input()));
+  EXPECT_TRUE(samples_every_row(decode.input()));
   Step unsampled = decode;
   unsampled.add(1, 1, false);
-  EXPECT_FALSE(is_decode(unsampled.input()));
-  Step chunk = decode;
-  chunk.add(1, 2, true);
-  EXPECT_FALSE(is_decode(chunk.input()));
-  EXPECT_FALSE(is_decode(StepInput{}));
+  EXPECT_FALSE(samples_every_row(unsampled.input()));
+  Step proposals = decode;
+  proposals.add(1, 2, true);
+  EXPECT_FALSE(samples_every_row(proposals.input())) << "only its last row is sampled";
+  proposals.logits_rows = {0, 1, 2, 3, 4};
+  EXPECT_TRUE(samples_every_row(proposals.input()));
+  EXPECT_FALSE(samples_every_row(StepInput{}));
 }
 
 TEST(StepUploadTest, values_out_of_range_are_rejected_by_name) {

@@ -69,7 +69,7 @@ void CudaOps::group_adapters(const ops::StepInput& input) {
                                          input.adapters.size(), " slots for ", sequences, " sequences"));
   }
   group_by_adapter(input, adapter_batch_);
-  begun_.adapters = !adapter_batch_.rows.empty();
+  begun_.kind.adapters = !adapter_batch_.rows.empty();
 }
 
 void CudaOps::add_adapters(const ops::Tensor& out, const ops::Tensor& in, int weight) {

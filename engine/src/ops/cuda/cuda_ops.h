@@ -169,13 +169,21 @@ class CudaOps final : public ops::Ops {
     std::int64_t samples = 0;  // rows of results; 0: nothing was sampled
   };
 
+  // Each kind of decode steps has its captured steps.
+  struct DecodeKind {
+    bool adapters = false;   // rows have adapters
+    bool proposals = false;  // sequences have several rows
+
+    std::size_t index() const { return (proposals ? 2U : 0U) + (adapters ? 1U : 0U); }
+  };
+
   // The step of the last begin_step().
   struct Begun {
     bool any = false;   // a step has begun
     bool open = false;  // it has not run yet
     std::int64_t rows = 0, logits_rows = 0;
     bool attention = false, decode = false;
-    bool adapters = false;     // rows have adapters
+    DecodeKind kind;
     std::int64_t longest = 1;  // the most rows of a sequence
     bool samples = false;  // it has rows to sample: `packed` and sampling_ belong to this step
     bool sampled = false;  // sample() was called
@@ -213,12 +221,12 @@ class CudaOps final : public ops::Ops {
   // cuda_prepare.cpp
   void trace(const ops::StepLimits& limits, const Issue& issue);
   void measure_gemms(const ops::StepLimits& limits);
-  StepCapacity capacity_for(std::int64_t rows, bool adapters, const ops::StepLimits& limits) const;
+  StepCapacity capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const;
   std::byte* memory_for(std::span<const ops::DevicePart> parts);
   void make_uploads(const ops::StepLimits& limits);
-  void capture_steps(bool adapters, const ops::StepLimits& limits, const Issue& issue);
-  CapturedStep capture(const StepCapacity& capacity, const SamplePacked& packed, std::span<const std::byte> sampling,
-                       const Issue& issue);
+  void capture_steps(DecodeKind kind, const ops::StepLimits& limits, const Issue& issue);
+  CapturedStep capture(const StepCapacity& capacity, DecodeKind kind, const SamplePacked& packed,
+                       std::span<const std::byte> sampling, const Issue& issue);
 
   const DeviceMemory& collective_memory(std::size_t bytes);
   MatrixUpload& weights_upload() {
@@ -242,8 +250,8 @@ class CudaOps final : public ops::Ops {
   Needs needs_;
   Trace trace_;
   std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
-  // Of steps without and with adapters.
-  std::array<std::vector<CapturedStep>, 2> captured_;
+  std::array<std::vector<CapturedStep>, 4> captured_;  // by DecodeKind
+  bool proposes_ = false;  // steps may have proposals
 
   ops::AdapterSlots adapter_slots_;
   DeviceMemory adapters_;           // [slots][bytes of an image, rounded up]

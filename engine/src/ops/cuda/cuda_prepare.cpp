@@ -31,6 +31,10 @@ std::vector<std::string> CudaOps::report() const {
                         device_.sms, " SMs; GEMMs: ", gemms_.library()),
                     about("decode steps", captured_[0])};
   if (adapter_slots_.count > 0) first.push_back(about("decode steps with adapters", captured_[1]));
+  if (proposes_) first.push_back(about("decode steps with proposals", captured_[2]));
+  if (adapter_slots_.count > 0 && proposes_) {
+    first.push_back(about("decode steps with adapters and proposals", captured_[3]));
+  }
   lines.insert(lines.begin(), first.begin(), first.end());
   return lines;
 }
@@ -56,8 +60,12 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   make_uploads(limits);
   if (options_.graphs && !needs_.attention.empty() && sampler_ && !waits_for_every_launch() &&
       (group_ == nullptr || group_->capturable())) {
-    capture_steps(false, limits, issue);
-    if (adapter_slots_.count > 0) capture_steps(true, limits, issue);
+    for (const bool proposals : {false, true}) {
+      for (const bool adapters : {false, true}) {
+        if ((adapters && adapter_slots_.count == 0) || (proposals && !proposes_)) continue;
+        capture_steps({adapters, proposals}, limits, issue);
+      }
+    }
   }
   stream_.wait("the preparation of steps");
   begun_ = {};
@@ -71,11 +79,12 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   needs_.facts.max_rows = limits.max_rows;
   needs_.facts.max_sequences = limits.max_sequences;
   needs_.facts.max_positions = limits.max_positions;
+  needs_.facts.max_logits_rows = limits.logits_rows();
   sampler_rows_ = 0;
   trace_ = {};
   tracing_ = true;
   try {
-    issue({limits.max_rows, std::min(limits.max_rows, limits.max_sequences), adapter_slots_.count > 0});
+    issue({limits.max_rows, std::min(limits.max_rows, limits.logits_rows()), adapter_slots_.count > 0});
   } catch (...) {
     tracing_ = false;
     throw;
@@ -100,15 +109,19 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
 }
 
 // The capacity of a captured decode step with this number of rows, at any positions.
-StepCapacity CudaOps::capacity_for(std::int64_t rows, bool adapters, const ops::StepLimits& limits) const {
+StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const {
   StepCapacity out{.rows = rows,
                    .logits_rows = rows,
                    .states = has_states() ? rows : 0,
-                   .adapter_items = adapters ? max_adapter_items(rows, adapter_slots_.count) : 0,
-                   .adapter_rows = adapters ? rows : 0,
+                   .adapter_items = kind.adapters ? max_adapter_items(rows, adapter_slots_.count) : 0,
+                   .adapter_rows = kind.adapters ? rows : 0,
                    .plans = {}};
   for (const auto& shape : needs_.attention) {
     const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
+    if (kind.proposals) {
+      out.plans.push_back({bounds.decode_items, bounds.prefill_items});
+      continue;
+    }
     // All decodes have the same kind of items. The plan of a single decode shows which kind.
     const std::int32_t starts[] = {0, 1}, zero[] = {0};
     AttentionPlan one;
@@ -121,9 +134,10 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, bool adapters, const ops::
 
 // Allocates the memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
-  buckets_ = decode_buckets(std::min(limits.max_rows, limits.max_sequences));
+  proposes_ = limits.logits_rows() > limits.max_sequences && !has_states();
+  buckets_ = decode_buckets(std::min(limits.max_rows, proposes_ ? limits.logits_rows() : limits.max_sequences));
   StepCapacity capacity{.rows = limits.max_rows,
-                        .logits_rows = limits.max_sequences,
+                        .logits_rows = limits.logits_rows(),
                         .states = has_states() ? limits.max_sequences : 0,
                         .plans = {}};
   if (adapter_slots_.count > 0) {
@@ -168,22 +182,24 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
   }
 }
 
-void CudaOps::capture_steps(bool adapters, const ops::StepLimits& limits, const Issue& issue) {
+void CudaOps::capture_steps(DecodeKind kind, const ops::StepLimits& limits, const Issue& issue) {
+  auto& all = captured_[kind.index()];
   for (const auto rows : buckets_) {
+    if (!kind.proposals && !all.empty() && all.back().capacity.rows >= limits.max_sequences) break;
     sampling_.clear();
     const auto packed = sampler_->pack({}, rows, sampling_, slots_[slot_].notes);
-    auto capacity = capacity_for(rows, adapters, limits);
+    auto capacity = capacity_for(rows, kind, limits);
     capacity.sampling_bytes = sampling_.size();
     // the bounds of a few rows can exceed the bounds of all rows
     if (step_bytes(step_layout(capacity), 0) > upload_.bytes()) break;
-    captured_[adapters ? 1 : 0].push_back(capture(capacity, packed, sampling_, issue));
+    all.push_back(capture(capacity, kind, packed, sampling_, issue));
   }
 }
 
 // Captures a step of padding: no row is stored, attended to or sampled. It is issued once before the capture, to load
 // kernels and select GEMM tactics. It is replayed once afterwards, so that the first request does not wait for the
 // graph's first launch.
-CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const SamplePacked& packed,
+CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, DecodeKind kind, const SamplePacked& packed,
                                        std::span<const std::byte> sampling, const Issue& issue) {
   CapturedStep out{.capacity = capacity,
                    .layout = step_layout(capacity),
@@ -196,16 +212,16 @@ CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const Sampl
   begun_.capacity = out.capacity;
   begun_.layout = out.layout;
   begun_.packed = packed;
-  begun_.adapters = capacity.adapter_rows > 0;
+  begun_.kind = kind;
   adapter_batch_ = {};
   clear_plans();
   set_step(cat("the capture of a decode of ", capacity.rows, " rows"));
   send({}, sampling);
-  issue({capacity.rows, capacity.logits_rows, begun_.adapters});
+  issue({capacity.rows, capacity.logits_rows, kind.adapters});
   stream_.wait("a step before it is captured");
   Graph::begin(stream_);
   try {
-    issue({capacity.rows, capacity.logits_rows, begun_.adapters});
+    issue({capacity.rows, capacity.logits_rows, kind.adapters});
     out.graph = Graph::end(stream_);
   } catch (...) {
     Graph::abandon(stream_);

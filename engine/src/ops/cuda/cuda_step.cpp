@@ -42,13 +42,15 @@ void CudaOps::begin_step(const StepInput& input) {
   begun_.rows = static_cast<std::int64_t>(input.ids.size());
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
   begun_.attention = !input.attention.positions.empty();
-  begun_.decode = begun_.attention && is_decode(input);
   begun_.samples = sampler_ != nullptr && begun_.logits_rows > 0;
   group_adapters(input);
   const auto& starts = input.attention.query_start;
   for (std::size_t s = 0; s + 1 < starts.size(); ++s) {
     begun_.longest = std::max<std::int64_t>(begun_.longest, starts[s + 1] - starts[s]);
   }
+  begun_.decode = samples_every_row(input) && std::ssize(starts) - 1 <= begun_.rows &&
+                  (begun_.longest == 1 || proposes_);
+  begun_.kind.proposals = begun_.decode && begun_.longest > 1;
   auto& slot = slots_[slot_];
   ++steps_;
   slot.text = begun_.decode ? cat("step ", steps_, " (decode of ", begun_.rows, " rows)")
@@ -88,7 +90,7 @@ void CudaOps::pack(const StepInput& input) {
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
       if (has_states()) step.capacity.states = buckets_[index];
-      const auto& captured = captured_[step.adapters ? 1 : 0];
+      const auto& captured = captured_[step.kind.index()];
       if (index < captured.size()) step.captured = &captured[index];
     }
   }
@@ -210,7 +212,7 @@ void CudaOps::run_step(const Issue& issue) {
     begun_.sampled = begun_.logits_rows > 0;
     if (begun_.sampled_after) sample_rows(begun_.captured->logits);
   } else {
-    issue({begun_.capacity.rows, begun_.capacity.logits_rows, begun_.adapters});
+    issue({begun_.capacity.rows, begun_.capacity.logits_rows, begun_.kind.adapters});
   }
   if (begun_.sampled) {
     slot.samples = begun_.logits_rows;

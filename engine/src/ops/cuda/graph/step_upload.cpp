@@ -21,12 +21,11 @@ std::int64_t count(const auto& span) { return static_cast<std::int64_t>(span.siz
 
 }  // namespace
 
-bool is_decode(const ops::StepInput& input) {
+bool samples_every_row(const ops::StepInput& input) {
   const auto rows = count(input.ids);
-  if (rows == 0 || count(input.attention.query_start) != rows + 1 || count(input.logits_rows) != rows) return false;
+  if (rows == 0 || count(input.attention.positions) != rows || count(input.logits_rows) != rows) return false;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (input.attention.query_start[at] != i || input.logits_rows[at] != i) return false;
+    if (input.logits_rows[static_cast<std::size_t>(i)] != i) return false;
   }
   return true;
 }

@@ -33,8 +33,9 @@ struct StateItem {
   std::int32_t in = -1, out = -1;            // slots; in = -1: the state is zeros
 };
 
-// Whether every sequence has one row, and every row is sampled.
-bool is_decode(const ops::StepInput& input);
+// Whether every row is sampled. Then each sequence decodes: it has the row of its last token, and perhaps rows of
+// proposals after it. (Or they are rows of a prompt, which are captured in the same way.)
+bool samples_every_row(const ops::StepInput& input);
 
 struct FlatTables {
   std::vector<std::int32_t> blocks;          // of all kinds
