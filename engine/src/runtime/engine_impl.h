@@ -189,6 +189,7 @@ class Engine::Impl {
     runtime::Proposal proposal;
   };
   void propose();
+  bool may_propose(const Step& running);
   std::optional<Proposed> propose_known(SeqId id);
   runtime::SpeculationPolicy::Candidate drafts_of(const Proposed& one);
   void draft(std::span<Proposed> all, std::span<runtime::SpeculationPolicy::Candidate> candidates);

@@ -62,7 +62,8 @@ void Engine::Impl::run() {
 }
 
 void Engine::Impl::step() {
-  auto* const next = in_flight_ == nullptr || may_overlap(*in_flight_) ? launch_next() : nullptr;
+  const bool may_launch = in_flight_ == nullptr || (may_overlap(*in_flight_) && !may_propose(*in_flight_));
+  auto* const next = may_launch ? launch_next() : nullptr;
   if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr) settle(*running);
   if (next == nullptr) return;
   if (executor_->asynchronous()) {
@@ -92,7 +93,7 @@ bool Engine::Impl::wants_mask(const StepPlan& plan) const {
 // Returns the step that was launched; null if there is nothing to compute before the step in flight is settled.
 Engine::Impl::Step* Engine::Impl::launch_next() {
   if (completions_.empty()) return nullptr;
-  if (speculation_) propose();
+  if (speculation_ && in_flight_ == nullptr) propose();
   auto plan = scheduler_->plan();
   // A sequence with a mask begins. This step is planned again after the step in flight is settled.
   if (in_flight_ != nullptr && wants_mask(plan)) return nullptr;

@@ -109,7 +109,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   model::Manifest manifest(weights_dir, config.tensor_para_size);
   if (config.speculative_method != "mtp") manifest.drop_mtp();
   if (main != nullptr) manifest = manifest.mtp().value();
-  const auto limits = step_limits(config, model);
+  const auto limits = step_limits(config, model, has_states(manifest));
   modules_ = manifest.modules();
   slots_warning_ = resolve_adapter_slots(config, modules_);
   model::round_weights(model, manifest, config.quantization);

@@ -64,6 +64,16 @@ void require_step_sizes(const EngineConfig& config) {
   }
 }
 
+// Estimate of the memory of captured decode steps of one kind (CudaOps), besides those without adapters and proposals.
+// more_kernels: of a step. CUDA takes 64 KiB for each kernel of a graph before version 12.4 (PyTorch's documentation,
+// "CUDAGraph Trees"). Later drivers take 30 % of it (issue 5517 of vLLM).
+std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows, std::size_t more_kernels) {
+  constexpr std::size_t kKernel = std::size_t{20} << 10;
+  constexpr std::size_t kOfLayer = 16;  // kernels, at most
+  const auto steps = cuda::decode_buckets(std::min(max_rows, sampled_rows)).size();
+  return steps * (kOfLayer * static_cast<std::size_t>(model.num_layer) + more_kernels) * kKernel;
+}
+
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
   // cuBLASLt's workspace (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and
@@ -72,22 +82,15 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
   const auto vocab = static_cast<std::size_t>(model.vocab_size);
-  const auto sampled = static_cast<std::size_t>(limits.max_sequences);
+  const auto sampled = static_cast<std::size_t>(limits.logits_rows());
   const auto collectives = shard.ranks == 1 ? 0
                                             : static_cast<std::size_t>(limits.max_rows) *
                                                   static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
                                                   static_cast<std::size_t>(shard.ranks);
-  return kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
-}
-
-// Estimate of the memory of the captured decode steps with adapters. CUDA takes 64 KiB for each kernel of a graph before
-// version 12.4 (PyTorch's documentation, "CUDAGraph Trees"). Later drivers take 30 % of it (issue 5517 of vLLM).
-std::size_t adapter_graph_bytes(const EngineConfig& config, const ModelConfig& model, const ops::AdapterSlots& slots) {
-  constexpr std::size_t kKernel = std::size_t{20} << 10;
-  constexpr std::size_t kOfLayer = 16;  // kernels, at most
-  if (!config.cuda_graphs) return 0;
-  const auto steps = cuda::decode_buckets(std::min(config.token_budget, config.max_batch_size)).size();
-  return steps * (kOfLayer * static_cast<std::size_t>(model.num_layer) + 2 * slots.weights.size()) * kKernel;
+  const auto graphs = limits.logits_rows() > limits.max_sequences
+                          ? graph_bytes(model, limits.max_rows, limits.logits_rows(), 0)
+                          : 0;
+  return kFixed + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
 }
 
 constexpr double kShare = 0.8;          // of the free memory, for the KV cache
@@ -130,9 +133,11 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
   return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
 }
 
-// The most proposals of a step. Only on the CPU (speculates()).
-int most_proposals(const EngineConfig& config) {
-  return config.device == "cpu" && config.speculative_method != "off" ? 2 * config.speculative_tokens : 0;
+// The most proposals of a step (speculates()).
+int most_proposals(const EngineConfig& config, bool has_states) {
+  const bool on_cpu = config.device == "cpu" && config.speculative_method != "off";
+  const bool on_cuda = config.device == "cuda" && config.speculative_method == "ngram" && !has_states;
+  return on_cpu || on_cuda ? 2 * config.speculative_tokens : 0;
 }
 
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
@@ -147,7 +152,7 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
-  const auto proposed = std::min<std::int64_t>(most_proposals(config), by_memory / 4);
+  const auto proposed = std::min<std::int64_t>(most_proposals(config, true), by_memory / 4);
   // At a snapshot, a step reads one state and writes another.
   if (!config.enable_prefix_caching) return static_cast<int>(running + 1 + proposed);
   return static_cast<int>(running + std::max<std::int64_t>(1, std::min(by_tokens, by_memory)) + proposed);
@@ -229,11 +234,11 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device) {
   if (config.max_batch_size == 0) config.max_batch_size = size_by(kSequences, device);
 }
 
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model) {
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states) {
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const int proposed = speculates(config, model) ? most_proposals(config) : 0;
+  const int proposed = speculates(config, model, has_states) ? most_proposals(config, has_states) : 0;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
@@ -247,14 +252,16 @@ bool has_states(const model::Manifest& manifest) {
   return std::ranges::any_of(manifest.layers(), [](const auto& layer) { return layer.mixer != "attention"; });
 }
 
-bool speculates(const EngineConfig& config, const ModelConfig& model) {
-  return most_proposals(config) > 0 && model.model_task == "generate";
+bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+  return most_proposals(config, has_states) > 0 && model.model_task == "generate";
 }
 
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model) {
+std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states) {
   return cat("speculative_method = ", config.speculative_method, " has no effect: ",
              model.model_task != "generate" ? "the model does not generate text"
-                                              : cat("device = ", config.device, ", and it needs the CPU"));
+             : config.device != "cuda"      ? cat("device = ", config.device, " computes no tokens")
+             : has_states                   ? "device = cuda, and the model has recurrent layers"
+                                            : "device = cuda, which has only ngram");
 }
 
 model::DeviceRules rules_of(std::string_view device) {
@@ -325,7 +332,11 @@ void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, co
   const auto slots =
       model::Adapter::slots_of(manifest.modules(), rank, type, config.lora_device_adapters, config.lora_max_rank);
   memory.adapters = static_cast<std::size_t>(slots.count) * slots.bytes;
-  memory.steps += adapter_graph_bytes(config, model, slots);
+  const auto limits = step_limits(config, model, has_states(manifest));
+  const auto kinds = limits.max_logits_rows > limits.max_sequences ? 2U : 1U;  // with proposals
+  if (config.cuda_graphs) {
+    memory.steps += kinds * graph_bytes(model, limits.max_rows, limits.max_logits_rows, 2 * slots.weights.size());
+  }
   // Twice, because two tensors may be one weight, such as gate and up.
   memory.steps += 2 * cuda::low_rank_workspace_bytes(slots, config.token_budget, type == DType::f32);
 }
@@ -488,7 +499,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
   auto engine = given;
   try {
     if (out.mtp) check_mtp(engine, model, manifest);
-    if (!speculates(engine, model)) return std::nullopt;
+    if (!speculates(engine, model, has_states(manifest))) return std::nullopt;
     resolve_step_sizes(engine, {.device = "cpu"});
     auto& config = out.config;
     std::optional<model::Manifest> files;
@@ -673,9 +684,10 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   if (auto warning = runtime::resolve_adapter_slots(out.config, manifest.modules()); !warning.empty()) {
     out.warnings.push_back(std::move(warning));
   }
-  const auto limits = runtime::step_limits(config, out.model);
-  if (config.speculative_method != "off" && !runtime::speculates(config, out.model)) {
-    out.warnings.push_back(runtime::no_speculation(config, out.model));
+  const bool has_states = runtime::has_states(manifest);
+  const auto limits = runtime::step_limits(config, out.model, has_states);
+  if (config.speculative_method != "off" && !runtime::speculates(config, out.model, has_states)) {
+    out.warnings.push_back(runtime::no_speculation(config, out.model, has_states));
   }
   int blocks = count_draft(out, manifest, free) ? std::numeric_limits<int>::max() : 0;
   PerKind<std::int64_t> kv_block;

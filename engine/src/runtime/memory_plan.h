@@ -63,14 +63,14 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device);
 bool has_states(const model::Manifest& manifest);
 
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model);
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
 
-// Whether steps may have proposals (runtime/proposals.h). Only on the CPU: a step with proposals needs known tokens, so
-// it cannot overlap with the step before it, and the other devices overlap steps. A model for embeddings or scores
-// generates no tokens. config.device must be resolved.
-bool speculates(const EngineConfig& config, const ModelConfig& model);
+// Whether steps may have proposals (runtime/proposals.h). On CUDA only n-gram matches: a draft model and an MTP layer
+// need the CPU. There a model with recurrent layers has none, because a step writes one state of each sequence. A model
+// for embeddings or scores generates no tokens. config.device must be resolved.
+bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states);
 // The warning that speculative_method has no effect.
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model);
+std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states);
 
 // ---- memory of one rank ----
 
