@@ -23,10 +23,17 @@ from charonia.api.options import (
 )
 from charonia.bench.cli import app as benchmark_app
 from charonia.engine_settings import spell_settings
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InvalidRequestError
 from charonia.keys import add_keys
 from charonia.option_hints import HintingGroup
-from charonia.serve.command import LoraOption, models_app, prepare_command, serve_command, with_adapters
+from charonia.serve.command import (
+    LoraOption,
+    models_app,
+    prepare_command,
+    serve_command,
+    with_adapters,
+    with_setting_options,
+)
 from charonia.text import prompt_ids
 from charonia.web.command import generate_command, web_command
 
@@ -135,7 +142,8 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A workspace, a Hugging Face folder or a hub id (MODEL; default: SmolLM2).", metavar="[MODEL]"
+            help="A workspace, a Hugging Face folder, a GGUF file or a hub id (MODEL; default: SmolLM2).",
+            metavar="[MODEL]",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message at the start.")] = None,
@@ -215,9 +223,9 @@ def plan(
     else:
         show(made, users, context, Console(soft_wrap=True))
     if refusal is not None:
-        if not json_output and refusal not in made.warnings:  # which are printed already
-            print(refusal, file=sys.stderr)
-        raise typer.Exit(1)
+        if json_output:
+            raise typer.Exit(1)
+        raise InvalidRequestError(refusal)
 
 
 @app.command(cls=GroupedCommand)
@@ -272,6 +280,12 @@ def evaluate(
         show(record, Console(soft_wrap=True))
 
 
+def _schemes() -> list[str]:
+    from charonia.quantize.command import SCHEMES
+
+    return list(SCHEMES)
+
+
 CalibrationOption = Annotated[
     Path | None,
     typer.Option(help="A text, or JSON objects, one per line, with text or messages; default: a text of Charonia."),
@@ -283,7 +297,7 @@ MaxLengthOption = Annotated[int, typer.Option(help="Maximum tokens of a sample."
 @app.command()
 def quantize(
     model: Annotated[str, typer.Argument(help="A Hugging Face folder or a hub id, 16-bit weights.", metavar="MODEL")],
-    scheme: Annotated[str, typer.Option(help="w4a16, w8a16, w8a8 or fp8.")],
+    scheme: Annotated[str, typer.Option(help="w4a16, w8a16, w8a8 or fp8.", autocompletion=_schemes)],
     dst: Annotated[Path, typer.Option(help="The folder to write.")],
     method: Annotated[
         str | None, typer.Option(help="awq, gptq, smoothquant or rtn; default: depends on the scheme.")
@@ -383,14 +397,16 @@ def replay(
 
 
 @app.command()
-def doctor() -> None:
-    """Check whether this machine can serve: Python, Triton, GPU, memory, disk, ports. Each problem has a remedy.
+@with_setting_options("run_dir", "grpc_port")
+def doctor(given: dict[str, Any] | None = None) -> None:
+    """Check whether this machine can serve: Python, Triton, GPU, memory, disk, ports. Each problem has a remedy. For
+    `make serve`, add `--run-dir run`.
 
     Exit code 1 if there is a problem."""
     from charonia.doctor import examine, show
     from charonia.settings import read_settings
 
-    findings = list(examine(read_settings()))
+    findings = list(examine(read_settings(**(given or {}))))
     show(findings)
     if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)

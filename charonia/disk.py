@@ -11,6 +11,7 @@ from pathlib import Path
 from charonia.errors import CharoniaError, ModelError
 from charonia.units import spell_bytes
 
+_DENIED = (PermissionError, NotADirectoryError, FileExistsError)
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -32,12 +33,12 @@ def require_space(folder: Path, needed: int, what: str, error: type[CharoniaErro
 @contextlib.contextmanager
 def explained(folder: Path, what: str) -> Iterator[None]:
     """Raises ModelError, with the free space, if the disk of `folder` is full or read-only, or if the user may not
-    write there. Other errors pass."""
+    write there, or if a file is in the place of a folder. Other errors pass."""
     try:
         yield
     except OSError as error:
         place = Path(error.filename or "/")
-        denied = isinstance(error, PermissionError) and (folder in place.parents or place in (folder, *folder.parents))
+        denied = isinstance(error, _DENIED) and (folder in place.parents or place in (folder, *folder.parents))
         if not (denied or is_full_or_read_only(error)):
             raise
         raise ModelError(f"{what} cannot be written: {reason(error, folder)}") from error

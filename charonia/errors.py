@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class CharoniaError(Exception):
     """Base of all errors of this package. status: HTTP status, for requests to the gateway that fail with this error.
@@ -48,3 +52,12 @@ class ModelError(CharoniaError):
 
 class ServeError(CharoniaError):
     """`charonia serve` cannot go on. The text names the fault and the remedy. It may have the last lines of a log."""
+
+
+@contextmanager
+def named_as_given(folder: Path, given: str) -> Iterator[None]:
+    """Put what the user gave into errors that name the folder that was made of it."""
+    try:
+        yield
+    except CharoniaError as error:
+        raise type(error)(str(error).replace(str(folder), given), error.status) from error

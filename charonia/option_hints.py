@@ -72,12 +72,19 @@ class HintingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            hint = HINTS.get(str(getattr(error, "option_name", "")).replace("_", "-"))
-            if hint and hasattr(error, "possibilities"):
-                told = _for_command(hint, error.ctx.command)  # type: ignore[attr-defined]
-                error.message = f"No such option: {error.option_name}: {told}"  # type: ignore[attr-defined]
-                error.possibilities = None
+            if hasattr(error, "possibilities"):
+                command = error.ctx.command  # type: ignore[attr-defined]
+                name = str(error.option_name).replace("_", "-")  # type: ignore[attr-defined]
+                if hint := HINTS.get(name) or (_variable(name) if command.name == "serve" else ""):
+                    error.message = f"No such option: {error.option_name}: {_for_command(hint, command)}"  # type: ignore[attr-defined]
+                    error.possibilities = None
             raise
+
+
+def _variable(option: str) -> str:
+    """Return the variable of a setting without an option; empty if there is none."""
+    field = option.removeprefix("--").replace("-", "_")
+    return env_name(field) if field in ServeSettings.model_fields else ""
 
 
 def _for_command(hint: str, command: Any) -> str:
@@ -86,6 +93,5 @@ def _for_command(hint: str, command: Any) -> str:
     known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     if not option.startswith("--") or option in known:
         return f"here {hint}"
-    field = option.removeprefix("--").replace("-", "_")
-    variable = f" ({env_name(field)})" if field in ServeSettings.model_fields else ""
-    return f"charonia serve has {option}{variable}"
+    variable = _variable(option)
+    return f"charonia serve has {option}{f' ({variable})' if variable else ''}"

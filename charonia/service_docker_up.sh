@@ -15,7 +15,7 @@
 # Environment: CHARONIA_HTTP_PORT, CHARONIA_GRPC_PORT and CHARONIA_METRICS_PORT are ports of this machine, at its address
 # CHARONIA_TRITON_ADDRESS (default 127.0.0.1: the ports need no key, so other machines must not reach them). All other
 # CHARONIA_<KEY> variables, the inference parameters of triton_models/weights/config.ini, are passed to the container.
-# docker stop waits for twice CHARONIA_DRAIN_TIMEOUT_S plus 15 s.
+# docker stop waits for twice CHARONIA_DRAIN_TIMEOUT_S plus 30 s.
 set -euo pipefail
 
 fail() { echo "service_docker_up.sh: $*" >&2; exit 1; }
@@ -96,10 +96,10 @@ done < <(compgen -e CHARONIA_)
 # Nothing supervises this container, so charonia serve restarts Triton; the default of the image is not to restart it.
 options+=(--env "CHARONIA_MAX_RESTARTS=${CHARONIA_MAX_RESTARTS:-5}")
 
-# The drain time may elapse twice: for requests of the ensemble, then of the engine. Then Triton unloads the models.
+# AFTER_DRAINS_S of charonia/serve/launcher.py, after two drain times.
 drain=${CHARONIA_DRAIN_TIMEOUT_S:-$(sed -n 's/^drain_timeout_s *= *//p' "$workspace/triton_models/weights/config.ini" 2>/dev/null || true)}
 LC_ALL=C printf -v drain_ms %.0f "${drain:-30}e3" 2>/dev/null || fail "drain_timeout_s = $drain is not a number of seconds"
-stop_timeout=$(((2 * drain_ms + 999) / 1000 + 15))
+stop_timeout=$(((2 * drain_ms + 999) / 1000 + 30))
 
 exec docker run --rm --name "$name" --stop-timeout "$stop_timeout" --read-only --tmpfs /tmp --cap-drop ALL \
   --security-opt no-new-privileges --shm-size "$shm_size" \

@@ -48,7 +48,7 @@ if(CHARONIA_CUDA OR CHARONIA_CUDA_CHECK)
   target_include_directories(charonia_cuda SYSTEM PRIVATE ${cublas_include} ${nccl_include} ${CUDAToolkit_INCLUDE_DIRS})
   list(TRANSFORM common_headers REPLACE "(.+)" "$<$<COMPILE_LANGUAGE:CXX>:\\1$<ANGLE-R>>" OUTPUT_VARIABLE headers_of_cxx)
   target_precompile_headers(charonia_cuda PRIVATE ${headers_of_cxx})
-  # scripts/check_spills.py reads ptxas's output, which is stored next to each object.
+  # scripts/check_machine_code.py reads ptxas's output, which is stored next to each object.
   set(launcher ${PROJECT_SOURCE_DIR}/scripts/keep_ptxas_output.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_target_properties(charonia_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
 endif()

@@ -1,9 +1,9 @@
 """Builds the engine with CUDA, tests it on a GPU and measures it, in stages, within a budget of seconds.
 
-Each stage runs in a process of its own. After each stage, results.json and results.md are written to $OUT, or to
-build/gpu_check. A stage that does not fit the remaining budget is named as left out; run it in another call.
-`--emulated FOLDER` rehearses the same stages without a GPU, on the emulated device of that build folder, with tiny
-models: its figures say nothing.
+Each stage runs in a process of its own. After each, results.json and results.md are written to $OUT, or to
+build/gpu_check. Without names of stages, it runs those that fit the budget, correctness first. A stage that does not
+fit the rest is left out. `--emulated FOLDER` rehearses all stages without a GPU, on the emulated device of that build
+folder, with tiny models: its figures say nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ WORK = ROOT / "build" / "gpu_check"
 OUT = Path(os.environ.get("OUT") or WORK)
 SITE, PACKAGES, ENGINE = WORK / "site", WORK / "packages", WORK / "engine"
 BUDGET_S = 420.0
-# Modules that the engine and the tests import, and their packages on PyPI.
+# Modules that the engine and the tests import, and their packages on PyPI if these have other names.
 NEEDED = {
-    "cmake": "cmake", "ninja": "ninja", "pybind11": "pybind11", "nlohmann_json": "nlohmann-json", "torch": "torch",
-    "transformers": "transformers", "typer": "typer", "rich": "rich", "pydantic_settings": "pydantic-settings",
-    "prompt_toolkit": "prompt-toolkit", "re2": "google-re2", "ml_dtypes": "ml-dtypes", "pytest": "pytest",
-    "hypothesis": "hypothesis", "setuptools_scm": "setuptools-scm",
+    **{name: name.replace("_", "-") for name in (
+        "cmake", "ninja", "pybind11", "nlohmann_json", "torch", "transformers", "typer", "rich", "pydantic_settings",
+        "prompt_toolkit", "ml_dtypes", "pytest", "hypothesis", "setuptools_scm")},
+    "re2": "google-re2",
 }  # fmt: skip
 Record = dict[str, Any]  # as charonia.bench.records.Record
 # The build folder of a rehearsal, and the seconds after which the stage is killed.
@@ -45,19 +46,20 @@ Run = Callable[[Path | None, float], "Outcome"]
 
 @dataclass
 class Outcome:
-    """status: passed, failed or left out. summary: one line. text: the end of the log of a failure."""
+    """status: passed, failed or left out. text: the end of the log of a failure. decisions: see decide()."""
 
     status: str
     summary: str = ""
     seconds: float = 0.0
     text: str = ""
     records: list[Record] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
 
 
 def environment(emulated: Path | None) -> dict[str, str]:
     """The environment of child processes: the package in SITE, and the device."""
-    ours = [key for key in os.environ if key.startswith("CHARONIA_") and not key.startswith("CHARONIA_CUDA")]
-    kept = {key: value for key, value in os.environ.items() if key not in ours}
+    ours = re.compile("CHARONIA_(?!CUDA)")
+    kept = {key: value for key, value in os.environ.items() if not ours.match(key)}
     spec = importlib.util.find_spec("nvidia")  # cuBLASLt and NCCL may be in Python packages
     places = (spec and spec.submodule_search_locations) or []
     folders = [str(path) for place in places for path in Path(place).glob("*/lib")]
@@ -96,6 +98,10 @@ def run(command: Sequence[object], log: str, limit_s: float, env: dict[str, str]
 
 def failed(summary: str, text: str) -> Outcome:
     return Outcome("failed", summary, text="\n".join(text.splitlines()[-40:]))
+
+
+def killed(code: int | None, limit_s: float) -> str:
+    return f"killed after {limit_s:.0f} s" if code is None else ""
 
 
 def build(emulated: Path | None, limit_s: float) -> Outcome:
@@ -175,6 +181,23 @@ def cpp_tests(emulated: Path | None, limit_s: float) -> Outcome:
     return Outcome("passed", summary)
 
 
+def probe(emulated: Path | None, limit_s: float) -> Outcome:
+    """Compare each instruction of hopper.h with the CPU, and report which bits of wgmma and mma are equal."""
+    program = emulated / "charonia_cuda_tests_on_host" if emulated else ENGINE / "charonia_cuda_tests"
+    if not program.is_file():
+        return Outcome("left out", f"{program.name} was not built (GoogleTest is missing)")
+    code, text = run([program, "--gtest_filter=HopperTest.*"], "probe", limit_s, environment(emulated))
+    found = gtest_results(text)
+    figures = re.findall(r"^figure (\S+) (\S+) (.+)$", text, re.MULTILINE)
+    records = [record("probe", "bits", unit, float(value), what=what) for value, unit, what in figures]
+    if code != 0:
+        wrong = ", ".join(sorted(name for name, status in found.items() if status != "OK")) or "no test"
+        return replace(failed(killed(code, limit_s) or f"wrong: {wrong}", text), records=records)
+    if not records:
+        return Outcome("left out", "the GPU or this build has no wgmma (compute capability 9.0, compiled for 90a)")
+    return Outcome("passed", f"{len(found)} tests", records=records, decisions=list(decide("probe", records)))
+
+
 def gtest_results(text: str) -> dict[str, str]:
     """Return the last status of each test: OK, FAILED, SKIPPED, or RUN for a test that did not end."""
     lines = re.findall(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] ([\w./]+)(?:, where| \(|$)", text, re.MULTILINE)
@@ -182,29 +205,23 @@ def gtest_results(text: str) -> dict[str, str]:
 
 
 def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
-    code, text = run(
-        [sys.executable, "-m", "pytest", "-q", "-rf", "tests/gpu"], "python_tests", limit_s, environment(emulated)
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "tests/gpu"]
+    code, text = run(command, "python_tests", limit_s, environment(emulated))
     summary = (text.strip().splitlines() or ["no output"])[-1].strip("= ")
     if code == 0 and " passed" in summary:
         return Outcome("passed", summary)
-    return failed(summary if code is not None else f"killed after {limit_s:.0f} s", text)
+    return failed(killed(code, limit_s) or summary, text)
 
 
-def measured(name: str) -> Run:
-    def run_child(emulated: Path | None, limit_s: float) -> Outcome:
-        file = WORK / f"{name}.jsonl"
-        file.unlink(missing_ok=True)
-        code, text = run([sys.executable, __file__, "--measure", name], name, limit_s, environment(emulated))
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        records = [json.loads(line) for line in lines]
-        if code == 0 and records:
-            return Outcome("passed", f"{len(records)} figures", records=records)
-        outcome = failed(f"killed after {limit_s:.0f} s" if code is None else f"ended with {code}", text)
-        outcome.records = records
-        return outcome
-
-    return run_child
+def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
+    file = WORK / f"{name}.jsonl"
+    file.unlink(missing_ok=True)
+    code, text = run([sys.executable, __file__, "--measure", name], name, limit_s, environment(emulated))
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    records = [json.loads(line) for line in lines]
+    if code == 0 and records:
+        return Outcome("passed", f"{len(records)} figures", records=records, decisions=list(decide(name, records)))
+    return replace(failed(killed(code, limit_s) or f"ended with {code}", text), records=records)
 
 
 class Clock:
@@ -215,14 +232,13 @@ class Clock:
 
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.one = torch.ones((), device=self.device)
 
     def seconds(self, issue: Callable[[], object], repeats: int = 5) -> float:
         """The median seconds of `issue`. On a GPU it is captured in a CUDA graph, so launches do not count."""
-        torch = self.torch
+        torch, began = self.torch, time.perf_counter()
         issue()
         if self.device == "cpu":
-            began = time.perf_counter()
-            issue()
             return time.perf_counter() - began
         from charonia.bench.limits import seconds_of
 
@@ -239,15 +255,13 @@ class Clock:
             return (values * 40).clamp(-127, 127).to(torch.int8)
         return values.to(torch.float8_e4m3fn) if kind == "fp8" else values
 
-    def gemm(self, kind: str, a: Any, b: Any) -> object:
-        """a [rows, k] times the transpose of b [n, k]."""
+    def gemms(self, kind: str, a: Any, weights: Any) -> None:
+        """a [rows, k] times the transpose of each of `weights` [count, n, k]."""
         torch = self.torch
-        if kind == "s8":
-            return torch._int_mm(a, b.t())
-        if kind == "fp8":
-            one = torch.ones((), device=self.device)
-            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        return torch.mm(a, b.t())
+        scaled = partial(torch._scaled_mm, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16)
+        multiply = {"s8": torch._int_mm, "fp8": scaled}.get(kind, torch.mm)
+        for weight in weights:
+            multiply(a, weight.t())
 
 
 def measure_limits(clock: Clock) -> Iterator[Record]:
@@ -260,13 +274,13 @@ def measure_limits(clock: Clock) -> Iterator[Record]:
     del data
     side = 8192 if on_gpu else 64
     for kind in ("bf16", "fp8", "s8"):
-        a, b = clock.matrices(kind, 1, side, side)[0], clock.matrices(kind, 1, side, side)[0]
+        issue = partial(clock.gemms, kind, clock.matrices(kind, 1, side, side)[0], clock.matrices(kind, 1, side, side))
         for when, warm_s in (("burst", 0.0), ("after 5 s", 5.0 if on_gpu else 0.0)):
             ends_at = time.monotonic() + warm_s
             while time.monotonic() < ends_at:
-                clock.gemm(kind, a, b)
+                issue()
                 clock.torch.cuda.synchronize()
-            rate = 2 * side**3 / clock.seconds(partial(clock.gemm, kind, a, b)) / 1e12
+            rate = 2 * side**3 / clock.seconds(issue) / 1e12
             yield record("limits", f"{kind} GEMM", "T operations/s", rate, what=when)
             if mhz := gpu_of("clocks.sm").split():
                 yield record("limits", "SM clock", "MHz", float(mhz[0]), what=f"{kind}, {when}")
@@ -281,24 +295,20 @@ def measure_lib(clock: Clock) -> Iterator[Record]:
         for kind, rows_of_kind in (("bf16", (1, 8, 16, 32)), ("s8", (32, 256, 2048)), ("bf16", (256, 2048))):
             weights = clock.matrices(kind, copies, n, k)
             for rows in rows_of_kind:
-                x = clock.matrices(kind, 1, rows, k)[0]
-
-                def issue(kind: str = kind, x: Any = x, weights: Any = weights) -> None:
-                    for weight in weights:
-                        clock.gemm(kind, x, weight)
-
+                issue = partial(clock.gemms, kind, clock.matrices(kind, 1, rows, k)[0], weights)
                 taken = clock.seconds(issue) / copies
                 yield record("lib", "time", "us", 1e6 * taken, weight=f"{name} {n} x {k}", type=kind, rows=rows)
 
 
-def model_of(scheme: str, emulated: bool) -> Path:
-    """A random model: Llama-3-8B's shape, or a tiny one. It is written once, to memory if there is room."""
+def model_of(scheme: str, emulated: bool, layers: int = 32) -> Path:
+    """A random model: layers of Llama-3-8B, or a tiny one. It is written once, to memory if there is room."""
     from charonia.bench.random_model import SHAPES, write_random_model
 
-    place = models_folder() / f"{'tiny' if emulated else 'llama3-8b'}-{scheme or 'bf16'}"
+    shape = SHAPES["tiny"] if emulated else replace(SHAPES["llama3-8b"], layers=layers)
+    place = models_folder() / f"{'tiny' if emulated else 'llama3-8b'}-{shape.layers}-{scheme or 'bf16'}"
     if not (place / "made").exists():
         shutil.rmtree(place, ignore_errors=True)
-        write_random_model(place, SHAPES["tiny" if emulated else "llama3-8b"], scheme=scheme, quick=True)
+        write_random_model(place, shape, scheme=scheme, quick=True)
         (place / "made").touch()
     return place
 
@@ -314,6 +324,7 @@ def measure_gap(clock: Clock) -> Iterator[Record]:
     from torch.profiler import ProfilerActivity, profile
 
     from charonia import Engine, SamplingParams
+    from charonia.bench.limits import busy_and_gaps
 
     emulated, on_gpu = bool(os.environ["GPU_CHECK_EMULATED"]), clock.device == "cuda"
     rows = 64 if emulated else 2048
@@ -346,33 +357,60 @@ def measure_gap(clock: Clock) -> Iterator[Record]:
         yield record("gap", "gap", "us", length, what=f"{1 + rank}: {before[:60]} -> {after[:60]}")
 
 
-def busy_and_gaps(kernels: Sequence[tuple[float, float, str]]) -> tuple[float, list[tuple[float, str, str]]]:
-    """kernels: (begin, end, name). Returns the time in which at least one kernel ran, and the gaps, largest first, each
-    with the names of the kernels before and after it."""
-    busy, gaps = 0.0, []
-    last_end, last_name = None, ""
-    for begin, end, name in sorted(kernels):
-        if last_end is not None and begin > last_end:
-            gaps.append((begin - last_end, last_name, name))
-        busy += max(0.0, end - (begin if last_end is None else max(begin, last_end)))
-        if last_end is None or end > last_end:
-            last_end, last_name = end, name
-    return busy, sorted(gaps, reverse=True)
+PDL: dict[str, dict[str, str]] = {
+    **{name: {"CHARONIA_CUDA_PDL": name} for name in ("off", "early", "late")},
+    "late, prefetch": {"CHARONIA_CUDA_PDL": "late", "CHARONIA_CUDA_PREFETCH": "16"},
+    "splits of 64": {"CHARONIA_CUDA_DECODE_SPLIT": "64"},
+}
 
 
-def measure_decode(clock: Clock) -> Iterator[Record]:
-    """Decode of an 8B model in bf16 and int4, with `reproducible` off and on."""
+def measure_pdl(clock: Clock) -> Iterator[Record]:
+    """measure_pdl_one() with each of PDL, in processes of this one's session, so that they end with it."""
+    for name, variables in PDL.items():
+        subprocess.run([sys.executable, __file__, "--measure", "pdl_one"], env=os.environ | variables, check=True)
+        for line in (WORK / "pdl_one.jsonl").read_text("utf-8").splitlines():
+            if (one := json.loads(line))["name"] == "decode":
+                yield record("pdl", "decode", one["unit"], one["value"], weights=one["case"]["weights"], setting=name)
+
+
+def measure_yard(clock: Clock) -> Iterator[Record]:
+    """Attention of one prompt: our kernel, PyTorch's, and FlashInfer's if it is installed."""
+    from charonia import _engine
+
+    torch, on_gpu = clock.torch, clock.device == "cuda"
+    heads, kv_heads, dim = (32, 8, 128) if on_gpu else (2, 1, 32)
+    bench = _engine.KernelBench("cuda")
+    for rows in (2048, 8192) if on_gpu else (64,):
+        operations = 2.0 * heads * dim * rows * (rows + 1)
+        _, ours = bench.attention(heads, kv_heads, dim, 16, 1, rows, rows, 4, 3)
+        yield record("yard", "rate", "TFLOP/s", operations / min(ours) / 1e12, kernel="charonia", rows=rows)
+        sizes = (heads, kv_heads, kv_heads)
+        q, k, v = (torch.randn((rows, n, dim), dtype=torch.bfloat16, device=clock.device) for n in sizes)
+        of_sequence = [x[None].transpose(1, 2) for x in (q, k, v)]
+        sdpa = partial(torch.nn.functional.scaled_dot_product_attention, *of_sequence)
+        kernels = {"torch": partial(sdpa, is_causal=True, enable_gqa=True)}
+        if importlib.util.find_spec("flashinfer"):
+            of = importlib.import_module("flashinfer").single_prefill_with_kv_cache
+            kernels["flashinfer"] = partial(of, q, k, v, causal=True)
+        for name, kernel in kernels.items():
+            yield record("yard", "rate", "TFLOP/s", operations / clock.seconds(kernel) / 1e12, kernel=name, rows=rows)
+
+
+def measure_decodes(clock: Clock, schemes: Sequence[str], few: bool = False) -> Iterator[Record]:
+    """Decodes of an 8B model. few: of one sequence by four layers, with `reproducible` off."""
     from rich.console import Console
 
     from charonia.bench.static import run_static
 
-    emulated = bool(os.environ["GPU_CHECK_EMULATED"])
-    batches, tokens = ([1, 2], 4) if emulated else ([1, 8, 64, 256], 64)
-    for scheme in ("", "w4a16"):
-        for reproducible in (False, True):
+    emulated, layers = bool(os.environ["GPU_CHECK_EMULATED"]), 4 if few else 32
+    batches, prompt, tokens = ([1], 1024, 256) if few else ([1, 8, 64, 256], 32, 64)
+    if emulated:
+        batches, prompt, tokens = batches[:2], 32, 4
+    for scheme in schemes:
+        for reproducible in (False,) if few else (False, True):
             report = run_static(
-                str(model_of(scheme, emulated)), batches, [32], [tokens], runs=1, dtype="auto", console=Console(),
-                settings={"reproducible": reproducible},
+                str(model_of(scheme, emulated, layers)), batches, [prompt], [tokens], runs=1, dtype="auto",
+                console=Console(), settings={"reproducible": reproducible},
             )  # fmt: skip
             for one in report.records:
                 if one.name in ("decode", "weights"):
@@ -381,21 +419,18 @@ def measure_decode(clock: Clock) -> Iterator[Record]:
 
 
 def measure_adapters(clock: Clock) -> Iterator[Record]:
-    """An 8B model alone and with another LoRA adapter for each sequence. It first checks that tokens with adapters are
-    the same alone and in a batch."""
-    from rich.console import Console
-
-    from charonia.bench.adapters import run_adapters, tokens_are_equal_in_a_batch
+    """An 8B model without and with LoRA adapters, whose tokens must be the same alone and in a batch."""
+    from charonia.bench.adapters import run_checked_adapters
 
     emulated = bool(os.environ["GPU_CHECK_EMULATED"])
-    model = str(model_of("", emulated))
     batch, rank, prompt, output = (3, 4, 8, 6) if emulated else (8, 16, 256, 64)
-    sizes = {"batch": batch, "rank": rank, "prompt": prompt, "output": output}
-    fewer: dict[str, Any] = {"reproducible": True, "lora_device_adapters": batch - 1}
-    if not tokens_are_equal_in_a_batch(model, **sizes, settings=fewer):
-        raise SystemExit("tokens with adapters differ alone and in a batch, or do not differ from the model's")
-    for one in run_adapters(model, **sizes, runs=1, settings={}, console=Console()):
+    for one in run_checked_adapters(str(model_of("", emulated)), batch, rank, prompt, output):
         yield record("adapters", one.name, one.unit, one.value, **one.case)
+
+
+measure_decode = partial(measure_decodes, schemes=("",))
+measure_decode_w4a16 = partial(measure_decodes, schemes=("w4a16",))
+measure_pdl_one = partial(measure_decodes, schemes=("", "w4a16"), few=True)
 
 
 def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> Record:
@@ -404,16 +439,62 @@ def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> R
     return asdict(Figure.of(benchmark, name, unit, float(value), case=case))
 
 
-# The seconds that a stage takes on a machine with an H200 and 16 cores. It is killed after twice that time.
+def decide(stage: str, records: Sequence[Record]) -> Iterator[str]:
+    """Yield one line for each decision that the figures of a stage allow."""
+
+    def at(name: str, **case: Any) -> float:
+        found = (one["value"] for one in records if one["name"] == name and case.items() <= one["case"].items())
+        return next(found, math.nan)
+
+    def cases(key: str) -> list[Any]:
+        return list(dict.fromkeys(one["case"][key] for one in records if key in one["case"]))
+
+    if stage == "probe":
+        may = "may" if all(one["value"] == 100 for one in records) else "must not"
+        yield f"reproducible mode {may} use wgmma"
+    elif stage == "limits":
+        burst, sustained = at("bf16 GEMM", what="burst"), at("bf16 GEMM", what="after 5 s")
+        yield f"100 % is {at('read'):.2f} TB/s and {sustained:.0f} T operations/s in bf16 ({burst:.0f} in a burst)"
+    elif stage == "gap":
+        span = at("first to last kernel")
+        what = "shorten the gaps first" if (idle := span - at("kernels")) > span / 20 else "the kernels decide"
+        yield f"{idle:.2f} of {span:.2f} ms of a step are in no kernel: {what}"
+    elif stage == "lib":
+        for weight in cases("weight"):
+            one, padded = at("time", weight=weight, rows=1), at("time", weight=weight, rows=16)
+            yield f"{weight}: 1 row {one:.1f} us, 16 rows {padded:.1f} us: {'pad' if padded < one else 'do not pad'}"
+            bf16, s8 = (at("time", weight=weight, type=kind, rows=2048) for kind in ("bf16", "s8"))
+            yield f"{weight}: int8 {bf16 / s8:.2f} times bf16: {'cuBLASLt' if s8 < bf16 else 'our tiles'} for W8A8"
+    elif stage == "pdl":
+        for weights in cases("weights"):
+            rates = {name: at("decode", weights=weights, setting=name) for name in cases("setting")}
+            of_early = ", ".join(f"{name} {rate / rates['early']:.3f}" for name, rate in rates.items())
+            yield f"{weights}: {of_early} of early: take {max(rates, key=rates.__getitem__)}"
+    elif stage == "yard":
+        for rows in cases("rows"):
+            ours, *others = (at("rate", kernel=name, rows=rows) for name in cases("kernel"))
+            what = "keep our attention" if ours >= 0.85 * max(others) else "below 85 %, the exit rule counts"
+            yield f"{rows} rows: {ours / max(others):.0%} of the best library: {what}"
+    elif stage in ("decode", "decode_w4a16"):
+        for weights in cases("weights"):
+            for batch, limit in ((1, 0.05), (64, 0.15)):
+                exact, fast = (at("decode", weights=weights, reproducible=of, batch=batch) for of in (True, False))
+                if batch == 1:
+                    yield f"{weights}: {fast:.0f} tokens/s; an H200 should reach 265 in bf16 and 560 in w4a16"
+                if batch in cases("batch"):
+                    what = "kept" if exact >= (1 - limit) * fast else "missed"
+                    cost = f"{1 - exact / fast:.0%} of at most {limit:.0%}"
+                    yield f"{weights}, batch {batch}: reproducible costs {cost}: {what}"
+
+
+# The seconds that a stage takes with an H200 and 16 cores. It is killed after twice that time.
 STAGES: dict[str, tuple[float, Run]] = {
-    "build": (150, build),
-    **{
-        name: (guess_s, measured(name))
-        for name, guess_s in (("limits", 30), ("gap", 35), ("lib", 20), ("decode", 110), ("adapters", 60))
-    },
-    "cpp_tests": (40, cpp_tests),
-    "python_tests": (35, python_tests),
-}
+    "build": (150, build), "probe": (5, probe), "cpp_tests": (40, cpp_tests), "python_tests": (35, python_tests),
+    **{name: (guess_s, partial(measured, name)) for name, guess_s in (
+        ("limits", 30), ("decode", 60), ("pdl", 45), ("lib", 20), ("gap", 35), ("yard", 15), ("decode_w4a16", 60),
+        ("adapters", 60))},
+}  # fmt: skip
+LATER = ("gap", "yard", "decode_w4a16", "adapters")  # only in runs that name them: they do not fit the budget
 
 
 def measure(name: str) -> int:
@@ -435,9 +516,7 @@ def write(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> None:
 
 
 def page(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> str:
-    """The results as Markdown."""
-    from charonia.bench.records import Record as Figure
-    from charonia.bench.records import tables
+    from charonia.bench import records as figures
 
     lines = ["# GPU check", "", f"Commit {run_facts['commit']}, {run_facts['at']}", "", f"`{run_facts['machine']}`", ""]
     if run_facts["emulated"]:
@@ -445,8 +524,9 @@ def page(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> str:
     stages = [[name, one.status, f"{one.seconds:.0f}", one.summary] for name, one in outcomes.items()]
     lines += markdown(["stage", "", "seconds", "summary"], stages)
     for name, outcome in outcomes.items():
-        for _, headings, rows in tables([Figure(**one) for one in outcome.records]):
+        for _, headings, rows in figures.tables([figures.Record(**one) for one in outcome.records]):
             lines += ["", f"## {name}", "", *markdown(headings, rows)]
+        lines += ["", *(f"- {line}" for line in outcome.decisions)] if outcome.decisions else []
         if outcome.text:
             lines += ["", f"## {name}: {outcome.status}", "", *(f"    {line}" for line in outcome.text.splitlines())]
     return "\n".join(lines)
@@ -481,6 +561,8 @@ def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s:
         outcomes[name] = now[name] = outcome
         write(outcomes, facts)
         print(f"[{budget_s - (ends_at - time.monotonic()):4.0f} s] {name}: {outcome.status}, {outcome.summary}")
+        for line in outcome.decisions:
+            print(f"  {line}")
         if outcome.status == "failed":
             print(outcome.text)
             if name == "build":
@@ -490,7 +572,9 @@ def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"only these: {', '.join(STAGES)}")
+    parser.add_argument(
+        "stages", nargs="*", metavar="STAGE", help=f"only these: {', '.join(STAGES)} [all but {', '.join(LATER)}]"
+    )
     parser.add_argument("--emulated", type=Path, metavar="FOLDER", help="rehearse with this build folder of CMake")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds; --emulated has no budget [420]")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
@@ -502,7 +586,8 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), str(PACKAGES)]  # charonia.bench.records, which needs nothing compiled
     WORK.mkdir(parents=True, exist_ok=True)
     emulated = options.emulated.absolute() if options.emulated else None
-    stages = {name: stage for name, stage in STAGES.items() if name in (options.stages or STAGES)}
+    chosen = options.stages or [name for name in STAGES if emulated or name not in LATER]
+    stages = {name: stage for name, stage in STAGES.items() if name in chosen}
     try:
         now = check(stages, emulated, 3600 if emulated else options.budget_s)
     finally:

@@ -12,8 +12,8 @@ done
 [ -n "$object" ] || exec "$@"
 "$@" 2>"$object.stderr"
 code=$?
-# Lines that start with "ptxas info", and the indented lines after them.
-grep -E '^ptxas info|^ +[0-9]+ bytes|^$' "$object.stderr" >"$object.ptxas" || true
+# Lines that start with "ptxas info", and the indented lines after them. ptxas's warnings are written to both.
+grep -E '^ptxas (info|warning)|^ +[0-9]+ bytes|^$' "$object.stderr" >"$object.ptxas" || true
 grep -vE '^ptxas info|^ +[0-9]+ bytes|^$' "$object.stderr" >&2 || true
 rm -f "$object.stderr"
 [ "$code" = 0 ] || rm -f "$object.ptxas"

@@ -19,10 +19,13 @@ export PATH=$PWD/.venv/bin:$PATH
 
 # With sanitizers, kernels take about 12 times as long. So tests with whole engines and the slowest tests are excluded. The
 # list keeps tests of attention and experts that take only seconds.
-grid_tests=('HostGrid*' 'Mode/*' 'Runtime*' 'Collective*' 'GrowingMemory*' 'Gemm*' 'QuantBits/Rotary*' 'Device/RowsTest.*/cuda'
+grid_tests=('HostGrid*' 'HostAsync*' 'Hopper*' 'TensorMap*' 'Mode/*' 'Runtime*' 'Collective*' 'GrowingMemory*' 'Gemm*'
+  'QuantBits/Rotary*' 'Device/RowsTest.*/cuda'
   'CudaExpertsTest.nan_logits*' 'CudaAttentionTest.tiles_in*' 'CudaAttentionTest.decodes_of_many*' 'CudaAttentionTest.groups_that_fit*'
-  'CudaAttentionTest.decodes_with_one_split*' 'CudaAttentionTest.any_head_size*' 'CudaQuantTest.all_tactics*' 'DequantisedTest.*')
-grid_long=('*an_unknown_file*' '*measurements_are_stored*' '*concurrent_writers*' '*every_tactic_computes_the_gemm*')
+  'CudaAttentionTest.decodes_with_one_split*' 'CudaAttentionTest.any_head_size*' 'CudaQuantTest.all_tactics*' 'DequantisedTest.*'
+  'IntegerPartsTest.*')
+grid_long=('*an_unknown_file*' '*measurements_are_stored*' '*concurrent_writers*' '*every_tactic_computes_the_gemm*'
+  '*right_kernels_of*' '*wrong_kernels_always*')
 thread_tests=('Device*' 'Ranks*' 'Isa*' 'ThreadPool*' 'ProcessGroup*' 'EngineRanks*' 'DecoderMemory*' 'MaskThreads*')
 if grep -qw avx512dq /proc/cpuinfo; then
   other_isas='*/portable*:*/avx2*:*/avx512_bf16*'

@@ -23,14 +23,14 @@ from charonia.api.prompts import Prompt, encode, native_sampling, refused, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
 from charonia.api.streams import AsyncStream, Gathering, Stream, Submit, chunk_of
 from charonia.engine_settings import Setting, spell_settings
-from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError
+from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, named_as_given
 from charonia.progress import Progress
 from charonia.text.prompt_ids import Encoded, encode_pair, encode_text
 from charonia.text.tokenizer import load_tokenizer, prepare_tokenizer
 from charonia.weights import workspace
 from charonia.weights.adapters import locate_adapter
 from charonia.weights.convert import Source, read_source, write_weights
-from charonia.weights.draft_model import draft_of, draft_settings, named_as_given
+from charonia.weights.draft_model import draft_of, draft_settings
 from charonia.weights.mtp import mtp_of
 from charonia.weights.task import setting_of
 
@@ -85,12 +85,12 @@ class Engine:
         speculative_model may be anything that `model` may be. Raises ModelError, UnsupportedError or
         InvalidRequestError with advice for the user.
         """
-        location = workspace.locate(model)
         given = {**_engine.settings_from_environment(), **spell_settings(config)}
         progress = Progress(show_progress)
         # The engine maps the weight files directly and reads the other files while loading, so the folders are
         # temporary.
         with ExitStack() as loaded:
+            location = loaded.enter_context(workspace.located(model))
             if draft := draft_of(given):
                 folder = _draft_weights(draft, progress, loaded)
                 loaded.enter_context(named_as_given(folder, draft))
@@ -477,7 +477,7 @@ def _write_temporary(source: Source, settings: Mapping[str, str], progress: Prog
 
 def _draft_weights(model: str, progress: Progress, until: ExitStack) -> Path:
     """Return a weights folder of the draft model."""
-    location = workspace.locate(model)
+    location = until.enter_context(workspace.located(model))
     return location.weights or _write_temporary(read_source(location.path, "auto"), {}, progress, until)
 
 

@@ -16,10 +16,19 @@ from charonia import _engine
 ModelArgument = Annotated[
     str, typer.Argument(help="A workspace, a Hugging Face folder, a GGUF file or a hub id.", metavar="MODEL")
 ]
+
+
+def _dtypes() -> list[str]:
+    from charonia.weights.checkpoint import WEIGHT_TYPES
+
+    return ["auto", *WEIGHT_TYPES]
+
+
 DtypeOption = Annotated[
     str,
     typer.Option(
-        help="Type of the weights, or of the unquantised part of a quantised model: auto (its own), bf16, fp16 or fp32."
+        autocompletion=_dtypes,
+        help="Type of the weights, or of the unquantised part of a quantised model: auto (own type), bf16, fp16, fp32.",
     ),
 ]
 ApiKeyOption = Annotated[
@@ -38,6 +47,12 @@ _GROUPS = {
     "session_ttl_s": "Sessions",
     "stream_interval_ms": "Streams",
 }
+
+
+def completes(values: Sequence[str]) -> Callable[[], list[str]] | None:
+    """Return the completion by the shell of an option with these values; None if there are none. The command line takes
+    other values too: the engine and the settings check them, with the remedy."""
+    return (lambda: list(values)) if values else None
 
 
 class GroupedCommand(TyperCommand):
@@ -94,10 +109,12 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
 def _parameter(entry: _engine.ConfigField, group: str, environment: bool) -> inspect.Parameter:
     flag = "--" + entry.key.replace("_", "-")
     # Without Typer's range checks: the engine checks ranges.
+    default = f"; default {entry.default_value}" if entry.default_value else ""
     option = typer.Option(
         *([f"{flag}/--no-{flag[2:]}"] if entry.kind == "bool" else [flag]),
         *([_SHORT[entry.key]] if entry.key in _SHORT else []),
-        help=f"{entry.help} ({entry.range}; default {entry.default_value})",
+        help=f"{entry.help} ({entry.range}{default})",
+        autocompletion=completes(entry.range.split(" | ") if " | " in entry.range and entry.kind != "bool" else ()),
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
         show_default=False,
         rich_help_panel=group,

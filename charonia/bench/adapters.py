@@ -19,7 +19,7 @@ from charonia.bench.records import Record
 from charonia.bench.static import phases
 from charonia.bench.targets import GREEDY
 from charonia.engine_settings import Setting
-from charonia.errors import InvalidRequestError
+from charonia.errors import InternalError, InvalidRequestError
 from charonia.weights import workspace
 from charonia.weights.adapted_modules import module_places
 from charonia.weights.convert import read_source
@@ -75,11 +75,21 @@ def run_adapters(
     return records
 
 
+def run_checked_adapters(model: str, batch: int, rank: int, prompt: int, output: int) -> list[Record]:
+    """run_adapters() with one run. First check, with fewer slots than adapters, that tokens do not depend on the batch.
+    Raise InternalError if they do."""
+    sizes = {"batch": batch, "rank": rank, "prompt": prompt, "output": output}
+    fewer: dict[str, Setting] = {"reproducible": True, "lora_device_adapters": batch - 1}
+    if not tokens_are_equal_in_a_batch(model, **sizes, settings=fewer):
+        raise InternalError("tokens with adapters differ alone and in a batch, or two adapters have the same tokens")
+    return run_adapters(model, **sizes, runs=1, settings={}, console=Console())
+
+
 def tokens_are_equal_in_a_batch(
     model: str, *, batch: int, rank: int, prompt: int, output: int, settings: dict[str, Setting]
 ) -> bool:
     """Return whether requests with different adapters have the same tokens and log probabilities alone and in a batch,
-    and others than the model alone."""
+    and others than each other and than the model alone."""
     names = [f"adapter-{index}" for index in range(batch)]
     sampling = SamplingParams(max_tokens=output, ignore_eos=True, logprobs=0, **GREEDY)
     with _engine(model, batch, rank, prompt + output, settings) as engine:
@@ -91,7 +101,7 @@ def tokens_are_equal_in_a_batch(
 
         [plain] = completions([""])
         alone = [completions([name])[0] for name in names]
-        return alone == completions(names) and plain not in alone
+        return alone == completions(names) and all([plain, *alone].count(one) == 1 for one in alone)
 
 
 @contextmanager

@@ -293,12 +293,17 @@ def kernels(
         ),
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 64, 512].")
+        list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 16, 64, 512].")
     ] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, help="Positions; may be repeated [1024, 8192].")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a decode [4; on a GPU 64].")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all processors.")] = 0,
-    reproducible: Annotated[bool, typer.Option("--reproducible", help="With the setting reproducible.")] = False,
+    reproducible: Annotated[
+        bool | None,
+        typer.Option(
+            "--reproducible/--no-reproducible", help="With the setting reproducible or without [on a GPU both]."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; medians are printed.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
@@ -311,14 +316,15 @@ def kernels(
     for one in formats or ():
         if one not in FORMATS:
             raise InvalidRequestError(f"--format {one} is not known: expected one of {', '.join(FORMATS)}")
+    modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
     records = list(
         measure_kernels(
-            parse_shape(name), device=device.value, threads=threads, reproducible=reproducible,
-            formats=formats or FORMATS, rows=rows or [1, 8, 64, 512], contexts=context or [1024, 8192],
+            parse_shape(name), device=device.value, threads=threads, modes=modes,
+            formats=formats or FORMATS, rows=rows or [1, 8, 16, 64, 512], contexts=context or [1024, 8192],
             batch=batch or (64 if gpu else 4), rounds=rounds,
         )
     )  # fmt: skip
-    _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": reproducible}, records)
+    _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": modes}, records)
 
 
 @app.command()
@@ -376,8 +382,9 @@ def make_model(
         str,
         typer.Option(
             help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
-            "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss-, qwen3.5- or gemma4- in front: "
-            "the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B or of Gemma 4 E2B."
+            "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss-, qwen3.5-, gemma4- or glm4-moe- "
+            "in front: the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B, of Gemma 4 E2B, or of GLM-4.5 "
+            "with 16 experts and an MTP layer."
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from charonia.bench.records import Record
+
+if TYPE_CHECKING:
+    from charonia_client import GenerateResponse
+
+    from charonia.api.results import Chunk
 
 
 @dataclass
@@ -21,7 +26,14 @@ class Trace:
     ended: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
+    proposed_tokens: int = 0  # by speculation
+    accepted_tokens: int = 0  # of them
     error: str | None = None
+
+    def count(self, part: Chunk | GenerateResponse) -> None:
+        """Store the numbers of tokens up to this part of the response."""
+        self.input_tokens, self.output_tokens = part.num_input_tokens, part.num_output_tokens
+        self.proposed_tokens, self.accepted_tokens = part.num_proposed_tokens, part.num_accepted_tokens
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,8 @@ class Figures:
     itl_ms: list[float]
     e2e_ms: list[float]
     error_counts: dict[str, int]  # the five most frequent texts
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Figures:
@@ -58,6 +72,8 @@ class Figures:
             itl_ms=[float(1e3 * gap) for trace in several for gap in np.diff(trace.arrivals)],
             e2e_ms=[1e3 * (trace.ended - trace.began) for trace in good],
             error_counts=dict(Counter(trace.error for trace in traces if trace.error).most_common(5)),
+            proposed_tokens=sum(trace.proposed_tokens for trace in good),
+            accepted_tokens=sum(trace.accepted_tokens for trace in good),
         )
 
     def errors_text(self) -> str:
@@ -83,7 +99,8 @@ _TIMES = {
 
 def records(benchmark: str, rounds: Sequence[Figures], case: dict[str, Any]) -> list[Record]:
     """Make the records of a case that was measured in several rounds. Rates and counts are medians of the rounds. Times
-    are medians and 99th percentiles of the requests of all rounds."""
+    are medians and 99th percentiles of the requests of all rounds. Proposed and accepted tokens have
+    records only with speculation."""
 
     def record(name: str, unit: str, values: Sequence[float]) -> Record:
         return Record.of(benchmark, name, unit, values, case=case)
@@ -96,6 +113,9 @@ def records(benchmark: str, rounds: Sequence[Figures], case: dict[str, Any]) -> 
         record("input tokens", "", [one.input_tokens for one in rounds]),
         record("output tokens", "", [one.output_tokens for one in rounds]),
     ]
+    if any(one.proposed_tokens for one in rounds):
+        found.append(record("proposed tokens", "", [one.proposed_tokens for one in rounds]))
+        found.append(record("accepted tokens", "", [one.accepted_tokens for one in rounds]))
     for name, attribute in _TIMES.items():
         times = [each for one in rounds for each in getattr(one, attribute)]
         if times:

@@ -5,6 +5,7 @@ The operations run on the engine's own devices, so each GEMM uses the kernel tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from charonia import _engine
@@ -15,6 +16,8 @@ from charonia.bench.records import Record
 FORMATS = ("bf16", "w4a16", "mxfp4", "w8a16", "w8a8", "fp8")
 _STEP_BYTES = {"cpu": 300e6, "cuda": 2e9}  # bytes read in a measured step: more than caches hold, and little overhead
 _MOST_LAYERS = 64
+# A line of the engine's report: "rows 5..8 n 4096 k 4096 bf16 -> bf16: own stream 8 x 16, 4 stages, 8.0 us, 4.19 TB/s".
+_CHOICE = re.compile(r"rows (\d+)\.\.(\d+) n (\d+) k (\d+) [^:]*: (.*?)(?:, [\d.]+ us, .*|, by rule)")
 
 
 def measure_kernels(
@@ -22,7 +25,7 @@ def measure_kernels(
     *,
     device: str,
     threads: int,
-    reproducible: bool,
+    modes: Sequence[bool],
     formats: Sequence[str],
     rows: Sequence[int],
     contexts: Sequence[int],
@@ -30,9 +33,13 @@ def measure_kernels(
     rounds: int,
 ) -> Iterator[Record]:
     """Yield the records of GEMMs for each format and number of rows, then of attention for each context and kind of KV
-    cache: decodes of one and of `batch` sequences, and a chunk of 512 prompt tokens at the end of the context."""
+    cache: decodes of one and of `batch` sequences, and a chunk of 512 prompt tokens at the end of the context. modes:
+    values of the setting `reproducible`. On a GPU, the records of GEMMs name the kernel that the mode chose."""
     limits = measure_limits(device, threads)
-    bench = _engine.KernelBench(device, threads, reproducible)
+    benches = {
+        "reproducible" if reproducible else "normal": _engine.KernelBench(device, threads, reproducible)
+        for reproducible in modes
+    }
     dim = shape.hidden // shape.heads
     weights = {
         "qkv": ((shape.heads + 2 * shape.kv_heads) * dim, shape.hidden),
@@ -47,22 +54,38 @@ def measure_kernels(
     for name, (n, k) in weights.items():
         for code in formats:
             layers = _layers(device, n * k * (2 if code == "bf16" else 0.5))
-            size, times = bench.gemm(n, k, code, list(rows), layers, rounds)
-            for count in rows:
-                case = {"weight": f"{name} {n} x {k}", "format": code, "rows": count}
-                yield from _records("gemm", case, times[count], size, 2.0 * count * n * k, limits)
+            for mode, bench in benches.items():
+                known = set(bench.report())
+                size, times = bench.gemm(n, k, code, list(rows), layers, rounds)
+                chosen = [line for line in bench.report() if line not in known]
+                for count in rows:
+                    case: dict[str, object] = {"weight": f"{name} {n} x {k}", "format": code, "rows": count}
+                    if device == "cuda":
+                        case |= {"mode": mode, "kernel": kernel_of(chosen, n, k, count)}
+                    yield from _records("gemm", case, times[count], size, 2.0 * count * n * k, limits)
     for bits in (16, 8, 4):
         for context in contexts:
             chunk = min(512, context)
             for sequences, fresh in dict.fromkeys([(1, 1), (batch, 1), (1, chunk)]):
                 layers = _layers(device, 4 * sequences * context * shape.kv_heads * dim * bits / 16)
-                kv_size, seconds = bench.attention(
-                    shape.heads, shape.kv_heads, dim, bits, sequences, fresh, context, layers, rounds
-                )
-                case = {"KV bits": bits, "context": context, "sequences": sequences, "rows": fresh}
-                seen = fresh * (context - (fresh - 1) / 2)  # positions, over the rows of a sequence
-                operations = 4.0 * sequences * shape.heads * dim * seen
-                yield from _records("attention", case, seconds, kv_size, operations, limits)
+                for mode, bench in benches.items():
+                    kv_size, seconds = bench.attention(
+                        shape.heads, shape.kv_heads, dim, bits, sequences, fresh, context, layers, rounds
+                    )
+                    case = {"KV bits": bits, "context": context, "sequences": sequences, "rows": fresh}
+                    if device == "cuda":
+                        case["mode"] = mode
+                    seen = fresh * (context - (fresh - 1) / 2)  # positions, over the rows of a sequence
+                    operations = 4.0 * sequences * shape.heads * dim * seen
+                    yield from _records("attention", case, seconds, kv_size, operations, limits)
+
+
+def kernel_of(report: Sequence[str], n: int, k: int, rows: int) -> str:
+    """The kernel that the lines of an engine's report name for a GEMM; empty if there is none. A number of rows beyond
+    the last line uses the last line's kernel."""
+    found = [match.groups() for line in report if (match := _CHOICE.fullmatch(line))]
+    kernels = [(int(last), kernel) for _, last, *of, kernel in found if of == [str(n), str(k)]]
+    return next((kernel for last, kernel in kernels if rows <= last), kernels[-1][1] if kernels else "")
 
 
 def _layers(device: str, size: float) -> int:

@@ -119,6 +119,30 @@ class QwenShape(Shape):
 
 
 @dataclass(frozen=True)
+class GlmShape(Shape):
+    """The sizes of a model with GLM-4.5's architecture, whose layers all have experts, and with its MTP layer."""
+
+    rope_theta: float = 1e6
+    experts: int = 16
+    experts_per_token: int = 4
+
+    def config(self) -> dict[str, Any]:
+        return {
+            **super().config(),
+            "architectures": ["Glm4MoeForCausalLM"],
+            "model_type": "glm4_moe",
+            "head_dim": self.hidden // self.heads,
+            "first_k_dense_replace": 0,
+            "moe_intermediate_size": self.intermediate,
+            "n_routed_experts": self.experts,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": self.experts_per_token,
+            "num_nextn_predict_layers": 1,
+            "use_qk_norm": True,
+        }
+
+
+@dataclass(frozen=True)
 class GemmaShape(Shape):
     """The sizes of a model with the architecture of Gemma 4 E2B: four layers of five have a window, and the last four
     of seven read the keys and values of earlier ones."""
@@ -146,7 +170,12 @@ class GemmaShape(Shape):
 
 
 # Prefixes of the six numbers, by architecture.
-_ARCHITECTURES: dict[str, type[Shape]] = {"gpt-oss-": GptOssShape, "qwen3.5-": QwenShape, "gemma4-": GemmaShape}
+_ARCHITECTURES: dict[str, type[Shape]] = {
+    "gpt-oss-": GptOssShape,
+    "qwen3.5-": QwenShape,
+    "gemma4-": GemmaShape,
+    "glm4-moe-": GlmShape,
+}
 # The names in docs and reports.
 SHAPES = {
     "tiny": Shape(2, 64, 4, 2, 160, 320, 2048),
@@ -171,8 +200,9 @@ def parse_shape(text: str) -> Shape:
         layers, hidden, heads, kv_heads, intermediate, vocab = (int(part) for part in sizes.split(","))
     except ValueError as error:
         raise InvalidRequestError(
-            f"shape {text!r} is not known; expected {', '.join(SHAPES)}, or six numbers separated by commas, which may "
-            f"follow {', '.join(_ARCHITECTURES)}"
+            f"shape {text!r} is not known; expected {', '.join(SHAPES)}, or six numbers separated by commas (layers, "
+            "hidden, heads, KV heads, intermediate, vocabulary: 2,64,4,2,160,320), which may follow "
+            f"{', '.join(_ARCHITECTURES)}"
         ) from error
     return _ARCHITECTURES.get(prefix, Shape)(layers, hidden, heads, kv_heads, intermediate, vocab)
 
@@ -200,10 +230,11 @@ def write_random_model(
     config = dict(shape.config() if isinstance(shape, Shape) else shape)
     config["torch_dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[weight_type]
     spec = describe(config, folder.name)
+    extra = spec.mtp if isinstance(shape, GlmShape) else {}
     dtype_name = WEIGHT_TYPES[weight_type]
     tensors = {
         part.name: Tensor(dtype_name, part.file_shape, _norm_value(spec, canonical))
-        for canonical, parts in spec.tensors.items()
+        for canonical, parts in {**spec.tensors, **extra}.items()
         for part in parts
     }
     if scheme:

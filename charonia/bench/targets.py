@@ -43,7 +43,7 @@ class InProcess:
         async for chunk in self._engine.astream(job.prompt, sampling):
             if chunk.token_ids:
                 trace.arrivals.append(clock())
-            trace.input_tokens, trace.output_tokens = chunk.num_input_tokens, chunk.num_output_tokens
+            trace.count(chunk)
 
 
 class Triton:
@@ -61,7 +61,7 @@ class Triton:
         async for part in self._client.generate(request):
             if part.token_ids or part.text:
                 trace.arrivals.append(clock())
-            trace.input_tokens, trace.output_tokens = part.num_input_tokens, part.num_output_tokens
+            trace.count(part)
 
 
 class Gateway:
@@ -69,7 +69,8 @@ class Gateway:
 
     def __init__(self, client: Any, model: str) -> None:
         self._client = client
-        self._body = {"model": model, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        self._body = {"model": model, "ignore_eos": True, "timings": True, **streamed}
 
     async def run(self, job: Job, trace: Trace) -> None:
         path, name = ("/v1/completions", "prompt")
@@ -90,6 +91,8 @@ class Gateway:
                     trace.arrivals.append(clock())
                 if usage := event.get("usage"):
                     trace.input_tokens, trace.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                if (timings := event.get("timings")) and "draft_n" in timings:
+                    trace.proposed_tokens, trace.accepted_tokens = timings["draft_n"], timings["draft_n_accepted"]
 
 
 @asynccontextmanager

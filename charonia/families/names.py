@@ -13,6 +13,18 @@ MTP = "mtp."  # before the canonical names of an MTP layer's tensors
 
 
 @dataclass(frozen=True)
+class MtpNames:
+    """Module names of the layer for multi-token prediction. {}: the number after the last layer's. The defaults are
+    DeepSeek's."""
+
+    layer: str = "model.layers.{}."
+    norm: str = "model.layers.{}.shared_head.norm"
+    embedding_norm: str = "model.layers.{}.enorm"
+    hidden_norm: str = "model.layers.{}.hnorm"
+    join: str = "model.layers.{}.eh_proj"
+
+
+@dataclass(frozen=True)
 class Names:
     """Module names of a family. Names within a layer follow the layer's prefix. The defaults are Llama's."""
 
@@ -64,6 +76,7 @@ class Names:
     experts_post_norm: str = "post_feedforward_layernorm_2"
     shared_post_norm: str = "post_feedforward_layernorm_1"
     expert_scales: str = "router.per_expert_scale"  # the full name; only with expert_scales
+    mtp: MtpNames = MtpNames()
 
 
 LLAMA_NAMES = Names()
@@ -138,17 +151,17 @@ def family_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap
 
 
 def mtp_tensors(config: ModelConfig, names: Names = LLAMA_NAMES) -> TensorMap:
-    """Return every canonical tensor of the layer for multi-token prediction, which follows the last layer in the files
-    and has its attributes."""
-    hidden, theirs = config.hidden_units, names.layer.format(config.num_layer)
+    """Return every canonical tensor of the layer for multi-token prediction, which has the attributes of the last
+    layer."""
+    hidden, number, theirs = config.hidden_units, config.num_layer, names.mtp
     one = replace(config, num_layer=1, layers=config.layers[-1:])
-    layer = family_tensors(one, replace(names, layer=theirs))
+    layer = family_tensors(one, replace(names, layer=theirs.layer.format(number)))
     made = _Map()
     made.tensors = {name: parts for name, parts in layer.items() if name.startswith("layers.")}
-    made.vector("norm", f"{theirs}shared_head.norm", hidden)
-    made.vector("enorm", f"{theirs}enorm", hidden)
-    made.vector("hnorm", f"{theirs}hnorm", hidden)
-    made.linear("eh_proj", False, (f"{theirs}eh_proj", hidden, 2 * hidden))
+    made.vector("norm", theirs.norm.format(number), hidden)
+    made.vector("enorm", theirs.embedding_norm.format(number), hidden)
+    made.vector("hnorm", theirs.hidden_norm.format(number), hidden)
+    made.linear("eh_proj", False, (theirs.join.format(number), hidden, 2 * hidden))
     return {f"{MTP}{name}": parts for name, parts in made.tensors.items()}
 
 

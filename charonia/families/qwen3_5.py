@@ -10,12 +10,14 @@ from charonia.families.experts import expert_counts, qwen_layers
 from charonia.families.hf_config import activation, optional, required
 from charonia.families.llama import attention_bias, llama_spec
 from charonia.families.mixers import conv_kernel, mixers_of
-from charonia.families.names import LLAMA_NAMES, Names
+from charonia.families.names import MtpNames, Names
 from charonia.families.spec import HfConfig, ModelSpec, family
 
 MOST_K_DIM = 256  # elements of a k head; the engine's limit
 
-NEXT_NAMES = Names(delta_grouped=True)
+MTP_NAMES = MtpNames("mtp.layers.0.", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc")
+_NAMES = Names(mtp=MTP_NAMES)
+NEXT_NAMES = Names(delta_grouped=True, mtp=MTP_NAMES)
 _MIXERS = {"linear_attention": "delta_net", "full_attention": "attention"}
 
 
@@ -40,10 +42,12 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
         raise ModelError(f"config.json: linear_key_head_dim is {k_dim}; it must be 1 to {MOST_K_DIM}")
     if v_dim < 1:
         raise ModelError(f"config.json: linear_value_head_dim is {v_dim}; it must be positive")
+    mixers = _mixers(config)
     return llama_spec(
         config,
         names,
-        ignored=("mtp.",),  # layers for multi-token prediction
+        ignored=("mtp.",),  # layers for multi-token prediction, if they are not used
+        mtp=mixers[-1] == "attention" and not optional(config, "mtp_use_dedicated_embeddings", False),
         head_dim=256,
         partial_rotary=0.25,
         activation=activation(config, "hidden_act", supported={"silu": "silu", "swish": "silu"}),
@@ -52,7 +56,7 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
         attention_gate=True,
         **attention_bias(config),
         conv_kernel=conv_kernel(config, "linear_conv_kernel_dim", 4),
-        mixers=_mixers(config),
+        mixers=mixers,
         delta_k_heads=k_heads,
         delta_v_heads=v_heads,
         delta_k_dim=k_dim,
@@ -75,11 +79,11 @@ def _with_experts(config: HfConfig, count: int, per_token: int) -> dict[str, Any
 
 
 def _qwen3_5(config: HfConfig) -> ModelSpec:
-    return _spec(config, LLAMA_NAMES)
+    return _spec(config, _NAMES)
 
 
 def _qwen3_5_moe(config: HfConfig) -> ModelSpec:
-    return _spec(config, LLAMA_NAMES, **_with_experts(config, 256, 8))
+    return _spec(config, _NAMES, **_with_experts(config, 256, 8))
 
 
 def _qwen3_next(config: HfConfig) -> ModelSpec:
@@ -101,7 +105,9 @@ _MOE_KEYS = f"{_KEYS} moe_intermediate_size num_experts num_experts_per_tok shar
 _HARMLESS = "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings"
 _ONLY = {"attn_output_gate": (True,), "mlp_only_layers": ([],)}
 
-QWEN3_5 = family("qwen3_5 qwen3_5_text", "Qwen3.5, 3.6 and 3.8", _qwen3_5, _KEYS, harmless=_HARMLESS, only=_ONLY)
+QWEN3_5 = family(
+    "qwen3_5 qwen3_5_text", "Qwen3.5, 3.6 and 3.8", _qwen3_5, _KEYS, harmless=_HARMLESS, only=_ONLY, mtp=True
+)
 QWEN3_5_MOE = family(
     "qwen3_5_moe qwen3_5_moe_text",
     "Qwen3.5, 3.6 and 3.8 with experts",
@@ -109,6 +115,7 @@ QWEN3_5_MOE = family(
     _MOE_KEYS,
     harmless=_HARMLESS,
     only=_ONLY,
+    mtp=True,
 )
 QWEN3_NEXT = family(
     "qwen3_next",
@@ -117,4 +124,5 @@ QWEN3_NEXT = family(
     f"{_MOE_KEYS} decoder_sparse_step mlp_only_layers norm_topk_prob",
     harmless="mamba_ssm_dtype mtp_num_hidden_layers",
     only={"attn_output_gate": (True,)},
+    mtp=True,
 )

@@ -173,7 +173,7 @@ class ModelSpec:
     quantization: QuantizationConfig | None = None  # from config.json; None: weights are not quantised
     interleaved_experts: bool = False  # in tensors with all experts of a layer, rows of gate and up alternate
     quantised_cache: bool = False  # config.json requires a quantised KV cache; the files may have scales for it
-    end_tokens: tuple[str, ...] = ()  # tokens that end a response in addition to those of the files, if they exist
+    end_tokens: tuple[str, ...] = ()  # end a response, besides the end tokens of the files, if the tokenizer has them
     score_tokens: tuple[int, ...] = ()  # the rows of the output layer that a score needs; empty: as `tensors` says
     instruction: str = ""  # of a reranker, for requests without one; empty: the chat template has its own
     tied_output: str = ""  # with tied embeddings: name of the output layer's weight, which files may also have

@@ -72,10 +72,14 @@ def _is_alone(file: Path) -> bool:
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """Translate errors about wrong metadata: values may have any type, and `tokenizers` raises Exception."""
+    """Translate errors about wrong metadata: values may have any type, and `tokenizers` raises Exception. Each error
+    names the file."""
     try:
         yield
-    except (CharoniaError, OSError):
+    except CharoniaError as error:
+        text = str(error).replace(str(file.resolve()), str(file))
+        raise type(error)(text if str(file) in text else f"{file}: {text}", error.status) from error
+    except OSError:
         raise
     except Exception as error:
         raise ModelError(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from charonia.api.options import with_engine_options, with_options
+from charonia.api.options import completes, with_engine_options, with_options
 from charonia.engine_settings import spell_settings
 from charonia.errors import InvalidRequestError
 from charonia.settings import OF_ANSWERS, ServeSettings, env_name, inference_settings, read_settings
@@ -53,6 +53,7 @@ def setting_parameter(field: str) -> inspect.Parameter:
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         help=f"{info.description} ({env_name(field)}{default})",
+        autocompletion=completes([value for value in types if isinstance(value, str)]),
         rich_help_panel="Service",
     )
     optional: Any = kind | None
@@ -114,7 +115,8 @@ def serve_command(
     os.umask(0o077)  # also of Triton and the gateway: their files and shared memory can hold prompts
     chosen = read_settings(**model_settings(models), **(given or {}))
     with reported(chosen.log_format):
-        serve(chosen, with_adapters(spell_settings(settings or {}), lora), exits=True)
+        exit_code = serve(chosen, with_adapters(spell_settings(settings or {}), lora), exits=True)
+    raise typer.Exit(exit_code)
 
 
 def model_settings(given: list[str] | None) -> dict[str, str]:
@@ -139,7 +141,8 @@ Name = Annotated[str, typer.Argument(help="the model's name, as /v1/models has i
 Loaded = Annotated[
     str,
     typer.Argument(
-        help="the model's name, as /v1/models has it; NAME=MODEL adds a model: a folder, a workspace or a hub id"
+        help="the model's name, as /v1/models has it; NAME=MODEL adds a model: a folder, a workspace, a GGUF file or a "
+        "hub id"
     ),
 ]
 

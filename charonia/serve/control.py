@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.errors import CharoniaError, ServeError
+from charonia.serve import run_folder
 
 _FILE = "control.sock"
 _MAX_LINE = 1 << 16
@@ -100,8 +101,11 @@ def ask(root: Path, port: int, **question: Any) -> Any:
         if "error" in answer:
             raise ServeError(answer["error"])
         return answer["answer"]
+    wrong = f"no charonia serve with gRPC port {port} runs here with the run folder {root}"
+    if others := [other for other in run_folder.ports(root) if other != port]:
+        listed = " or ".join(f"--grpc-port {other}" for other in others)
+        raise ServeError(f"{wrong}, but one with another port does: add {listed}, or set CHARONIA_GRPC_PORT")
     raise ServeError(
-        f"no charonia serve with gRPC port {port} runs here with the run folder {root}: name its own with --grpc-port "
-        "and --run-dir (make serve has --run-dir run), or CHARONIA_GRPC_PORT and CHARONIA_RUN_DIR; in containers, ask "
-        "inside of that container"
+        f"{wrong}: name its own with --grpc-port and --run-dir (make serve has --run-dir run), or CHARONIA_GRPC_PORT "
+        "and CHARONIA_RUN_DIR; in containers, ask inside of that container"
     )

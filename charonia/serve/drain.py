@@ -34,8 +34,8 @@ _ENDED = re.compile(
 )
 _POLL_S = 0.05
 _METRICS_S = 1  # time for Triton to answer with its metrics
-_CUT_OFF_S = 5  # time for the engine to end its requests with an error
-_LAST_TEXT_S = 5  # time for these errors to reach the clients
+CUT_OFF_S = 5  # time for the engine to end its requests with an error
+LAST_TEXT_S = 5  # time for these errors to reach the clients
 _LOOK_S = 0.2  # between two looks at the metrics
 # Triton counts calls that were cancelled by gRPC, or whose gateway died, as running for ever. If the engine has been
 # idle for so long, running calls are taken for such calls.
@@ -149,8 +149,8 @@ class ModelControl:
             if now >= deadline:
                 for engine in engines:
                     self._order(engine)
-                self.wait_unloaded(engines, _CUT_OFF_S, lambda: not hurry())
-                self.wait_unloaded(ensembles, _LAST_TEXT_S, lambda: not hurry())
+                self.wait_unloaded(engines, CUT_OFF_S, lambda: not hurry())
+                self.wait_unloaded(ensembles, LAST_TEXT_S, lambda: not hurry())
                 return
             time.sleep(_LOOK_S)
 

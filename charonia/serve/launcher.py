@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from charonia.serve.liveness import Liveness
 
 _KILL_AFTER_S = 10  # time for a process to end, in addition to drain_timeout_s for the gateway
+# A stack ends at most so long after two times drain_timeout_s, one for the gateway and one for other clients.
+AFTER_DRAINS_S = 2 * _KILL_AFTER_S + drain.CUT_OFF_S + drain.LAST_TEXT_S
 _HURRIED_EXIT_S = 5  # time for a gateway to end after the second signal, so that it leaves no files
 _MAX_DELAY_S = 30  # before a restart
 _STABLE_S = 600  # restarts before a Triton that was ready for so long do not count
@@ -63,6 +65,7 @@ class _Signals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
+        self._number = 0  # the last one
         self._clock = clock
         self._arrived = threading.Event()
         self._last = -math.inf
@@ -71,8 +74,13 @@ class _Signals:
         now = self._clock()
         if now - self._last >= _TOGETHER_S:
             self.count += 1
-            self._last = now
+            self._number, self._last = number, now
         self._arrived.set()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process, like a shell's after the second signal: 130 for Ctrl-C."""
+        return 128 + self._number if self.count > 1 else 0
 
     def wait(self, seconds: float) -> bool:
         """Returns True if a signal has arrived."""
@@ -95,8 +103,9 @@ def serve(
     console: Console | None = None,
     *,
     exits: bool = False,
-) -> None:
-    """Serves until Ctrl-C, SIGTERM or SIGHUP, and returns when everything has ended.
+) -> int:
+    """Serves until Ctrl-C, SIGTERM or SIGHUP. Returns the exit code when everything has ended: 0, or 128 + its number
+    if a second signal has ended it.
 
     inference: inference parameters, which take precedence over the environment. exits: the caller exits afterwards, so
     these signals are ignored from then on. Call it in the main thread. Raises CharoniaError if something cannot start
@@ -106,6 +115,7 @@ def serve(
     signals = _Signals()
     with signals.caught(then_ignored=exits):
         _Stack(settings, inference_settings(inference), console, signals).run()
+    return signals.exit_code
 
 
 class _Stack:
@@ -441,7 +451,7 @@ class _Stack:
                 return  # _announce() prints this warning
             # Errors during the start are shown together if it fails.
             shows = level == "warning" or (level and self._ready)
-            if shows and (passed := repeats.passed(text)) is not None:
+            if shows and not self._hurries() and (passed := repeats.passed(text)) is not None:
                 self._say(passed, level, of=name)
 
         return Child(name, command, env, log_file, show, render, lambda text: self._say(text, "warning"), inherits)
@@ -556,15 +566,21 @@ class _Stack:
             self._liveness.stop()
         if self._ready:
             self._models.end()
-        if self._signals.count and self._children:
+        if self._signals.count and self._children and not self._hurries():
             self._say("Stopping; Ctrl-C again does not wait for running requests")
         ended = [child for child in self._children if child.exit_status() is not None]
         if 0 < len(ended) < len(self._children):  # to end the others may take a while
             others = " and ".join(child.name for child in self._children if child not in ended)
             self._say(f"{ended[0].name} {ended[0].exit_status()}; stopping {others}", "error")
 
+        told = False
+
         def hurry() -> bool:
-            return self._signals.count > 1
+            nonlocal told
+            if self._hurries() and not told:
+                told = True
+                self._say("Ending without waiting for running requests")
+            return told
 
         if not self._children:
             return
@@ -584,6 +600,10 @@ class _Stack:
             )
         self._end_server(server, hurry)
         shared_memory.remove(self._shared_memory)
+
+    def _hurries(self) -> bool:
+        """Whether a second signal has arrived."""
+        return self._signals.count > 1
 
     def _end_server(self, server: Child, hurry: Callable[[], bool]) -> None:
         """Kills Triton when its engines are unloaded and no client is connected, who may still read. It would then wait
@@ -613,7 +633,7 @@ class _Stack:
             self._kill(server)
 
     def _kill(self, child: Child) -> None:
-        if child.exit_status() is None:
+        if child.exit_status() is None and not self._hurries():
             self._say(f"{child.name} has not ended by itself and is killed")
         child.kill_group()
 

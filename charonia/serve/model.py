@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from charonia import _engine
-from charonia.errors import ModelError, ServeError
+from charonia.errors import ModelError, ServeError, named_as_given
 from charonia.gguf.folder_names import model_file
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
@@ -96,7 +96,9 @@ def prepare_all(
     given = shares.parse_shares(settings.model_shares, len(found))
     served = with_labels(found)
     if len(served) == 1:
-        if inference.get("lora_adapters") or mtp_of(inference):  # Triton would find that one does not fit too late
+        # The engine checks these settings too, but only after Triton has started.
+        checked = inference.get("lora_adapters") or inference.get("kv_offload_memory")
+        if checked or draft_of(inference) or mtp_of(inference):
             made = _engine.plan_memory(served[0].workspace / workspace.WEIGHTS, dict(inference))
             if made["num_blocks"] == 0:
                 raise ServeError(f"{served[0].name} does not fit: {made['warnings'][-1]}")
@@ -108,11 +110,12 @@ def prepare_draft(
     inference: Mapping[str, str], run_dir: Path, say: Callable[[str], None], held: ExitStack
 ) -> dict[str, str]:
     """The inference parameters with the workspace of their draft model, if they name one, which counts as served until
-    `held` is closed. Raises CharoniaError."""
+    `held` is closed. Until then, errors name the draft model as the user gave it. Raises CharoniaError."""
     draft = draft_of(inference)
     if draft is None:
         return dict(inference)
     folder = prepare(draft, run_dir, {"tensor_para_size": "1"}, say, held)
+    held.enter_context(named_as_given(folder / workspace.WEIGHTS, draft))
     return {**inference, **draft_settings(folder / workspace.WEIGHTS)}
 
 
@@ -136,8 +139,19 @@ def prepare(
         with ExitStack() as for_now:
             return prepare(model, run_dir, inference, say, for_now)
     named = model_or_default(model, inference, say)
-    location = workspace.locate(named)
-    if pinned := hub.pinned_id(str(named), location.path):
+    with workspace.located(named) as location:
+        return _prepared(named, location, run_dir, inference, say, held)
+
+
+def _prepared(
+    named: str,
+    location: workspace.Location,
+    run_dir: Path,
+    inference: Mapping[str, str],
+    say: Callable[[str], None],
+    held: ExitStack,
+) -> Path:
+    if pinned := hub.pinned_id(named, location.path):
         say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
     if location.is_workspace:
         from charonia.weights.quality_record import drop_outdated  # with Rich, which no other start needs

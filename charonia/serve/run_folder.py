@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,12 @@ def running(root: Path, port: int) -> str | None:
         if host == socket.gethostname() and _has_open(pid, (folder / _LOCK).stat()):
             return pid
     return None
+
+
+def ports(root: Path) -> list[int]:
+    """Returns the gRPC ports of the servers that run on this machine with this run folder."""
+    names = (re.fullmatch(r"port-(\d+)", folder.name) for folder in root.glob("port-*"))
+    return sorted(port for port in (int(name[1]) for name in names if name) if running(root, port))
 
 
 def _has_open(pid: str, file: os.stat_result) -> bool:

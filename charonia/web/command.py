@@ -94,7 +94,7 @@ def generate_command(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Hugging Face model folder, workspace folder or hub id (MODEL; default: SmolLM2)",
+            help="Hugging Face folder, workspace folder, GGUF file or hub id (MODEL; default: SmolLM2)",
             metavar="[MODEL]",
         ),
     ] = None,

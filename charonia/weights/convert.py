@@ -674,15 +674,15 @@ def _make(
         raise UnsupportedError(
             f"--model-format {model_format!r} is not supported; supported: {', '.join(_MODEL_FORMATS)}"
         )
-    location = workspace.locate(model)
-    if location.is_workspace:
-        raise ModelError(
-            f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
-        )
-    source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
+    with workspace.located(model) as location:
+        if location.is_workspace:
+            raise ModelError(
+                f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
+            )
+        source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
     found = source.spec.quantization.method if source.spec.quantization else DENSE
     if model_format not in (AUTO_FORMAT, found):
-        raise ModelError(f"--model-format {model_format}: the weights of {location.path} are {found}: omit this option")
+        raise ModelError(f"--model-format {model_format}: the weights of {model} are {found}: omit this option")
     progress = Progress(show_progress)
     for note in source.spec.notes:
         progress.warn(note)
@@ -690,7 +690,7 @@ def _make(
         progress.warn(cached, lasting=False)
     if found == "mxfp4" and not source.spec.interleaved_experts:
         progress.warn(
-            f"{location.path}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
+            f"{model}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
             "GPT-OSS. The files do not record this: if all gate rows come first, the results are wrong"
         )
     if force and workspace.is_held(destination.expanduser()):

@@ -39,8 +39,8 @@ def with_mtp(folder: Path, spec: ModelSpec) -> ModelSpec:
         )
     if not spec.mtp:
         raise UnsupportedError(
-            f"{folder}: {METHOD} = {_METHOD} is not supported for family {spec.config.model_family}; supported: "
-            f"{', '.join(_families())}. For this model {_OTHERWISE}"
+            f"{folder}: {METHOD} = {_METHOD} is not supported for this model of family {spec.config.model_family}; "
+            f"supported, if config.json describes a usual layer: {', '.join(_families())}. For this model {_OTHERWISE}"
         )
     if spec.config.model_task != "generate":
         raise UnsupportedError(

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from charonia import _engine
 from charonia.engine_settings import Setting, spell_settings
-from charonia.errors import InvalidRequestError, UnsupportedError
+from charonia.errors import InvalidRequestError, UnsupportedError, named_as_given
 from charonia.families import ModelSpec
 from charonia.json_files import read_json
 from charonia.units import spell_bytes
@@ -30,7 +30,7 @@ from charonia.weights.convert import (
     read_source,
     write_description,
 )
-from charonia.weights.draft_model import draft_of, draft_settings, named_as_given
+from charonia.weights.draft_model import draft_of, draft_settings
 from charonia.weights.mtp import mtp_of
 from charonia.weights.quality_record import parse_records, quality_table, records_of_weights
 from charonia.weights.task import setting_of
@@ -87,6 +87,11 @@ class Plan:
         return f"{full} KV blocks and {window} window blocks ({size})" if self.window else f"{full} KV blocks ({size})"
 
     @property
+    def model_fits(self) -> bool:
+        """Whether the model fits. If not, the last warning says why."""
+        return self.num_blocks > 0
+
+    @property
     def kv_cache_bytes(self) -> int:
         """Return the size of all blocks and states."""
         blocks = self.num_blocks * self.kv_block_bytes + self.num_window_blocks * self.kv_window_block_bytes
@@ -126,7 +131,7 @@ class Plan:
 
         A missing argument counts as 1.
         """
-        if self.num_blocks == 0:
+        if not self.model_fits:
             return self.warnings[-1]
         users, context = users or 1, context or 1
         if context > self.session_len:
@@ -206,13 +211,13 @@ def _weights(
     notes: receives the assumptions of the plan.
     """
     if workspace.existing(model) is not None or hub.is_gguf_id(str(model)):
-        location = workspace.locate(model)
-        if location.weights is not None:
-            if dtype != "auto":
-                raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
-            yield location.weights
-            return
-        source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
+        with workspace.located(model) as location:
+            if location.weights is not None:
+                if dtype != "auto":
+                    raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
+                yield location.weights
+                return
+            source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
         spec, here, adaptable = source.spec, location.path, source.adaptable
     else:
         spec, here, adaptable = _spec_on_hub(str(model), dtype, settings, notes), None, True
@@ -258,6 +263,7 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
         f"{plan.num_blocks} and {plan.num_window_blocks} window blocks" if plan.window else f"{plan.num_blocks} blocks"
     )
     states = f" and {plan.num_states} states" if plan.num_states else ""
+    window_block = f"window block: {plan.cache_block_seq_len} of the last {plan.window} tokens"
     rows = [
         ("weights", plan.weight_bytes),
         *([("in host memory", plan.host_bytes)] if plan.host_bytes else []),
@@ -267,14 +273,11 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
         *([("KV in host memory (kv_offload_memory)", plan.offload_bytes)] if plan.offload_bytes else []),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),
+        *([(window_block, plan.kv_window_block_bytes)] if plan.window else []),
+        *([("state of a sequence (recurrent layers)", plan.state_bytes)] if plan.num_states else []),
         ("free", plan.free_bytes),
-        (f"KV cache of {blocks}{states}", plan.kv_cache_bytes),
+        *([(f"KV cache of {blocks}{states}", plan.kv_cache_bytes)] if plan.model_fits else []),
     ]
-    if plan.window:
-        window_block = f"window block: {plan.cache_block_seq_len} of the last {plan.window} tokens"
-        rows[-2:-2] = [(window_block, plan.kv_window_block_bytes)]
-    if plan.num_states:
-        rows[-2:-2] = [("state of a sequence (recurrent layers)", plan.state_bytes)]
     for name, size in rows:
         memory.add_row(name, spell_bytes(size))
     console.print(memory)
@@ -287,9 +290,9 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
         console.print(f"The device is the CPU: {plan.device_note}.", highlight=False, markup=False)
     if plan.quality:
         console.print(quality_table(parse_records(plan.quality)))
-    for warning in plan.warnings:
+    for warning in plan.warnings if plan.model_fits else plan.warnings[:-1]:
         console.print(f"warning: {warning}", highlight=False, markup=False)
-    if plan.num_blocks == 0:
+    if not plan.model_fits:
         return
     if not (users and context):
         fits = Table(title="Maximum number of users", title_justify="left")

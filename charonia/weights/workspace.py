@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from charonia import __version__, _engine, disk
-from charonia.errors import ModelError
+from charonia.errors import ModelError, named_as_given
 from charonia.families import Quantization
-from charonia.gguf.folder_names import SUFFIX, is_gguf, only_model_in
+from charonia.gguf.folder_names import SUFFIX, is_gguf, model_file, only_model_in
 from charonia.json_files import read_json
 from charonia.weights import hub
 from charonia.weights.built_in import SMOLLM2, built_in
@@ -122,7 +122,9 @@ def locate(model: str | os.PathLike[str]) -> Location:
     """
     path = existing(model)
     if path is None and hub.is_gguf_id(str(model)):
-        return _unpacked(hub.download_gguf(str(model)))
+        file = hub.download_gguf(str(model))
+        with named_as_given(file, str(model)):
+            return _unpacked(file)
     if path is None:
         return locate(hub.download(str(model)))
     if path.is_file() and is_gguf(path):
@@ -145,6 +147,14 @@ def locate(model: str | os.PathLike[str]) -> Location:
         f"{path} is neither a workspace (no {WEIGHTS}/manifest.json) nor a Hugging Face model folder (no config.json), "
         f"and has no {SUFFIX} file"
     )
+
+
+@contextmanager
+def located(model: str | os.PathLike[str]) -> Iterator[Location]:
+    """Like locate(). Errors of the block name a GGUF file as the user gave it, not the folder with its content."""
+    location = locate(model)
+    with named_as_given(location.path, str(model)) if model_file(location.path) else contextlib.nullcontext():
+        yield location
 
 
 def _unpacked(gguf: Path) -> Location:

@@ -25,9 +25,9 @@ DEFAULT_PORT = 33337
 def _target(text: str) -> str:
     """Convert HOST, HOST:PORT, [IPv6] or [IPv6]:PORT to gRPC's format."""
     host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
+    if "/" not in text and (not colon or text.endswith("]")):
         return f"{text}:{DEFAULT_PORT}"
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if "/" in text or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise typer.BadParameter(f"{text!r} is not HOST:PORT, for example localhost:{DEFAULT_PORT}")
     return text
 

@@ -87,6 +87,9 @@ class KernelBench {
 
   std::string instruction_set() const { return std::string(ops_->instruction_set()); }
 
+  // The kernels that a GPU has chosen so far (GemmRunner::report()).
+  std::vector<std::string> report() const { return ops_->report(); }
+
   // Measures out [rows, n] = in [rows, k] * weight^T for each number of rows. A step has `layers` GEMMs, each with its
   // own weight, so that caches do not help. Returns the bytes of a weight, and for each number of rows the mean seconds
   // of a GEMM in each of `rounds` steps.
@@ -246,6 +249,7 @@ void bind_kernel_bench(py::module_& m) {
       .def(py::init<const std::string&, int, bool>(), py::arg("device"), py::arg("threads") = 0,
            py::arg("reproducible") = false, release)
       .def_property_readonly("instruction_set", &KernelBench::instruction_set)
+      .def("report", &KernelBench::report, release, "The kernels that a GPU has chosen so far, one in a line.")
       .def("gemm", &KernelBench::gemm, py::arg("n"), py::arg("k"), py::arg("format"), py::arg("rows"),
            py::arg("layers"), py::arg("rounds"), release,
            "Bytes of a weight, and for each number of rows the seconds of a GEMM in each round.")

@@ -179,7 +179,7 @@ bool accept(Text& text, int size, const Below& below) {
   return true;
 }
 
-// A prompt with a random end, of which the model has computed a beginning.
+// A prompt with a random end. The model has computed its beginning.
 template <typename Models>
 Text new_text(Models& models, const Below& below, int slot) {
   Text text{.tokens = Tokens(static_cast<std::size_t>(9 + below(30)), 1), .slot = slot};
@@ -338,12 +338,13 @@ TEST_F(MtpTest, AModelThatCannotHaveProposalsIsRejectedByName) {
   };
   const auto variants = testing::model_variants();
   auto states = *std::ranges::find_if(variants, [](const auto& one) { return one.mixers.front() != "attention"; });
+  states.mtp = true;
   TinyModel embeds = with_mtp(), ranks;
   embeds.more = "model_task = embed\n";
   ranks.ranks = 2;
   expect_refused({}, "no MTP layer");
   expect_refused({}, "charonia convert MODEL --speculative-method mtp");
-  expect_refused(states, "recurrent layers");
+  expect_refused(states, "the MTP layer is recurrent");
   expect_refused(embeds, "task = embed");
   expect_refused(ranks, "tensor_para_size is 2");
   expect_refused(with_mtp(), "the device is null", {{"device", "null"}});

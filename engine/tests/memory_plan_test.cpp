@@ -138,6 +138,20 @@ TEST(CacheSize, StatesOfRunningSequencesAndSnapshotsCountBesideTheBlocks) {
   EXPECT_EQ(blocks_by_kind(one, small, blocks_that_fit(one, small)), (PerKind<int>{1024, 0, 16 + 1}));
 }
 
+TEST(CacheSize, StatesAfterProposalsAreAQuarterOfAllAtMost) {
+  EngineConfig one = config(64, 32'768);
+  one.max_batch_size = 15;
+  one.enable_prefix_caching = false;
+  const CacheMemory memory{{kMiB, 0, kMiB}, 0, 0, 1};
+  for (const auto& [method, device, tokens, states] :
+       {std::tuple{"off", "cpu", 8, 16}, {"ngram", "cpu", 2, 16 + 4}, {"ngram", "cpu", 8, 16 + 5}, {"ngram", "cuda", 8, 16}}) {
+    one.speculative_method = method;
+    one.device = device;
+    one.speculative_tokens = tokens;
+    EXPECT_EQ(blocks_by_kind(one, memory, 1024), (PerKind<int>{1024, 0, states}));
+  }
+}
+
 TEST(CacheSize, LargeStatesLeaveMemoryForTokens) {
   auto one = config(64, 32'768);
   one.max_batch_size = 256;

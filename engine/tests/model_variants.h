@@ -72,7 +72,7 @@ inline std::vector<TinyModel> model_variants() {
   lfm2_moe.mixers = {"short_conv", "short_conv", "attention"};
   lfm2_moe.experts = 5, lfm2_moe.router_bias = true, lfm2_moe.layer_experts = "dm";
   lfm2_moe.more = "router_score = sigmoid\nrouter_norm_min = 1e-6\n";
-  qwen3_5.layers = 3, qwen3_5.k_heads = 4, qwen3_5.v_heads = 8;
+  qwen3_5.layers = 4, qwen3_5.k_heads = 4, qwen3_5.v_heads = 8;
   qwen3_5.qk_norm = qwen3_5.biases = qwen3_5.attention_gate = true;
   qwen3_5.mixers = {"delta_net", "attention"};
   qwen3_5.experts = 5, qwen3_5.shared_inter = 36, qwen3_5.shared_gate = true, qwen3_5.layer_experts = "md";

@@ -131,6 +131,13 @@ TEST(SpeculationPolicy, FindsTheBestNumberOfProposalsAlsoAfterItTriedMore) {
   EXPECT_EQ(one[0].chosen, 2);
 }
 
+TEST(SpeculationPolicy, ChoosesNoMoreThanThereAreStates) {
+  SpeculationPolicy policy(100, 3);
+  Candidates two = {{.size = 8, .rate = 0.9}, {.size = 8, .rate = 0.9}};
+  policy.choose(2, two);
+  EXPECT_EQ(two[0].chosen + two[1].chosen, 3);
+}
+
 TEST(SpeculationPolicy, ASlowFirstStepDoesNotMakeProposalsLookGood) {
   SpeculationPolicy policy;
   policy.measured(1, 10);
@@ -274,6 +281,10 @@ TEST(SpeculationPolicy, APromptOfTheDraftModelIsPaidByTheTokensThatMayFollow) {
   EXPECT_DOUBLE_EQ(policy.begin_s(640, 10), 2);
   EXPECT_DOUBLE_EQ(policy.begin_s(640, 0), 20);
   EXPECT_DOUBLE_EQ(policy.begin_s(640, 100'000), 20.0 / 128);
+  SpeculationPolicy between;
+  between.drafted(1, 1);
+  between.drafted(127, 3);
+  EXPECT_DOUBLE_EQ(between.begin_s(640, 10), 2) << "64 rows are half way between the measured ones";
 }
 
 TEST(SpeculationPolicy, TheDraftModelComputesAsMuchAsFitsIntoTheTimeOfAStep) {

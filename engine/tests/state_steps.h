@@ -8,7 +8,7 @@
 
 namespace charonia::ops {
 
-constexpr int kStateSlots = 7;
+constexpr int kStateSlots = 9;
 
 // Layer 1 has a state of this many floats.
 inline KvLayout state_layout(std::int64_t floats) {
@@ -16,12 +16,15 @@ inline KvLayout state_layout(std::int64_t floats) {
           .block_len = 4};
 }
 
-// A part of a sequence in a step: rows [begin, end) of its inputs.
+// A part of a sequence in a step: rows [begin, end) of its inputs. Of these the last `proposed` are like proposals: the
+// states after the rows before them and after each of them have a slot, the last one state_out.
 template <class Inputs>
 struct StatePart {
   const Inputs* in = nullptr;
   int begin = 0, end = 0;
   std::int32_t state_in = -1, state_out = 0;
+  int proposed = 0;
+  std::vector<std::int32_t> row_states = {};  // [proposed]
 };
 
 // The rows of all parts, one after the other. inputs_of(inputs) returns the matrix that they are taken from.
@@ -42,8 +45,15 @@ Matrix joined(const std::vector<StatePart<Inputs>>& parts, int gap, const auto& 
 
 template <class Inputs>
 void run_state_step(Ops& ops, const std::vector<StatePart<Inputs>>& parts, const auto& issue) {
-  std::vector<std::int32_t> starts = {0}, positions, state_in, state_out;
+  std::vector<std::int32_t> starts = {0}, positions, state_in, state_out, row_states;
+  const bool proposed = std::ranges::any_of(parts, [](const auto& part) { return part.proposed > 0; });
   for (const auto& part : parts) {
+    if (proposed) {
+      row_states.insert(row_states.end(), static_cast<std::size_t>(part.end - part.begin - part.proposed), -1);
+      if (part.proposed > 0) row_states.back() = part.row_states.front();
+      row_states.insert(row_states.end(), part.row_states.begin() + (part.proposed > 0), part.row_states.end());
+      if (part.proposed > 0) row_states.push_back(part.state_out);
+    }
     for (int p = part.begin; p < part.end; ++p) positions.push_back(p);
     starts.push_back(static_cast<std::int32_t>(positions.size()));
     state_in.push_back(part.state_in);
@@ -56,17 +66,19 @@ void run_state_step(Ops& ops, const std::vector<StatePart<Inputs>>& parts, const
                           .positions = positions,
                           .block_tables = {},
                           .state_in = state_in,
-                          .state_out = state_out},
+                          .state_out = state_out,
+                          .row_states = row_states},
             .logits_rows = {},
             .sample = {}},
            issue);
 }
 
 // Computes the sequences again, in steps that have any number of rows of each sequence. A sequence moves to another
-// slot at times. run(parts) returns the outputs of the parts, whose bits must be those of `whole`.
+// slot at times. run(parts) returns the outputs of the parts, whose bits must be those of `whole`. proposals: some steps
+// write the states after several rows of a sequence, which then continues after any of them.
 template <class Inputs>
 void expect_cuts_change_no_bit(Random& random, const std::vector<Inputs>& sequences, const std::vector<Matrix>& whole,
-                               const auto& run) {
+                               bool proposals, const auto& run) {
   std::vector<std::int32_t> slot(sequences.size(), -1), free;
   for (int i = 0; i < kStateSlots; ++i) free.push_back(i);
   std::vector<int> computed(sequences.size());
@@ -85,9 +97,15 @@ void expect_cuts_change_no_bit(Random& random, const std::vector<Inputs>& sequen
         free.pop_back();
         if (slot[s] >= 0) free.insert(free.begin(), slot[s]);
       }
-      parts.push_back({&sequences[s], computed[s], computed[s] + rows, slot[s], out});
+      auto& part = parts.emplace_back(&sequences[s], computed[s], computed[s] + rows, slot[s], out);
       of_part.push_back(s);
       slot[s] = out;
+      if (!proposals || uniform(random, 0, 1) == 0) continue;
+      while (part.proposed < rows - 1 && free.size() > sequences.size()) {
+        part.row_states.push_back(free.back());
+        free.pop_back();
+        ++part.proposed;
+      }
     }
     if (left_in_all == 0) return;
     if (parts.empty()) continue;
@@ -97,7 +115,17 @@ void expect_cuts_change_no_bit(Random& random, const std::vector<Inputs>& sequen
       for (int p = parts[i].begin; p < parts[i].end; ++p, ++row) {
         ASSERT_TRUE(result.same_bits(row, whole[of_part[i]], p)) << "row " << p << " of sequence " << of_part[i];
       }
-      computed[of_part[i]] = parts[i].end;
+      // The sequence continues after one of the rows that have a state.
+      const auto s = of_part[i];
+      const auto& part = parts[i];
+      computed[s] = part.end;
+      if (part.proposed == 0) continue;
+      const int dropped = uniform(random, 0, part.proposed);
+      computed[s] -= dropped;
+      if (dropped > 0) {
+        std::swap(slot[s], parts[i].row_states[static_cast<std::size_t>(part.proposed - dropped)]);
+      }
+      free.insert(free.begin(), part.row_states.begin(), part.row_states.end());
     }
   }
 }

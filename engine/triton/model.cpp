@@ -110,13 +110,15 @@ void Model::log_loaded(const std::string& name) const {
   const auto where = info.device == "cuda"   ? "GPU " + info.config.device_ids
                      : info.device == "null" ? "null, which computes nothing"
                                              : info.device + ", " + std::to_string(info.config.threads) + " threads";
+  const auto& method = info.config.speculative_method;
+  const auto speculation = info.draft_model.empty() ? method : "draft model " + info.draft_model;
   log_info(cat(name, ": ", model.model_name, " (", model.model_family, ", ", type, ") on ", where, ", ",
                info.instruction_set, "; weights ", bytes_text(info.weight_bytes), "; KV cache ",
                bytes_text(info.kv_cache_bytes), " in ", info.num_blocks, " blocks of ", info.config.cache_block_seq_len,
                " = ", std::int64_t{info.num_blocks} * info.config.cache_block_seq_len, " tokens",
                info.num_window_blocks > 0 ? cat(" and ", info.num_window_blocks, " window blocks") : "",
                info.num_states > 0 ? cat(" and ", info.num_states, " states") : "",
-               info.draft_model.empty() ? "" : cat("; draft model ", info.draft_model), "; context ",
+               method == "off" ? "" : cat("; speculation: ", speculation), "; context ",
                info.config.session_len, " tokens; steps of at most ", info.config.token_budget, " tokens and ",
                info.config.max_batch_size, " sequences"));
   if (!info.device_note.empty()) log_info(name + ": device = auto is the CPU: " + info.device_note);

@@ -17,8 +17,7 @@ from pydantic import AliasChoices
 
 import charonia
 from charonia import _engine
-from charonia.serve.launcher import _KILL_AFTER_S
-from charonia.serve.triton import EXIT_MARGIN_S
+from charonia.serve.launcher import AFTER_DRAINS_S
 from charonia.settings import PREFIX, ServeSettings, env_name
 
 SERVER, GATEWAY = "charonia-server", "charonia-gateway"
@@ -201,7 +200,7 @@ def test_probes_and_grace_periods_last_as_long_as_the_settings_allow(rendered: M
     grace, sleep, drain = times(gateway)
     assert sleep >= 5 and grace > sleep + drain + 5
     grace, sleep, drain = times(server)
-    assert sleep >= 5 and grace >= sleep + 2 * drain + EXIT_MARGIN_S + _KILL_AFTER_S
+    assert sleep >= 5 and grace >= sleep + 2 * drain + AFTER_DRAINS_S
 
 
 # --- privileges, files and secrets

@@ -165,3 +165,24 @@ def test_an_engine_gives_its_memory_back(model: Path) -> None:
     for _ in range(3):
         with Engine.from_pretrained(model, cache_max_entry_count=0.6) as engine:
             assert engine.generate([[5, 6, 7]], sampling())[0].finish_reason == "length"
+
+
+def test_kernels_are_measured_in_both_modes_and_named(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from charonia.bench.cli import app
+    from charonia.bench.records import read
+
+    file = tmp_path / "kernels.json"
+    shape = "1,128,4,2,256,300" if EMULATED else "1,4096,32,8,14336,300"
+    done = CliRunner().invoke(
+        app,
+        ["kernels", "--device", "cuda", "--shape", shape, "--format", "bf16", "--format", "w4a16", "--rows", "1",
+         "--rows", "16", "--context", "70", "--batch", "2", "--rounds", "1", "--json", str(file)],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    gemms = [one.case for one in read(file)[1] if one.benchmark == "gemm" and one.name == "time"]
+    modes = {(case["weight"].split()[0], case["format"], case["rows"], case["mode"]) for case in gemms}
+    assert len(modes) == 4 * 2 * 2 * 2 and ("o", "bf16", 16, "reproducible") in modes
+    assert all(case["kernel"] for case in gemms)
+    assert all(case["kernel"].startswith("own ") for case in gemms if case["mode"] == "reproducible")

@@ -145,12 +145,10 @@ def test_error_is_printed_and_sets_exit_code_of_pipe(stack: Stack) -> None:
     assert done.stdout.count("1000000") == 2
 
 
-@pytest.mark.parametrize(
-    ("target", "code", "says"), [("localhost:0", 2, "is not HOST:PORT"), ("localhost:http", 2, "is not HOST:PORT")]
-)
-def test_wrong_address_is_named(target: str, code: int, says: str) -> None:
+@pytest.mark.parametrize("target", ["localhost:0", "localhost:http", "http://localhost:1", "localhost:1/v1"])
+def test_wrong_address_is_named(target: str) -> None:
     done = piped("", target)
-    assert done.returncode == code and says in done.stderr
+    assert done.returncode == 2 and "is not HOST:PORT" in done.stderr
 
 
 def test_missing_server_is_reported_immediately() -> None:

@@ -203,6 +203,29 @@ async def test_requests_are_greedy_without_repetition_penalty() -> None:
     assert [(one["temperature"], one["repetition_penalty"]) for one in found] == [(0.0, 1.0)] * 3
 
 
+def test_serving_shows_accepted_tokens_only_with_speculation(tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("one two three one two three one two three one two\n")
+    found = {}
+    for method in ("off", "ngram"):
+        file = tmp_path / method
+        options = ["--prompts", str(tmp_path / "prompts"), "--num-requests", "1", "--warmup", "0", "--json", str(file)]
+        settings = ["--device", "cpu", "--threads", "1", "--speculative-method", method]
+        done = CliRunner().invoke(app, ["serving", str(DEMO_MODEL), *options, *settings])
+        assert done.exit_code == 0, done.output
+        found[method] = {one.name: one.value for one in records.read(file)[1]}
+    assert not {"proposed tokens", "accepted tokens"} & found["off"].keys()
+    assert found["ngram"]["proposed tokens"] >= found["ngram"]["accepted tokens"] > 0
+
+
+async def test_the_gateway_names_proposed_and_accepted_tokens() -> None:
+    event = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}}
+    event["timings"] = {"draft_n": 7, "draft_n_accepted": 5}
+    answer = httpx.Response(200, text=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: answer), base_url="http://gateway") as client:
+        await targets.Gateway(client, "m").run(Job("x", 9), trace := Trace(0.0))
+    assert (trace.output_tokens, trace.proposed_tokens, trace.accepted_tokens) == (9, 7, 5)
+
+
 async def opened(url: str) -> None:
     async with targets.gateway(url):
         pass

@@ -18,13 +18,14 @@ from charonia.api.results import Output
 from charonia.bench import peers, records
 from charonia.bench.adapters import _figures, _Seconds, run_adapters
 from charonia.bench.cli import app
-from charonia.bench.kernels import FORMATS
+from charonia.bench.kernels import FORMATS, kernel_of
 from charonia.bench.peers import ENGINES, Result, peer_records
 from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
 from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
 from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError
+from charonia.weights.convert import read_source
 
 SOME = [
     Record.of("static", "decode", "tokens/s", [90, 120, 100], case={"batch": 1}, asked=110),
@@ -43,9 +44,16 @@ def printed(some: list[Record], width: int) -> list[list[str]]:
     return [line.replace("│", " ").replace("┃", " ").split() for line in lines]
 
 
-def test_unknown_shape_is_rejected_with_the_names_and_the_prefixes() -> None:
-    with pytest.raises(InvalidRequestError, match=r"'llama-1,2' is not known; .* m05, .* follow gpt-oss-, qwen3.5-, "):
+def test_unknown_shape_is_rejected_with_the_names_the_sizes_and_the_prefixes() -> None:
+    wanted = r"'llama-1,2' is not known; .* m05, .* KV heads, intermediate, .* follow gpt-oss-, qwen3.5-, "
+    with pytest.raises(InvalidRequestError, match=wanted):
         parse_shape("llama-1,2")
+
+
+def test_the_shape_of_glm_has_an_mtp_layer(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", parse_shape("glm4-moe-2,64,4,2,96,320"))
+    names = read_source(tmp_path / "m", mtp=True).checkpoint.tensors.keys()
+    assert {"model.layers.2.eh_proj.weight", "model.layers.2.mlp.experts.15.up_proj.weight"} < names
 
 
 def test_record_has_the_median_the_range_and_the_verdict() -> None:
@@ -152,6 +160,23 @@ def test_cpu_time_of_decode_is_left_out_if_it_is_noise() -> None:
     for noise in (-0.5, 0.0, 0.5):
         short = [_Seconds({"decode": 4.0}, {"prefill": 1.0, "decode": noise})]
         assert len(list(_figures("decode", 8, alone, short))) == len(list(_figures("decode", 8, short, alone))) == 3
+
+
+def test_kernel_of_reads_the_report_of_the_engine() -> None:
+    report = [
+        "device 0: a GPU, sm_90, 132 SMs; GEMMs: cublasLt 130200",
+        "rows 1..8 n 64 k 32 bf16 -> bf16: cuBLASLt, padded to 16 rows, 1.0 us, 3.10 TB/s",
+        "rows 9..16 n 64 k 32 bf16 -> bf16: own stream 16 x 32, 4 stages, by rule",
+        "rows 1..16 n 64 k 48 bf16 -> bf16, int4, groups of 128: own tile 16 x 64, 6 stages, 2 blocks, 3.0 us, 1 TB/s",
+    ]
+    expected = {
+        1: "cuBLASLt, padded to 16 rows",
+        9: "own stream 16 x 32, 4 stages",
+        512: "own stream 16 x 32, 4 stages",
+    }
+    assert {rows: kernel_of(report, 64, 32, rows) for rows in expected} == expected
+    assert kernel_of(report, 64, 48, 2) == "own tile 16 x 64, 6 stages, 2 blocks"
+    assert kernel_of([], 64, 32, 1) == ""
 
 
 def test_kernels_with_unknown_format_is_rejected() -> None:

@@ -62,7 +62,14 @@ def test_help_names_every_option_whole_on_a_narrow_terminal(command: str) -> Non
 
 def test_shell_completes_commands_and_options() -> None:
     cases = (("charonia doc", "1", "doctor"), ("charonia serve --grpc", "2", "--grpc-port"))
-    for words, number, wanted in (*cases, ("charonia make-model ", "2", "benchmark")):  # its group
+    values = (
+        ("charonia plan x --quantization w8", "4", "w8a16"),
+        ("charonia serve --speculative-method ", "3", "draft_model"),
+        ("charonia serve --logs ", "3", "stderr"),
+        ("charonia convert x --dtype b", "4", "bf16"),
+        ("charonia quantize x --scheme w4", "4", "w4a16"),
+    )
+    for words, number, wanted in (*cases, *values, ("charonia make-model ", "2", "benchmark")):  # its group
         env = {"_CHARONIA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
         done = subprocess.run([Path(sys.executable).parent / "charonia"], env={**PLAIN, **env}, capture_output=True)
         assert done.stderr == b"" and wanted in done.stdout.decode().split()
@@ -79,13 +86,13 @@ def test_doctor_names_each_problem_with_a_remedy(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         env = {"CHARONIA_GRPC_PORT": str(taken.getsockname()[1]), "CHARONIA_TRITON_DIR": str(tmp_path)}
-        code, out, _ = charonia("doctor", env=env)
+        code, out, _ = charonia("doctor", "--run-dir", tmp_path / "run", env=env)
     assert code == 1
     lines = {line[9:].split("  ")[0].strip(): line for line in out.splitlines()}
     port, triton = lines[f"port {env['CHARONIA_GRPC_PORT']}"], lines["Triton"]
     assert port.startswith("PROBLEM") and port.endswith("choose another port with CHARONIA_GRPC_PORT")
     assert triton.startswith("PROBLEM") and "has no bin/tritonserver" in triton
-    assert lines["Python"].startswith("ok")
+    assert lines["Python"].startswith("ok") and lines["run folder"].endswith(f"  {tmp_path / 'run'}")
     assert set(lines) >= {
         "packages",
         "engine",
@@ -167,7 +174,10 @@ def test_help_of_serve_has_groups() -> None:
 def test_plan_says_once_why_a_model_does_not_fit(model: Path) -> None:
     code, out, err = charonia("plan", model, "--memory", "1MiB", env={"COLUMNS": "1000"})
     (why,) = [line for line in f"{out}{err}".splitlines() if "does not fit" in line]
-    assert code == 1 and why in out
+    assert code == 1 and why in err and why.startswith("error: ") and "KV cache of" not in out
+    code, out, err = charonia("plan", model, "--kv-offload-memory", "1TiB", "--memory", "1GiB", env={"COLUMNS": "1000"})
+    assert code == 1 and "error: kv_offload_memory = 1TiB, but " in err and "lower it" in err
+    assert "warning" not in out and "KV cache of" not in out
 
 
 @pytest.mark.slow
@@ -416,7 +426,10 @@ def test_a_full_disk_is_one_sentence(
     assert re.fullmatch(r"error: No space left on device at \S+/missing/file \([\d.]+ \w+ are free\): free .*\n", error)
 
 
-@pytest.mark.parametrize(("option", "hint"), [("--max-model-len", "--session-len"), ("--ctx-size=9", "--session-len")])
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--max-model-len", "--session-len"), ("--ctx-size=9", "--session-len"), ("--log-format", "CHARONIA_LOG_FORMAT")],
+)
 def test_an_option_of_another_server_gets_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str, hint: str
 ) -> None:

@@ -368,7 +368,7 @@ def test_a_disk_that_becomes_full_is_named_in_one_sentence(
     assert list(tmp_path.iterdir()) == [model]
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOTDIR])
 def test_a_target_that_cannot_be_written_is_named(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -639,6 +639,11 @@ def test_an_error_names_the_draft_model_that_was_given(model: Path, tmp_path: Pa
     (other / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(InvalidRequestError, match=f"speculative_model = {other}: its vocabulary differs"):
         Engine.from_pretrained(model, speculative_model=str(other))
+    settings = ServeSettings(_env_file=None, model=str(model))  # type: ignore[call-arg]
+    refused = pytest.raises(InvalidRequestError, match=f"^speculative_model = {other}: its vocabulary differs")
+    with refused, contextlib.ExitStack() as held:
+        inference = prepare_draft({"device": "cpu", "speculative_model": str(other)}, tmp_path, print, held)
+        prepare_all(settings, tmp_path, inference, print, held)
 
 
 def test_simultaneous_starts_share_one_new_workspace(

@@ -19,6 +19,7 @@ sys.path.append(str(ROOT))
 
 from charonia import SamplingParams, _engine  # noqa: E402
 from charonia.families import ModelConfig  # noqa: E402
+from charonia.serve.launcher import AFTER_DRAINS_S  # noqa: E402
 from charonia.settings import ServeSettings, env_name  # noqa: E402
 from definitions.outputs import COMMITTED, render  # noqa: E402
 from definitions.sampling import SamplingParameter, parameters  # noqa: E402
@@ -181,7 +182,12 @@ def test_defaults_in_scripts_and_compose_equal_the_definitions() -> None:
     assert {"CHARONIA_HTTP_PORT", "CHARONIA_GATEWAY_PORT", "CHARONIA_SHM_SIZE", "GRAFANA_PORT"} <= dict(compared).keys()
     assert [(name, value) for name, value in compared if not same_default(value, defined[name])] == []
     (grace,) = {value for name, value in compared if name == "CHARONIA_STOP_GRACE_PERIOD"}
-    assert grace == f"{2 * float(defined['CHARONIA_DRAIN_TIMEOUT_S']) + 15:g}s"
+    seconds = f"{2 * float(defined['CHARONIA_DRAIN_TIMEOUT_S']) + AFTER_DRAINS_S:g}"
+    assert grace == f"{seconds}s"
+    limit = f"twice `drain_timeout_s` plus {AFTER_DRAINS_S} s"
+    pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("contracts.md", "operations.md")}
+    assert f"{limit} before SIGKILL ({seconds} s by" in pages["contracts.md"]
+    assert pages["operations.md"].count(limit) == 3 and f"is {seconds} s. It" in pages["operations.md"]
 
 
 @pytest.mark.parametrize(

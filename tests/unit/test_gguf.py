@@ -155,8 +155,10 @@ def test_unsupported_gguf_types_and_architectures_are_named(tmp_path: Path) -> N
     write_pair(file, tmp_path / "dense", {"else": "Q8_0"})
     content = file.read_bytes()
     (tmp_path / "other.gguf").write_bytes(content.replace(b"llama", b"mamba"))
-    with pytest.raises(UnsupportedError, match="mamba"):
-        workspace.locate(tmp_path / "other.gguf")
+    (tmp_path / "linked.gguf").symlink_to("other.gguf")
+    for name in ("other.gguf", "linked.gguf"):
+        with pytest.raises(UnsupportedError, match=rf"^{tmp_path / name}: .*mamba"):
+            workspace.locate(tmp_path / name)
     (tmp_path / "cut.gguf").write_bytes(content[: len(content) // 2])
     with pytest.raises(ModelError, match="complete GGUF"):
         workspace.locate(tmp_path / "cut.gguf")
@@ -169,6 +171,19 @@ def test_dense_and_quantised_weights_that_are_computed_together_are_rejected(tmp
     write_pair(tmp_path / "m.gguf", tmp_path / "dense", {"attn_v": "F16", "else": "Q8_0"})
     with pytest.raises(UnsupportedError, match=r"blk\.0\.attn_v\.weight is F16"):
         read_source(workspace.locate(tmp_path / "m.gguf").path)
+
+
+def test_errors_name_the_gguf_file_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path / "m.gguf", tmp_path / "dense", {"attn_v": "F16", "else": "Q8_0"})
+    monkeypatch.chdir(tmp_path)
+    for act in (
+        lambda: Engine.from_pretrained("m.gguf"),
+        lambda: make_plan("m.gguf"),
+        lambda: convert("m.gguf", tmp_path / "w"),
+        lambda: prepare("m.gguf", tmp_path / "run", {}),
+    ):
+        with pytest.raises(UnsupportedError, match=r"^m\.gguf: tensors are computed together"):
+            act()
 
 
 def test_reader_finds_the_places_of_the_package_gguf(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-from gpu_check import Outcome, Run  # noqa: E402
+from gpu_check import LATER, STAGES, Outcome, Run  # noqa: E402
+
+from charonia.bench.limits import busy_and_gaps  # noqa: E402
 
 GTEST = """\
 [==========] Running 4 tests from 2 test suites.
@@ -60,9 +64,28 @@ def test_cpp_tests_continue_after_a_crash(out: Path, monkeypatch: pytest.MonkeyP
     assert outcome.status == "failed" and "1 passed, 1 failed: A.dies (ended with 7)" in outcome.summary
 
 
+def test_probe_reports_bits_and_names_wrong_instructions(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = out / "charonia_cuda_tests"
+    monkeypatch.setattr(gpu_check, "ENGINE", out)
+    passed = "[ RUN      ] HopperTest.bits\\nfigure 99.5 %% equal bits, bf16\\n[       OK ] HopperTest.bits (1 ms)\\n"
+    program.write_text(f"#!/bin/sh\nprintf '{passed}'\n")
+    program.chmod(0o755)
+    outcome = gpu_check.probe(None, 60)
+    assert outcome.status == "passed" and outcome.decisions == ["reproducible mode must not use wgmma"]
+    [figure] = outcome.records
+    assert (figure["value"], figure["unit"], figure["case"]) == (99.5, "%", {"what": "equal bits, bf16"})
+    program.write_text(
+        "#!/bin/sh\necho '[ RUN      ] HopperTest.boxes'; echo '[  FAILED  ] HopperTest.boxes (1 ms)'; exit 1\n"
+    )
+    outcome = gpu_check.probe(None, 60)
+    assert outcome.status == "failed" and outcome.summary == "wrong: HopperTest.boxes"
+    program.write_text("#!/bin/sh\necho '[ RUN      ] HopperTest.bits'; echo '[  SKIPPED ] HopperTest.bits (1 ms)'\n")
+    assert gpu_check.probe(None, 60).status == "left out"
+
+
 def test_busy_time_counts_overlapping_kernels_once() -> None:
     kernels = [(0.0, 4.0, "a"), (1.0, 2.0, "b"), (3.0, 5.0, "c"), (9.0, 10.0, "d"), (11.0, 12.0, "e")]
-    assert gpu_check.busy_and_gaps(kernels) == (7.0, [(4.0, "c", "d"), (1.0, "d", "e")])
+    assert busy_and_gaps(kernels) == (7.0, [(4.0, "c", "d"), (1.0, "d", "e")])
 
 
 def test_stage_that_does_not_fit_is_left_out_and_results_are_written(out: Path) -> None:
@@ -82,10 +105,84 @@ def test_failed_build_ends_the_check_with_the_end_of_the_log(out: Path) -> None:
     assert "    an error" in (out / "results.md").read_text()
 
 
+def test_default_run_checks_correctness_first_and_fits_the_budget() -> None:
+    default = [name for name in STAGES if name not in LATER]
+    assert default[:4] == ["build", "probe", "cpp_tests", "python_tests"]
+    for names in (default, ["build", *LATER]):
+        assert sum(STAGES[name][0] for name in names) <= gpu_check.BUDGET_S
+
+
+def test_default_run_leaves_out_no_stage_that_takes_its_time(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: clock)
+
+    def taking(seconds: float) -> Run:
+        def run(emulated: Path | None, limit_s: float) -> Outcome:
+            nonlocal clock
+            clock += seconds
+            return Outcome("passed")
+
+        return run
+
+    stages = {name: (guess_s, taking(guess_s)) for name, (guess_s, _) in STAGES.items() if name not in LATER}
+    now = gpu_check.check(stages, None, gpu_check.BUDGET_S)
+    assert {one.status for one in now.values()} == {"passed"}
+
+
 def test_command_that_runs_too_long_is_killed(out: Path) -> None:
     assert gpu_check.run(["sleep", "600"], "log", 0.1, {"PATH": "/usr/bin:/bin"})[0] is None
 
 
+def test_pdl_measures_each_setting_in_a_process_of_its_own_session(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = json.dumps({**FIGURE, "name": "decode", "case": {"weights": "bf16"}})
+    settings = ",".join(f"$CHARONIA_CUDA_{name}" for name in ("PDL", "PREFETCH", "DECODE_SPLIT"))
+    program = out / "python"
+    program.write_text(
+        f"#!/bin/sh\necho '{figure}' > {out}/pdl_one.jsonl\necho \"{settings} $3 $(ps -o sid= -p $$)\" >> {out}/seen\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(gpu_check.sys, "executable", str(program))
+    for name in ("PDL", "PREFETCH", "DECODE_SPLIT"):
+        monkeypatch.delenv(f"CHARONIA_CUDA_{name}", raising=False)
+    records = list(gpu_check.measure_pdl(cast(gpu_check.Clock, None)))
+    assert [one["case"] for one in records] == [{"weights": "bf16", "setting": name} for name in gpu_check.PDL]
+    seen = [line.split() for line in (out / "seen").read_text().splitlines()]
+    assert [line[0] for line in seen] == ["off,,", "early,,", "late,,", "late,16,", ",,64"]
+    assert {(line[1], int(line[2])) for line in seen} == {("pdl_one", os.getsid(0))}
+
+
 def test_unknown_stage_is_rejected() -> None:
     done = subprocess.run([ROOT / "scripts" / "gpu_check.sh", "bench1"], capture_output=True, text=True)
-    assert done.returncode == 2 and "expected build, limits" in done.stderr
+    assert done.returncode == 2 and "expected build, probe, cpp_tests" in done.stderr
+
+
+def test_decisions_name_the_faster_way_and_missed_bars() -> None:
+    def figure(name: str, value: float, **case: object) -> gpu_check.Record:
+        return {"name": name, "value": value, "case": case}
+
+    rates = {"early": 100.0, "late": 104.0, "off": 90.0}
+    pdl = [figure("decode", rate, weights="bf16", setting=name) for name, rate in rates.items()]
+    assert list(gpu_check.decide("pdl", pdl)) == ["bf16: early 1.000, late 1.040, off 0.900 of early: take late"]
+    lib = [figure("time", us, weight="o", type="bf16", rows=rows) for rows, us in ((1, 9.0), (16, 8.0), (2048, 50.0))]
+    lib.append(figure("time", 25.0, weight="o", type="s8", rows=2048))
+    assert list(gpu_check.decide("lib", lib)) == [
+        "o: 1 row 9.0 us, 16 rows 8.0 us: pad",
+        "o: int8 2.00 times bf16: cuBLASLt for W8A8",
+    ]
+    yard = [figure("rate", rate, kernel=name, rows=8) for name, rate in (("charonia", 80.0), ("a", 90.0), ("b", 100.0))]
+    assert list(gpu_check.decide("yard", yard)) == ["8 rows: 80% of the best library: below 85 %, the exit rule counts"]
+    decode = [
+        figure("decode", rate, weights="bf16", reproducible=how, batch=1)
+        for how, rate in ((False, 200.0), (True, 180.0))
+    ]
+    assert list(gpu_check.decide("decode", decode)) == [
+        "bf16: 200 tokens/s; an H200 should reach 265 in bf16 and 560 in w4a16",
+        "bf16, batch 1: reproducible costs 10% of at most 5%: missed",
+    ]
+    gap = [figure("first to last kernel", 50.0), figure("kernels", 42.0)]
+    assert list(gpu_check.decide("gap", gap)) == ["8.00 of 50.00 ms of a step are in no kernel: shorten the gaps first"]
+    limits = [
+        figure("read", 4.5),
+        *(figure("bf16 GEMM", rate, what=w) for w, rate in (("burst", 820), ("after 5 s", 700))),
+    ]
+    assert "4.50 TB/s and 700 T operations/s in bf16 (820" in next(gpu_check.decide("limits", limits))

@@ -47,8 +47,8 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Stack]:
     silent, and ready immediately."""
     one = _Stack(ServeSettings(max_restarts=2, gateway=False), {}, Console(quiet=True), Hurried())
     monkeypatch.setattr(one, "_until_server_ready", lambda: True)
-    monkeypatch.setattr(drain, "_CUT_OFF_S", 0)
-    monkeypatch.setattr(drain, "_LAST_TEXT_S", 0)
+    monkeypatch.setattr(drain, "CUT_OFF_S", 0)
+    monkeypatch.setattr(drain, "LAST_TEXT_S", 0)
 
     def start(code: str) -> Child:
         return Child("Triton", [sys.executable, "-c", code], os.environ, None, one._control.see)

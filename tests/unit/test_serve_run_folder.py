@@ -12,6 +12,7 @@ import pytest
 from charonia import doctor
 from charonia.errors import ServeError
 from charonia.serve import checks
+from charonia.serve.control import ask
 from charonia.serve.launcher import serve
 from charonia.serve.run_folder import held, running
 from charonia.settings import read_settings
@@ -65,6 +66,8 @@ def test_other_ports_and_other_machines_have_folders_of_their_own(
     """Containers of one image share the volume with the run folder, and each has its own ports."""
     with held(tmp_path, 1) as one, held(tmp_path, 2) as two:
         assert (one.name, two.name) == ("port-1", "port-2")
+        with pytest.raises(ServeError, match="but one with another port does: add --grpc-port 1 or --grpc-port 2, or"):
+            ask(tmp_path, 3, do="list")
         monkeypatch.setattr("socket.gethostname", lambda: "another-container")
         with held(tmp_path, 1) as elsewhere:
             assert elsewhere.name == "port-1-2"

@@ -120,10 +120,12 @@ def test_signals_that_arrive_together_count_once() -> None:
     now = 100.0
     signals = _Signals(lambda: now)
     assert not signals.wait(0)
-    counts = []
+    counts, exit_codes = [], []
     for seconds in (0, 0, 0.9 * _TOGETHER_S, 0.2 * _TOGETHER_S, 0.5 * _TOGETHER_S, 10):
         now += seconds
         signals.handle(signal.SIGINT, None)
         counts.append(signals.count)
+        exit_codes.append(signals.exit_code)
     assert counts == [1, 1, 1, 2, 2, 3]
+    assert exit_codes == [0, 0, 0, 130, 130, 130]
     assert signals.wait(0)

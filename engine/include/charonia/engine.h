@@ -183,9 +183,10 @@ class Engine {
 };
 
 // Throws Error like Engine's constructor for invalid files and settings. If the model does not fit, it adds a warning
-// and sets num_blocks to 0. Reads only config.ini and manifest.json of the folder; a manifest without files describes
-// weights that are not on this machine. memory_bytes > 0: the memory of each GPU, or of the machine for the CPU,
-// instead of the free memory here; device = cuda then needs no GPU.
+// and sets num_blocks to 0. Reads config.ini and manifest.json of the folder; a manifest without files describes
+// weights that are not on this machine. With a draft model, compares the vocabularies if both folders have a token
+// table. memory_bytes > 0: the memory of each GPU, or of the machine for the CPU, instead of the free memory here;
+// device = cuda then needs no GPU.
 MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings& overrides = {},
                        std::int64_t memory_bytes = 0);
 

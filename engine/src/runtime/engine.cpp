@@ -127,13 +127,15 @@ void Engine::Impl::make_scheduler() {
   limits.load_bytes = runtime::KvOffload::kBytesPerStep;
   scheduler_ = std::make_unique<schedule::Scheduler>(limits, *blocks_, step_time_.get());
   if (runtime::speculates(config, info.model, info.num_states > 0)) {
-    speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget));
+    speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget),
+                                                                scheduler_->max_proposal_states());
     if (draft_plan_) {
       draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
       if (!draft_plan_->mtp) info.draft_model = draft_plan_->model.model_name;
     }
   } else if (config.speculative_method != "off") {
     info.warnings.push_back(runtime::no_speculation(config, info.model, info.num_states > 0));
+    config.speculative_method = "off";
   }
   if (scheduler_->capacity_tokens() < config.session_len) {
     info.warnings.push_back(cat("session_len is lowered from ", config.session_len, " to ",

@@ -78,7 +78,8 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   if (completion.mask && (info.config.jump_forward || completion.forces_next())) return std::nullopt;
   if (!completion.source) completion.source = std::make_unique<runtime::NgramSource>();
   // The last token of a completion is sampled after a proposal, or without one.
-  const int most = std::min(info.config.speculative_tokens, completion.max_tokens - completion.num_output - 1);
+  const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
+                             completion.max_tokens - completion.num_output - 1});
   auto tokens = scheduler_->tokens(id);
   if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
   auto proposal = completion.source->propose(tokens, most);

@@ -221,9 +221,15 @@ std::string Executor::device() const { return std::string(ranks_.front()->ops->d
 std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops->instruction_set()); }
 
 std::vector<std::string> Executor::warnings() const {
-  std::vector out{ranks_.front()->ops->warning(), slots_warning_};
-  std::erase(out, "");
-  return out;
+  std::vector<std::string> different;
+  const auto add = [&different](std::string warning) {
+    if (!warning.empty() && std::ranges::find(different, warning) == different.end()) {
+      different.push_back(std::move(warning));
+    }
+  };
+  for (const auto& rank : ranks_) add(rank->ops->warning());
+  add(slots_warning_);
+  return different;
 }
 
 std::vector<std::string> Executor::kernel_report() const {

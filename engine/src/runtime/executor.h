@@ -75,7 +75,7 @@ class Executor {
 
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
-  std::vector<std::string> warnings() const;  // of the settings, and ops::Ops::warning()
+  std::vector<std::string> warnings() const;  // the different ones of all ranks' Ops::warning(), and of the settings
   std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Call it between steps
   // Sums over all ranks.
   std::int64_t gemms_rejected() const;

@@ -34,8 +34,8 @@ struct EngineInfo;
 
 namespace charonia::runtime {
 
-// Throws Error, with the remedy, if the device, the settings or the free memory do not allow what is set:
-// kv_offload_path or kv_offload_memory. free_bytes: of host memory, beside everything else.
+// Throws Error, with the remedy, if the device, the settings or the free memory do not allow kv_offload_path or
+// kv_offload_memory. free_bytes: of host memory, beside everything else.
 void check_offload(const EngineConfig& config, std::string_view device, std::int64_t free_bytes,
                    std::vector<std::string>& warnings);
 

@@ -28,6 +28,7 @@
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/adapter.h"
 #include "runtime/devices.h"
+#include "runtime/draft_model.h"
 #include "runtime/kv_offload.h"
 #include "runtime/proposals.h"
 #include "runtime/settings.h"
@@ -76,9 +77,9 @@ std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows
 
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
-  // cuBLASLt's workspace (32 MiB), lists of penalties and bans (16 MiB), tables and partial results of attention, and
-  // the CUDA graphs of decode steps.
-  constexpr std::size_t kFixed = 192 * kMiB;
+  constexpr std::size_t kWorkspaces = 66 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (18 MiB), inputs (16 MiB)
+  // Lists of penalties and bans (16 MiB), tables and partial results of attention, and the CUDA graphs of decode steps.
+  constexpr std::size_t kFixed = 128 * kMiB;
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
   const auto vocab = static_cast<std::size_t>(model.vocab_size);
@@ -90,7 +91,8 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
   const auto graphs = limits.logits_rows() > limits.max_sequences
                           ? graph_bytes(model, limits.max_rows, limits.logits_rows(), 0)
                           : 0;
-  return kFixed + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+  const auto of_steps = kFixed + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+  return kWorkspaces + std::max(of_steps, cuda::kGemmOperandBytes);
 }
 
 constexpr double kShare = 0.8;          // of the free memory, for the KV cache
@@ -142,7 +144,8 @@ int most_proposals(const EngineConfig& config, bool has_states) {
 
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
 // blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state
-// wait. States after proposals take at most a quarter of the full blocks' memory.
+// wait. A quarter of all states, but no more than a step has proposals, are for the states after these
+// (Scheduler::max_proposal_states()).
 int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
   constexpr int kTokensOfSnapshot = 512;
   if (full_blocks == 0) return 0;
@@ -152,10 +155,11 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
-  const auto proposed = std::min<std::int64_t>(most_proposals(config, true), by_memory / 4);
+  const auto most_proposed = std::int64_t{most_proposals(config, true)};
   // At a snapshot, a step reads one state and writes another.
-  if (!config.enable_prefix_caching) return static_cast<int>(running + 1 + proposed);
-  return static_cast<int>(running + std::max<std::int64_t>(1, std::min(by_tokens, by_memory)) + proposed);
+  const auto snapshots = config.enable_prefix_caching ? std::min(by_tokens, by_memory) : 0;
+  const auto all = running + std::max<std::int64_t>(1, snapshots);
+  return static_cast<int>(all + std::min(most_proposed, std::max<std::int64_t>(all / 3, 1)));
 }
 
 std::size_t one_block_each(const PerKind<std::size_t>& bytes) { return bytes.full + bytes.window + bytes.state; }
@@ -462,12 +466,11 @@ void check_mtp(const EngineConfig& engine, const ModelConfig& model, const model
             ": set tensor_para_size = 1");
   refuse_if(model.model_task != "generate", "the model is for task = ", model.model_task,
             " and generates no text: serve a model that does");
-  refuse_if(has_states(manifest),
-            "the model has recurrent layers, whose state cannot be taken back to the last accepted token: serve "
-            "another model");
   refuse_if(!manifest.has_mtp(), "the weights in ", manifest.dir().string(),
             " have no MTP layer: convert a checkpoint that has one again, with: charonia convert MODEL "
             "--speculative-method mtp");
+  refuse_if(has_states(*manifest.mtp()), "the MTP layer is recurrent, and only layers with attention are supported: "
+                                         "serve another model");
 }
 
 // The MTP layer has the model's attributes.
@@ -623,12 +626,16 @@ void count_offload(MemoryPlan& plan, std::int64_t host_bytes) {
   refuse_unless(plan, [&] { runtime::check_offload(plan.config, plan.device, left, plan.warnings); });
 }
 
-// Returns whether the draft model fits. If not, the last warning says why.
-bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::span<const std::size_t> free) {
+// The draft model or MTP layer. Returns false, with a warning, if it does not fit. Throws the errors of plan_draft().
+bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::size_t free_bytes) {
   try {
-    const auto all_free = std::accumulate(free.begin(), free.end(), std::size_t{0});
-    if (const auto draft = runtime::plan_draft(plan.config, plan.model, manifest, all_free)) {
-      plan.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
+    const auto draft = runtime::plan_draft(plan.config, plan.model, manifest, free_bytes);
+    if (!draft) return true;
+    plan.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
+    // Models that are not converted yet have no table.
+    const auto table = manifest.dir() / "token_table.safetensors";
+    if (!draft->mtp && exists(table) && exists(draft->weights_dir / table.filename())) {
+      runtime::check_vocabulary(*draft, text::TokenTable::load(table));
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::resource_exhausted) throw;
@@ -689,7 +696,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   if (config.speculative_method != "off" && !runtime::speculates(config, out.model, has_states)) {
     out.warnings.push_back(runtime::no_speculation(config, out.model, has_states));
   }
-  int blocks = count_draft(out, manifest, free) ? std::numeric_limits<int>::max() : 0;
+  int blocks = std::numeric_limits<int>::max();
+  if (!count_draft(out, manifest, std::accumulate(free.begin(), free.end(), std::size_t{0}))) blocks = 0;
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);

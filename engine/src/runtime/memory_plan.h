@@ -119,7 +119,7 @@ void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_byt
 //
 // A model with recurrent layers has a state for each running sequence (max_batch_size), and further states for
 // snapshots: one for every 512 tokens of the full blocks, but no more than take as much memory as the full blocks. With
-// speculation it also has states after proposals, in at most a quarter of that memory.
+// speculation it also has states after proposals: at most a third of these.
 
 struct CacheMemory {
   PerKind<std::size_t> block_bytes{};  // one block or state of each kind, in all its layers

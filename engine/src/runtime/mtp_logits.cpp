@@ -27,6 +27,8 @@ std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, 
   std::vector<std::int32_t> blocks(static_cast<std::size_t>(positions.back() / block_len + 1));
   std::iota(blocks.begin(), blocks.end(), 0);
   const std::vector<std::int32_t> starts = {0, static_cast<std::int32_t>(ids.size())};
+  std::vector<std::int32_t> state_in, state_out;  // a model with states computes all its rows in one step
+  if (executor.num_blocks().state > 0) state_in = {-1}, state_out = {0};
   ops::SampleRow row;
   row.target = 0;
   row.logits = true;
@@ -35,7 +37,9 @@ std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, 
                    .attention = {.query_start = starts,
                                  .positions = positions,
                                  .block_tables = {blocks, {}, {}},
-                                 .table_stride = std::ssize(blocks)},
+                                 .table_stride = std::ssize(blocks),
+                                 .state_in = state_in,
+                                 .state_out = state_out},
                    .logits_rows = std::span(rows).first(previous.size()),
                    .sample = samples},
                   {}, previous);

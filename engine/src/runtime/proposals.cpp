@@ -68,6 +68,18 @@ double RowTimes::at(int rows) const {
   return above == means_.end() ? 0 : above->seconds * std::min(rows / above->rows, 1.0);
 }
 
+double RowTimes::price(int rows) const {
+  const auto slot = static_cast<std::ptrdiff_t>(slot_of(rows));
+  const auto above = std::find_if(means_.begin() + slot, means_.end(), [](const Mean& mean) { return mean.rows > 0; });
+  const double below = at(rows);
+  if (above == means_.end() || below >= above->seconds) return below;
+  const auto known = std::find_if(std::make_reverse_iterator(means_.begin() + slot), means_.rend(),
+                                  [](const Mean& mean) { return mean.rows > 0; });
+  if (known == means_.rend()) return below;
+  const auto share = std::clamp((rows - known->rows) / (above->rows - known->rows), 0.0, 1.0);
+  return known->seconds + share * (above->seconds - known->seconds);
+}
+
 int RowTimes::within(double seconds, int least, int most) const {
   while (2 * least <= most && at(2 * least) <= seconds) least *= 2;
   return least;
@@ -77,7 +89,7 @@ double SpeculationPolicy::draft_rate() const { return (kPriorRates[kDrafted] + d
 
 double SpeculationPolicy::begin_s(int missing, int tokens_left) const {
   if (missing <= kLeastDraftRows) return 0;
-  return draft_times_.at(kLeastDraftRows) * missing / kLeastDraftRows / std::clamp(tokens_left, 1, kTokensLeft);
+  return draft_times_.price(kLeastDraftRows) * missing / kLeastDraftRows / std::clamp(tokens_left, 1, kTokensLeft);
 }
 
 int SpeculationPolicy::draft_rows(int decodes) const {
@@ -106,7 +118,7 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
   }
   // The gains of one candidate descend, so its tokens stay in order.
   std::ranges::stable_sort(tokens, std::greater{}, &Token::gain);
-  const auto most = static_cast<std::size_t>(std::max(max_rows_ - decodes, 0) / 2);
+  const auto most = static_cast<std::size_t>(std::min(std::max(max_rows_ - decodes, 0) / 2, max_proposals_));
   tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(std::min(most, tokens.size())), tokens.end());
   double expected = decodes, draft_s = 0;
   std::vector<int> draft_rows;  // of each step of the draft model

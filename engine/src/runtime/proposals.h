@@ -55,6 +55,8 @@ class RowTimes {
   // The estimated time of a step. If this number of rows is not measured: the time of the next lower measured one, so that
   // the most that is possible is tried. Proportional to the rows below the lowest one; 0 if nothing is measured.
   double at(int rows) const;
+  // The same, but linear between two measured numbers of rows: a price of rows that are not tried.
+  double price(int rows) const;
   // The largest number of rows, of `least`, 2 * least ... up to `most`, whose step takes at most this time; or `least`.
   int within(double seconds, int least, int most) const;
 
@@ -69,8 +71,11 @@ class RowTimes {
 
 class SpeculationPolicy {
  public:
-  // max_rows: of a step. Half of those that its decodes leave are for proposals (schedule/proposals.cpp).
-  explicit SpeculationPolicy(int max_rows = std::numeric_limits<int>::max()) : max_rows_(max_rows) {}
+  // max_rows: of a step. Half of those that its decodes leave are for proposals (schedule/proposals.cpp), at most
+  // max_proposals.
+  explicit SpeculationPolicy(int max_rows = std::numeric_limits<int>::max(),
+                             int max_proposals = std::numeric_limits<int>::max())
+      : max_rows_(max_rows), max_proposals_(max_proposals) {}
 
   struct Candidate {
     int size = 0;     // number of proposed tokens
@@ -113,7 +118,7 @@ class SpeculationPolicy {
   Choice best_of(int decodes, std::span<Candidate> candidates) const;
   bool probes();
 
-  int max_rows_;
+  int max_rows_, max_proposals_;
   RowTimes times_, draft_times_;
   Acceptance drafts_;  // of all sequences
   int skipped_ = 0;    // choices in a row that took no proposal

@@ -65,10 +65,18 @@ void Scheduler::Impl::plan_proposals(StepPlan& plan) {
       --left;
     }
   }
+  // The other running sequences may need a state in this plan, and so may a waiting one.
+  const auto spared = static_cast<int>(running.size() - plan.seqs.size()) + (waiting.empty() ? 0 : 2);
+  auto states_left = max_proposal_states();
   for (const auto& share : shares) {
     auto& part = *share.part;
     auto& seq = at(part.id);
-    const auto count = share.count > 0 ? allocate_proposals(seq, share.count) : 0;
+    for (std::size_t k = 0; k < num_kinds(); ++k) {
+      if (is_state(k)) states_left = std::min(states_left, std::max(pool.kinds()[k].num_available() - spared, 0));
+    }
+    const auto wanted = std::min(share.count, states_left);
+    const auto count = wanted > 0 ? allocate_proposals(seq, wanted) : 0;
+    states_left -= count;
     seq.proposed.resize(static_cast<std::size_t>(count));
     seq.planned_proposals = part.num_proposed = count;
     seq.planned += count;
@@ -80,8 +88,6 @@ void Scheduler::Impl::plan_proposals(StepPlan& plan) {
 
 // Allocates the blocks and units of the first proposals. Returns how many have them.
 std::int32_t Scheduler::Impl::allocate_proposals(Seq& seq, std::int32_t count) {
-  count = std::min(count, spare_states());
-  if (count == 0) return 0;
   const auto blocks = static_cast<std::int32_t>(seq.blocks.size());
   const auto own_reserve = static_cast<std::int32_t>(will_need_more_blocks(seq));
   const auto slack = std::max(pool.num_available() - reserve + own_reserve, 0);
@@ -93,15 +99,11 @@ std::int32_t Scheduler::Impl::allocate_proposals(Seq& seq, std::int32_t count) {
   return allocate_proposal_states(seq, extend_units(seq, 1 + std::min(count, room)) - 1);
 }
 
-// How many states a sequence may take for its proposals: at most a quarter of all, because they may evict snapshots. One
-// unit is left for each running sequence, which may need it in this plan, and those of a waiting one.
-std::int32_t Scheduler::Impl::spare_states() const {
+// A quarter of the states, because they may evict snapshots. runtime/memory_plan.cpp adds as many.
+std::int32_t Scheduler::Impl::max_proposal_states() const {
   auto out = std::numeric_limits<std::int32_t>::max();
   for (std::size_t k = 0; k < num_kinds(); ++k) {
-    if (!is_state(k)) continue;
-    const auto& states = pool.kinds()[k];
-    const auto others = static_cast<int>(running.size()) + (waiting.empty() ? 0 : states.most_for(1));
-    out = std::min({out, std::max(states.num_available() - others, 0), states.num_units() / 4});
+    if (is_state(k)) out = std::min(out, std::max(pool.kinds()[k].num_units() / 4, 1));
   }
   return out;
 }

@@ -182,6 +182,8 @@ class Scheduler {
   int adapter_slot(SeqId id) const;
   // Of each kind `state`: the units for the states after the proposals of the plan. Empty without proposals.
   std::span<const cache::UnitRange> proposal_units(SeqId id) const;
+  // The most proposals of a plan for which there are states; without a kind `state` there is no limit.
+  std::int32_t max_proposal_states() const;
   // The nodes of the prefix index for its full computed blocks, in order, for a session to pin. Empty while it waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;
   // Where later sequences may begin, in blocks: at the end of its prompt, at a branch, and after its computed blocks.

@@ -87,7 +87,7 @@ struct Scheduler::Impl {
   // proposals.cpp: proposed next tokens
   void plan_proposals(StepPlan& plan);
   std::int32_t allocate_proposals(Seq& seq, std::int32_t count);
-  std::int32_t spare_states() const;
+  std::int32_t max_proposal_states() const;  // of all sequences of a plan
   std::int32_t allocate_proposal_states(Seq& seq, std::int32_t count);
   void release_proposal_states(Seq& seq);
 

@@ -41,7 +41,8 @@ AttentionShape random_shape(Random& random) {
           .block_len = 64,
           .window = uniform(random, 0, 1) == 0 ? 0 : uniform(random, 1, uniform(random, 0, 1) == 0 ? 100 : 9000),
           .sms = kSms[static_cast<std::size_t>(uniform(random, 0, 3))],
-          .reproducible = uniform(random, 0, 1) == 1};
+          .reproducible = uniform(random, 0, 1) == 1,
+          .min_decode_split = 64 << uniform(random, 0, 2)};
 }
 
 Step random_step(Random& random, int max_sequences, int max_rows, int max_positions) {
@@ -162,7 +163,7 @@ TEST(AttentionPlanTest, decodes_of_any_lengths_keep_all_sms_about_equally_busy) 
 }
 
 TEST(AttentionPlanTest, long_sequences_have_one_split_for_each_thread_block) {
-  const auto plan_of = [](int kv_heads, int positions, bool reproducible = false) {
+  const auto plan_of = [](int kv_heads, int positions, bool reproducible = false, int min_split = 256) {
     Step one;
     one.add(positions - 1, 1);
     return one.plan({.heads = 8 * kv_heads,
@@ -170,7 +171,8 @@ TEST(AttentionPlanTest, long_sequences_have_one_split_for_each_thread_block) {
                      .head_dim = 128,
                      .block_len = 64,
                      .sms = 132,
-                     .reproducible = reproducible});
+                     .reproducible = reproducible,
+                     .min_decode_split = min_split});
   };
   const auto splits_of = [&](auto... of) { return plan_of(of...).decode.size(); };
   EXPECT_LT(busiest(plan_of(8, 100'000).decode, 8, 264), 1.1);
@@ -180,6 +182,11 @@ TEST(AttentionPlanTest, long_sequences_have_one_split_for_each_thread_block) {
   EXPECT_EQ(splits_of(1, 32768), 32768U / 256) << "splits would be too short";
   EXPECT_EQ(splits_of(8, 301), 1U) << "two splits would be too short";
   EXPECT_EQ(splits_of(8, 32768, true), 32768U / kAttentionChunk) << "rows are split at chunks";
+  EXPECT_EQ(splits_of(8, 1024), 4U);
+  EXPECT_EQ(splits_of(8, 1024, false, 64), 16U);
+  EXPECT_EQ(splits_of(8, 32768, false, 64), 32U) << "enough for all thread blocks";
+  for (const int min_split : {64, 256})
+    EXPECT_EQ(splits_of(8, 32768, true, min_split), 64U) << "the order of sums is fixed";
   Step shorts;
   for (int s = 0; s < 256; ++s) shorts.add(900 + s, 1);
   EXPECT_EQ(shorts.plan({.heads = 32, .kv_heads = 8, .head_dim = 128, .block_len = 64, .sms = 132}).num_partials, 0);

@@ -162,6 +162,34 @@ TEST(CudaAttentionTest, rows_with_several_splits_are_correct) {
   }
 }
 
+// CHARONIA_CUDA_DECODE_SPLIT: many short splits, of all kinds of caches. More splits than one block combines are
+// combined in sets.
+TEST(CudaAttentionTest, decodes_with_splits_of_64_positions_are_correct) {
+  Random random(12);
+  constexpr int kMany = (kCombinedSplits + 3) * 64;
+  for (const int dim : kTiledDims) {
+    for (const int bits : {0, 8, 4}) {
+      auto shape = shape_of(1, 3, dim, 20);
+      shape.min_decode_split = 64;
+      World world(random, shape, DType::bf16, {dim == 64 ? kMany : 700, 130, 64});
+      if (dim == 128) world.window = 300;
+      if (bits != 0) world.quantise(bits);
+      auto options = world.options();
+      options.sms = 132;
+      options.repeat = true;
+      const int n = world.lengths[0];
+      const Chunks decodes = {{0, n - 1, n}, {1, 129, 130}, {2, 63, 64}};
+      const std::int32_t starts[] = {0, 1, 2, 3}, positions[] = {n - 1, 129, 63}, begin[] = {0, 0, 0};
+      AttentionPlan plan;
+      shape.sms = options.sms;
+      plan_attention(shape, {starts, positions, {}, 0}, begin, plan);
+      EXPECT_TRUE(std::ranges::any_of(plan.decode, [](const auto& item) { return item.kv_end - item.kv_begin == 64; }));
+      world.expect_reference(random, decodes, options);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Divides the sequence into steps of any sizes, next to other sequences, on devices that split its positions or not,
 // with plans for other windows; then into decodes, alone and in a batch in which splits are not worthwhile.
 TEST(CudaAttentionTest, reproducible_bits_do_not_depend_on_chunks_batch_or_splits) {

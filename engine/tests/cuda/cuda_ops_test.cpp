@@ -12,6 +12,9 @@
 #include "low_rank_change.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "sample_reference.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/host_grid.h"
+#endif
 
 namespace charonia::cuda {
 namespace {
@@ -216,6 +219,21 @@ TEST(CudaOpsTest, a_decode_with_proposals_is_replayed_and_equals_an_issued_step)
   EXPECT_EQ(replaying.replayed(), std::ssize(cases));
   EXPECT_EQ(issuing.replayed(), 0);
 }
+#if defined(CHARONIA_CUDA_ON_HOST)
+// CHARONIA_CUDA_PREFETCH: in each replay, the weight after the attention, and nothing in an issued step.
+TEST(CudaOpsTest, captured_steps_prefetch_the_weights_after_attention_only_if_set) {
+  constexpr std::uint64_t kWeightBytes = kVocab * kHidden * sizeof(float), kLines = (kWeightBytes + 127) / 128;
+  Model replaying, issuing({.graphs = false});
+  for (auto* const model : {&replaying, &issuing}) {
+    host_grid::calls() = {};
+    constexpr int kSteps = 3;
+    for (int step = 0; step < kSteps; ++step) model->step({7, 1}, {greedy(), greedy()});
+    const auto steps = static_cast<std::uint64_t>(model->replayed());
+    EXPECT_EQ(steps, model == &replaying ? kSteps : 0);
+    EXPECT_EQ(host_grid::calls().prefetches, prefetch_setting() > 0 ? steps * kLines : 0);
+  }
+}
+#endif
 
 // Allows every token except `never`, and records the number of replayed steps at its call.
 class NotedMask : public ops::TokenMask {

@@ -16,6 +16,9 @@
 #include "cuda/gemm_problem.h"
 #include "errors.h"
 #include "ops/cuda/gemm/autotune_cache.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/host_grid.h"
+#endif
 
 namespace charonia::cuda {
 namespace {
@@ -133,8 +136,14 @@ TEST_F(GemmRunnerTest, an_unknown_file_is_ignored) {
   nlohmann::json good;
   std::ifstream(file()) >> good;
   ASSERT_EQ(good["measured"].size(), 1U);
-  std::vector<std::string> texts{"", "{", "[1, 2]", "null", R"({"format": 99, "measured": {}})", R"({"format": 4})",
-                                 R"({"format": 4, "measured": [3]})", std::string(100, '\0')};
+  std::vector<std::string> texts{"",
+                                 "{",
+                                 "[1, 2]",
+                                 "null",
+                                 R"({"format": 99, "measured": {}})",
+                                 R"({"format": 5})",
+                                 R"({"format": 5, "measured": [3]})",
+                                 std::string(100, '\0')};
   const std::function<void(nlohmann::json&)> changes[] = {
       [](auto& tactic) { tactic = 5; },
       [](auto& tactic) { tactic["own"]["kernel"] = 77; },
@@ -144,6 +153,8 @@ TEST_F(GemmRunnerTest, an_unknown_file_is_ignored) {
       [](auto& tactic) { tactic["own"].erase("sums"); },
       [](auto& tactic) { tactic["blas"]["algorithm"] = {1, 2}; },
       [](auto& tactic) { tactic["blas"]["algorithm"][0] = 4; },  // an unknown algorithm of the library
+      [](auto& tactic) { tactic["padded_rows"] = 16; },          // more than the operands have
+      [](auto& tactic) { tactic["apart"] = true; },              // it has no gate
       [](auto& tactic) { tactic.erase("microseconds"); }};
   for (const auto& change : changes) {
     auto one = good;
@@ -188,7 +199,7 @@ TEST_F(GemmRunnerTest, concurrent_writers_leave_a_complete_file) {
         EXPECT_EQ(memory.save(), "");
         nlohmann::json now;
         std::ifstream(file()) >> now;  // throws if the file is incomplete
-        EXPECT_EQ(now["format"], 4);
+        EXPECT_EQ(now["format"], 5);
       }
     });
   }
@@ -260,6 +271,181 @@ TEST_F(GemmRunnerTest, a_tactic_that_is_rejected_when_measured_is_not_chosen) {
   EXPECT_EQ(runner.rejected(), 0) << "no chosen tactic was rejected";
 }
 
+TEST_F(GemmRunnerTest, few_rows_are_padded_if_that_is_faster_and_the_memory_allows_it) {
+  for (const bool faster : {true, false}) {
+    auto with = options();
+    with.memory.clear();
+    with.timer = [&, timer = with.timer](Stream& stream, double expected, const std::function<void(int)>& issue) {
+      const double time = timer(stream, expected, issue);
+      return log_.runs.empty() || (log_.runs.back().rows >= 16) == faster ? time : time + 100;
+    };
+    GemmRunner runner(device_info(0), std::move(with));
+    GemmProblem all({.rows = 16, .n = 24, .k = 72, .bias = true});
+    auto gemm = all.gemm();
+    gemm.row_capacity = 16;
+    runner.prepare(all.stream, {&gemm, 1}, 16);
+    const auto report = runner.report();
+    const auto padded = [](const std::string& line) { return line.find("padded to 16 rows") != std::string::npos; };
+    EXPECT_EQ(std::ranges::count_if(report, padded), faster ? 1 : 0);
+    EXPECT_EQ(padded(report.front()) && report.front().starts_with("rows 1..8 "), faster) << report.front();
+    for (const std::int64_t rows : {1, 3, 8}) {
+      const auto run_with = [&](std::int64_t capacity) {
+        log_.runs.clear();
+        all.clear();
+        gemm.rows = rows;
+        gemm.row_capacity = capacity;
+        runner.run(all.stream, gemm);
+        all.download();
+        auto part = all.slice(0, rows);
+        part.result = all.result.slice(0, rows);
+        part.check(true);
+        return log_.runs.empty() ? 0 : log_.runs.back().rows;
+      };
+      EXPECT_EQ(run_with(16), faster ? 16 : rows);
+      EXPECT_EQ(run_with(0), faster ? 0 : rows) << "a built-in kernel computes GEMMs whose memory ends";
+      EXPECT_EQ(runner.rejected(), 0);
+    }
+  }
+}
+
+TEST_F(GemmRunnerTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
+  GemmProblem problem(kCase);
+  for (const bool stored : {false, true}) {
+    log_.wrong = stored ? 2 : 1;
+    GemmRunner runner(device_info(0), options());
+    prepare(runner, problem, 4);
+    EXPECT_TRUE(
+        says(runner.warning(), "differ from the reference kernel's, and are not used: cuBLASLt for rows 1 n 24"))
+        << "a stored choice is checked again";
+    run(runner, problem, true);
+    ASSERT_EQ(log_.runs.size(), 1U);
+    EXPECT_NE(log_.runs[0].algorithm, log_.wrong);
+  }
+  log_.wrong = 0;
+  GemmRunner runner(device_info(0), options());
+  prepare(runner, problem, 4);
+  EXPECT_EQ(runner.warning(), "");
+}
+
+TEST_F(GemmRunnerTest, a_wrong_stored_choice_is_replaced_also_when_time_has_run_out) {
+  GemmProblem problem(kCase);
+  {
+    GemmRunner runner(device_info(0), options());
+    prepare(runner, problem, 4);
+  }
+  log_.wrong = 1;
+  auto with = options();
+  with.seconds = 1e-9;  // over after the first measurement
+  GemmRunner runner(device_info(0), std::move(with));
+  prepare(runner, problem, 4);
+  EXPECT_TRUE(says(runner.warning(), "3 kernels gave results that differ")) << "for 1, 2 and 4 rows";
+  EXPECT_EQ(run(runner, problem), 0U);
+}
+
+// Weights whose sums cancel, and columns of very different size, cause no false alarm: the check has its own weights.
+TEST_F(GemmRunnerTest, weights_that_cancel_or_differ_in_size_cause_no_warning) {
+  const Case c{.type = DType::f16, .out_type = DType::f16, .rows = 4, .n = 24, .k = 1032, .bias = true};
+  GemmProblem random(c);
+  auto operands = random.host;
+  for (std::int64_t row = 0; row < c.n; ++row) {
+    for (std::int64_t k = 0; k < c.k; ++k) {
+      operands.weight.set(row, k, row == 5 ? 60000.0F : row % 2 == 0 ? (k % 2 == 0 ? 1.0F : -1.0F) : 1e-7F);
+    }
+  }
+  GemmProblem problem(c, std::move(operands));
+  GemmRunner runner(device_info(0), options());
+  prepare(runner, problem, 64);
+  EXPECT_EQ(runner.warning(), "");
+}
+
+// Two layers have GEMMs of one shape, and only one of them has memory for 16 rows.
+TEST_F(GemmRunnerTest, no_candidate_uses_rows_that_the_operands_do_not_have) {
+  std::int64_t most = 0;
+  log_.rejects = [&](const Gemm& gemm) {
+    if (gemm.row_capacity < 16) most = std::max(most, gemm.rows);
+    return false;
+  };
+  for (const bool stored : {false, true}) {
+    GemmRunner runner(device_info(0), options());
+    GemmProblem problem({.rows = 8, .n = 24, .k = 72});
+    auto gemm = problem.gemm(), gated = gemm;
+    gemm.row_capacity = 16;
+    gated.gate = Gate::silu;
+    for (const auto& shapes : {std::array{gemm, gated}, {gated, gemm}}) runner.prepare(problem.stream, shapes, 8);
+    EXPECT_LE(most, 8) << stored;
+    EXPECT_EQ(runner.warning(), "");
+  }
+}
+
+TEST_F(GemmRunnerTest, stored_choices_are_checked_also_if_nothing_is_measured) {
+  GemmProblem problem(kCase);
+  {
+    GemmRunner runner(device_info(0), options());
+    prepare(runner, problem, 4);
+  }
+  log_.wrong = 1;
+  measured_ = 0;
+  auto with = options();
+  with.seconds = 0;
+  GemmRunner runner(device_info(0), std::move(with));
+  prepare(runner, problem, 4);
+  EXPECT_EQ(measured_, 0);
+  EXPECT_TRUE(says(runner.warning(), "3 kernels gave results that differ"));
+  EXPECT_EQ(run(runner, problem), 0U);
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// With or without stored choices.
+TEST_F(GemmRunnerTest, without_memory_for_operands_tactics_are_chosen_by_rule) {
+  GemmProblem problem({.rows = 3, .n = 512, .k = 1024});
+  for (const bool stored : {false, true}) {
+    {
+      GemmRunner runner(device_info(0), options());
+      const DeviceMemory rest(free_device_bytes() - (std::size_t{1} << 20));
+      std::vector<std::string> logged;
+      set_log_sink([&](LogLevel, const std::string& line) { logged.push_back(line); });
+      measured_ = 0;
+      prepare(runner, problem, 4);
+      set_log_sink({});
+      EXPECT_EQ(measured_, 0);
+      for (const auto& line : runner.report()) EXPECT_TRUE(says(line, "by rule"));
+      ASSERT_FALSE(logged.empty());
+      EXPECT_TRUE(says(logged.front(), "chosen by rule instead of measured: operands to measure GEMMs with"));
+    }
+    GemmRunner runner(device_info(0), options());
+    prepare(runner, problem, 4);
+    EXPECT_EQ(measured_ == 0, stored);
+  }
+}
+#endif
+
+// One kernel for both takes 10, the library 1 to 3.
+TEST_F(GemmRunnerTest, a_gate_is_computed_with_its_gemm_only_if_that_was_faster) {
+  for (const double library : {1.0, 100.0}) {
+    library_time_ = library;
+    fs::remove_all(folder_ / "cache");
+    for (const bool stored : {false, true}) {
+      GemmRunner runner(device_info(0), options());
+      GemmProblem problem({.rows = 4, .n = 24, .k = 72});
+      auto gemm = problem.gemm();
+      gemm.gate = Gate::silu;
+      measured_ = 0;
+      runner.prepare(problem.stream, {&gemm, 1}, 64);
+      EXPECT_EQ(measured_ == 0, stored);
+      for (const std::int64_t rows : {1, 4}) {
+        gemm.rows = rows;
+        EXPECT_EQ(runner.run_gated(problem.stream, gemm), library > 10);
+      }
+      EXPECT_EQ(runner.warning(), "");
+      const auto report = runner.report();
+      const auto apart = [](const std::string& line) {
+        return line.find("silu gate: GEMM and gate apart") != std::string::npos;
+      };
+      EXPECT_EQ(std::ranges::any_of(report, apart), library < 10);
+    }
+  }
+}
+
 // Only if the chosen kernel supports gates.
 TEST_F(GemmRunnerTest, gated_gemms_run_only_in_kernels_that_support_them) {
   const auto issued = [&](GemmRunner& runner, const Case& c) {
@@ -286,6 +472,60 @@ TEST_F(GemmRunnerTest, gated_gemms_run_only_in_kernels_that_support_them) {
   prepare(with, problem, 4);
   EXPECT_FALSE(issued(with, {.rows = 4, .n = 24, .k = 72})) << "the library was faster";
 }
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// Kernels with bulk copies take 1, others 10.
+double time_without_bulk_copies(Stream& stream, double, const std::function<void(int)>& issue) {
+  host_grid::calls() = {};
+  issue(0);
+  stream.wait("test");
+  return host_grid::calls().bulk_copies > 0 ? 1 : 10;
+}
+
+TEST_F(GemmRunnerTest, bulk_copies_are_used_only_if_measured_fastest_also_with_a_gate_and_stored) {
+  auto device = device_info(0);
+  GemmProblem problem({.rows = 4, .n = 24, .k = 1032});
+  auto gated = problem.gemm();
+  gated.gate = Gate::silu;
+  const auto chooses_bulk = [&](bool timer) {
+    auto with = options(false);
+    with.timer = timer ? GemmTimer(time_without_bulk_copies) : GemmTimer();
+    GemmRunner runner(device, std::move(with));
+    runner.prepare(problem.stream, {&gated, 1}, 4);
+    EXPECT_FALSE(says(runner.warning(), "differ")) << runner.warning();
+    run(runner, problem);
+    host_grid::calls() = {};
+    EXPECT_TRUE(runner.run_gated(problem.stream, gated));
+    problem.stream.wait("test");
+    const auto report = runner.report();
+    const bool all = std::ranges::all_of(report, [](const auto& line) {
+      return line.find("own bulk 8 x 16, 3 stages, 6 blocks") != std::string::npos;
+    });
+    EXPECT_EQ(host_grid::calls().bulk_copies > 0, all);
+    return all;
+  };
+  EXPECT_FALSE(chooses_bulk(false)) << "nothing was measured or stored";
+  EXPECT_TRUE(chooses_bulk(true));
+  EXPECT_TRUE(chooses_bulk(false)) << "the choice was stored";
+  device.clusters = false;
+  fs::remove_all(folder_ / "cache");
+  EXPECT_FALSE(chooses_bulk(true)) << "the device has no bulk copies";
+}
+
+TEST_F(GemmRunnerTest, a_kernel_that_the_device_rejects_does_not_end_the_start) {
+  auto device = device_info(0);
+  device.shared_bytes = std::size_t{1} << 20;  // more than a block gets, so tactics are listed that cannot start
+  auto with = options(false);
+  with.timer = time_without_bulk_copies;
+  GemmRunner runner(device, std::move(with));
+  GemmProblem problem({.rows = 16, .n = 24, .k = 1032});
+  prepare(runner, problem, 16, 16);
+  run(runner, problem);
+  for (const auto& line : runner.report()) {
+    EXPECT_EQ(line.find("bulk 16 x 16, 3 stages"), std::string::npos) << line;
+  }
+}
+#endif
 
 TEST_F(GemmRunnerTest, unprepared_or_unaligned_gemms_are_computed_too) {
   GemmRunner runner(device_info(0), options());

@@ -178,7 +178,7 @@ TEST(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
     GemmProblem problem(c);
     const MatrixOnDevice out(problem.stream, all_nan(c.type, c.rows, c.n / 2, 3));
     for (const auto& tactic : all_tactics(problem.gemm())) {
-      if (tactic.kernel != Kernel::stream) continue;
+      if (!supports_gates(tactic)) continue;
       SCOPED_TRACE(describe(c, tactic));
       problem.run(tactic);
       problem.check();
@@ -190,12 +190,37 @@ TEST(GemmTest, a_gated_gemm_has_the_bits_of_a_gemm_and_a_gated_activation) {
         gemm.gate = silu ? Gate::silu : Gate::gelu_tanh;
         gemm.out = out.tensor().data;
         gemm.out_stride = out.tensor().stride;
-        const DeviceMemory workspace(kGemmCounterBytes);
+        const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
         in_both_orders([&] {
           out.upload(all_nan(c.type, c.rows, c.n / 2, 3));
           cuda::gemm(problem.stream, device_info(0), gemm, tactic, workspace.data());
           ASSERT_EQ(out.host().bytes, expected.bytes) << "also between the rows";
         });
+      }
+    }
+  }
+}
+
+// Tiles that lie in one block, at the end of a range, or in many blocks; with and without a ring that is used again.
+TEST(GemmTest, bulk_copies_give_the_bits_of_the_stream_kernel_however_blocks_share_the_tiles) {
+  if (!device_info(0).clusters) GTEST_SKIP() << "bulk copies need compute capability 9.0";
+  for (const auto& c : {Case{.rows = 1, .n = 72, .k = 2048, .bias = true}, Case{.rows = 8, .n = 40, .k = 4616},
+                        Case{.rows = 3, .n = 200, .k = 264}, Case{.rows = 20, .n = 24, .k = 1032},
+                        Case{.type = DType::f16, .out_type = DType::f32, .rows = 11, .n = 129, .k = 776}}) {
+    GemmProblem problem(c);
+    problem.run({Kernel::stream, c.rows > 8 ? 16 : 8, 16, 4, 1});
+    const auto expected = problem.result.bytes;
+    auto few = problem.gemm();
+    few.rows = std::min<std::int64_t>(few.rows, 16);
+    auto tactics = gemm_tactics(device_info(0), few);
+    std::erase_if(tactics, [](const GemmTactic& one) { return one.kernel != Kernel::bulk; });
+    ASSERT_FALSE(tactics.empty());
+    for (auto tactic : tactics) {
+      for (const int blocks : {1, 3, 6, 50}) {
+        tactic.k_blocks = blocks;
+        SCOPED_TRACE(describe(c, tactic));
+        problem.run(tactic);
+        ASSERT_EQ(problem.result.bytes, expected);
       }
     }
   }

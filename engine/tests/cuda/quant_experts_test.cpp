@@ -118,8 +118,23 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
   return out;
 }
 
-// Each row takes one expert. Formats for both kernels and for the plain kernel only, and shapes that are not multiples
-// of vectors.
+// Compares three of n rows; every seventh row takes expert 1, the others take expert 2.
+void check_rows(const Matrix& found, const Matrix& in, const Layer& layer, int n) {
+  for (const int r : {0, n / 2, n - 1}) {
+    std::vector<float> row;
+    for (std::int64_t k = 0; k < layer.hidden; ++k) row.push_back(in.at(r, k));
+    const auto expected = reference(layer, r % 7 == 0 ? 1 : 2, row, in.dtype, layer.up[2].input, layer.down[1].input);
+    for (std::int64_t k = 0; k < layer.hidden; ++k) {
+      const auto& one = expected[static_cast<std::size_t>(k)];
+      ASSERT_NEAR(found.at(r, k), one.value, one.bound)
+          << to_string(layer.gate[0].format()) << ", " << to_string(in.dtype) << ", row " << r << " of " << n
+          << ", column " << k;
+    }
+  }
+}
+
+// Each row takes one expert. Formats for the fast kernels and for the plain kernel only, and shapes that are not
+// multiples of vectors.
 TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) {
   using enum Activations;
   Random random(140);
@@ -136,10 +151,10 @@ TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) 
       {{Code::f8_e4m3, 128, false, DType::f32}, {Code::f8_e4m3, 64, false, DType::f32, f8_token}, 128, 64},
       {{Code::f4_e2m1, 32, false, DType::f8_e8m0}, {Code::f4_e2m1, 32, false, DType::bf16}, 64, 96},
   };
-  const auto device = make_ops("cuda", 1);
+  const std::unique_ptr<Ops> devices[] = {make_ops("cuda", 1), make_cuda_ops({.wgmma_experts = true})};
   for (const auto& c : cases) {
     for (const auto type : kWeightTypes) {
-      constexpr int kExperts = 3, kRows = 20;
+      constexpr int kExperts = 3, kRows = 100;
       Layer layer(random, kExperts, c.hidden, c.inter, c.gate, c.down);
       layer.up[2].input = 2 * layer.gate[0].input;  // the largest is used for all
       layer.down[1].input = 3 * layer.down[0].input;
@@ -157,28 +172,22 @@ TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) 
       }
       if (c.gate.code == Code::f4_e2m1 || c.gate.zeros) layer.add_biases(random);
       const auto sources = layer.sources();
-      const auto experts = device->make_quantised_experts(sources, type);
-      ASSERT_EQ(experts->hidden(), c.hidden);
-      ASSERT_EQ(experts->inter(), c.inter);
-      EXPECT_LT(experts->bytes(), static_cast<std::size_t>(3 * kExperts * (c.hidden + 64) * (c.inter + 64) * 2));
       const auto in = Matrix::random(random, type, kRows, c.hidden, 1, 1);
       auto router = Matrix(DType::f32, kRows, kExperts);
       for (int r = 0; r < kRows; ++r) router.set(r, r % 7 == 0 ? 1 : 2, 3);  // expert 0 gets none
-      const DeviceMatrix rows(*device, in), logits(*device, router), out(*device, type, kRows, c.hidden);
-      for (const int n : {3, kRows}) {
-        const auto scratch = device->allocate(device->experts_scratch_bytes({kExperts, 1, c.hidden, c.inter, type}, n));
-        device->experts(out.slice(0, n), rows.slice(0, n), logits.slice(0, n), *experts, {.top_k = 1},
-                        layer.activation, scratch->data());
-        const auto found = out.host();
-        for (const int r : {0, n / 2, n - 1}) {
-          std::vector<float> row;
-          for (std::int64_t k = 0; k < c.hidden; ++k) row.push_back(in.at(r, k));
-          const auto expected = reference(layer, r % 7 == 0 ? 1 : 2, row, type, layer.up[2].input, layer.down[1].input);
-          for (std::int64_t k = 0; k < c.hidden; ++k) {
-            const auto& one = expected[static_cast<std::size_t>(k)];
-            ASSERT_NEAR(found.at(r, k), one.value, one.bound)
-                << to_string(c.gate) << ", " << to_string(type) << ", row " << r << " of " << n << ", column " << k;
-          }
+      for (const auto& device : devices) {
+        const auto experts = device->make_quantised_experts(sources, type);
+        ASSERT_EQ(experts->hidden(), c.hidden);
+        ASSERT_EQ(experts->inter(), c.inter);
+        EXPECT_LT(experts->bytes(), static_cast<std::size_t>(3 * kExperts * (c.hidden + 64) * (c.inter + 64) * 2));
+        const DeviceMatrix rows(*device, in), logits(*device, router), out(*device, type, kRows, c.hidden);
+        for (const int n : {3, 20, kRows}) {
+          const ExpertsShape shape{kExperts, 1, c.hidden, c.inter, type};
+          const auto scratch = device->allocate(device->experts_scratch_bytes(shape, n));
+          device->experts(out.slice(0, n), rows.slice(0, n), logits.slice(0, n), *experts, {.top_k = 1},
+                          layer.activation, scratch->data());
+          check_rows(out.host(), in, layer, n);
+          if (HasFatalFailure()) return;
         }
       }
     }

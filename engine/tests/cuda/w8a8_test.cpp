@@ -12,6 +12,7 @@
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/gemm/gemm_runner.h"
+#include "ops/cuda/gemm/integer_parts.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #if defined(CHARONIA_CUDA_ON_HOST)  // calls device functions
@@ -300,6 +301,36 @@ TEST_F(W8a8Test, fp8_of_the_library_equals_built_in_kernels_except_for_rounding)
   }
 }
 
+// If a library is available: on a machine with a GPU.
+TEST_F(W8a8Test, int8_of_the_library_gives_the_bits_of_built_in_kernels) {
+  std::string why;
+  const auto blas = load_cublas(why);
+  if (!blas) GTEST_SKIP() << why;
+  constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+  constexpr std::int64_t kN = 256, kK = 1024, kRows = 65;  // parts of equal size
+  const auto info = device_info(0);
+  const auto source = MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, i8_token));
+  const auto weight = linear(source, DType::bf16, false);
+  const MatrixOnDevice in(stream_, Matrix::random(random_, DType::bf16, kRows, kK)),
+      out(stream_, Matrix(DType::bf16, kRows, kN));
+  Prepared prepared(stream_, weight, in.tensor());
+  prepared.set_out(out.tensor());
+  const auto own = gemm_tactics(info, prepared.gemm).front();
+  const DeviceMemory own_workspace(gemm_workspace_bytes(own, prepared.gemm)), workspace(kWorkspaceBytes);
+  cuda::gemm(stream_, info, prepared.gemm, own, own_workspace.data());
+  const auto right = out.host();
+  for (const std::int64_t rows : {128, 384}) {
+    const DeviceMemory sums(integer_part_bytes(prepared.gemm, rows));
+    const auto part = integer_part(prepared.gemm, 0, std::min(rows, kN), sums.data());
+    for (const auto& tactic : blas->tactics(part, kWorkspaceBytes)) {
+      ASSERT_TRUE(blas->serves(part, tactic, kWorkspaceBytes));
+      ASSERT_TRUE(run_integers(stream_, *blas, prepared.gemm, rows, tactic, sums.data(), workspace.data(),
+                               kWorkspaceBytes));
+      expect_same_bits(out.host(), right, std::to_string(rows) + " rows at a time");
+    }
+  }
+}
+
 // Codes that a norm or a gate writes give the same bits as its output, quantised separately.
 TEST_F(W8a8Test, norms_and_gates_write_codes_with_the_bits_of_their_outputs) {
   const auto device = ops::make_cuda_ops({.reproducible = true});
@@ -405,6 +436,121 @@ TEST_F(W8a8Test, unsupported_weights_are_not_multiplied_in_8_bits) {
   EXPECT_FALSE(is(fp8));
   EXPECT_TRUE(is(int8));
 }
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+// The library computes integer sums in parts, which a kernel scales.
+class IntegerPartsTest : public RunnerTest {
+ protected:
+  static constexpr std::int64_t kN = 300, kK = 160, kRows = 40;
+
+  IntegerPartsTest()
+      : source_(MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, i8_token))),
+        in_(Matrix::random(random_, DType::bf16, kRows, kK)),
+        bias_(Matrix::random(random_, DType::f32, kN, 1, 3)) {}
+
+  GemmRunner::Options options() {
+    auto options = runner_options([this] {
+      double microseconds = 0;
+      for (const auto& one : log_.runs) microseconds += library_ * static_cast<double>(one.algorithm);
+      return microseconds > 0 ? microseconds : 100;
+    });
+    options.dequantised_bytes = part_bytes_;
+    return options;
+  }
+
+  // Returns the outputs, and sets report_, warning_ and log_.runs of the last GEMM.
+  Matrix run(GemmRunner::Options with, DType out_type, bool packed = false) {
+    GemmRunner runner(device_info(0), std::move(with));
+    const ops::QuantSource* const part = &source_;
+    const ops::HostMatrix biases[] = {bias_.host()};
+    const CudaW8a8Linear weight({&part, 1}, biases, DType::bf16, packed, upload_);
+    const MatrixOnDevice in(stream_, in_), out(stream_, Matrix(out_type, kRows, kN, 3));
+    auto gemm = weight.gemm();
+    gemm.rows = kRows, gemm.in = in.tensor().data, gemm.in_stride = in.tensor().stride;
+    gemm.out = out.tensor().data, gemm.out_type = out_type, gemm.out_stride = out.tensor().stride;
+    runner.reserve(gemm);
+    runner.prepare(stream_, {&gemm, 1}, kRows);
+    log_.runs.clear();
+    runner.run(stream_, gemm);
+    auto result = out.host();
+    report_ = runner.report();
+    warning_ = runner.warning();
+    rejected_ = runner.rejected();
+    return result;
+  }
+  // With built-in kernels only.
+  Matrix expected(DType out_type) {
+    auto with = options();
+    with.memory.clear();
+    with.blas = nullptr;
+    return run(std::move(with), out_type);
+  }
+
+  Random random_{191};
+  Stream stream_;
+  MatrixUpload upload_{stream_};
+  const MemoryQuantSource source_;
+  const Matrix in_, bias_;
+  double library_ = 1;
+  std::size_t part_bytes_ = kRows * 48 * 128 * 4;
+  std::vector<std::string> report_;
+  std::string warning_;
+  std::int64_t rejected_ = 0;
+};
+
+TEST_F(IntegerPartsTest, parts_give_the_bits_of_built_in_kernels_and_are_stored) {
+  for (const auto out_type : {DType::bf16, DType::f32}) {
+    const auto right = expected(out_type);
+    for (const std::int64_t columns : {128, 256, 384}) {
+      std::filesystem::remove_all(folder_);
+      part_bytes_ = static_cast<std::size_t>(48 * columns) * sizeof(std::int32_t);
+      for (const bool stored : {false, true}) {
+        measured_ = 0;
+        expect_same_bits(run(options(), out_type), right, "parts of " + std::to_string(columns));
+        EXPECT_EQ(measured_ == 0, stored);
+        EXPECT_EQ(log_.runs.size(), columns == 128 ? 3U : columns == 256 ? 2U : 1U);
+        EXPECT_NE(report_.back().find(": cuBLASLt in int8, " + std::to_string(columns) + " rows at a time, "),
+                  std::string::npos)
+            << report_.back();
+        EXPECT_EQ(warning_, "");
+      }
+    }
+  }
+}
+
+TEST_F(IntegerPartsTest, parts_are_used_only_if_measured_faster_right_and_possible) {
+  const auto right = expected(DType::bf16);
+  const auto uses_library = [&](GemmRunner::Options with, bool packed = false) {
+    std::filesystem::remove_all(folder_);
+    expect_same_bits(run(std::move(with), DType::bf16, packed), right, "result");
+    return !log_.runs.empty();
+  };
+  EXPECT_TRUE(uses_library(options()));
+  EXPECT_FALSE(uses_library(options(), true)) << "packed weights";
+  auto with = options();
+  with.timer = nullptr;
+  EXPECT_FALSE(uses_library(std::move(with))) << "not measured";
+  with = options();
+  with.reproducible = true;
+  EXPECT_FALSE(uses_library(std::move(with)));
+  with = options();
+  with.dequantised_bytes = 1000;
+  EXPECT_FALSE(uses_library(std::move(with))) << "no room for sums";
+  library_ = 1000;
+  EXPECT_FALSE(uses_library(options())) << "slower";
+  library_ = 1;
+  log_.wrong = 1;
+  EXPECT_TRUE(uses_library(options())) << "another algorithm";
+  EXPECT_NE(log_.runs.front().algorithm, 1U);
+  EXPECT_NE(warning_.find("cuBLASLt in int8"), std::string::npos) << warning_;
+  log_.wrong = 0;
+  int asked = 0;
+  log_.rejects = [&](const Gemm& gemm) { return gemm.type == DType::i8 && gemm.rows == kRows && ++asked > 0; };
+  EXPECT_TRUE(uses_library(options()));
+  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(rejected_, 1) << "built-in kernels compute it";
+}
+#endif
 
 }  // namespace
 }  // namespace charonia::cuda

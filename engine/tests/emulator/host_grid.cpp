@@ -20,6 +20,7 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "emulator/host_async.h"
 
 namespace charonia::cuda::host_grid {
 namespace {
@@ -28,9 +29,9 @@ constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 constexpr std::size_t kStackShiftBytes = 1024 + 64, kMaxStackShiftBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxExchanged = 64;
 constexpr unsigned kLanes = 32;
-constexpr int kNaNByte = 0xff;  // four such bytes are a float NaN, two are a NaN in both 16-bit types
-constexpr std::size_t kSharedAlignment = 128;
-constexpr unsigned kMaxClusterBlocks = 8;  // the limit that every device with clusters supports
+constexpr int kNaNByte = 0xff;                  // four such bytes are a float NaN, two are a NaN in both 16-bit types
+constexpr std::size_t kSharedAlignment = 1024;  // of swizzled_shared()
+constexpr unsigned kMaxClusterBlocks = 8;       // the limit that every device with clusters supports
 constexpr unsigned kMaxThreads = 1024, kMaxBlocksX = 2147483647, kMaxBlocksYZ = 65535;
 
 constexpr const char* kOrderVariable = "CHARONIA_EMULATED_ORDER";
@@ -151,7 +152,15 @@ struct Variable {
   SharedMemory memory;
 };
 
-enum class State : std::uint8_t { ready, at_block_barrier, at_warp_barrier, at_cluster_barrier, at_dependency, done };
+enum class State : std::uint8_t {
+  ready,
+  at_block_barrier,
+  at_warp_barrier,
+  at_cluster_barrier,
+  at_dependency,
+  at_phase,
+  done
+};
 
 // Where a fiber is: not started, or abandoned; between two threads of blocks; within a thread.
 enum class Context { none, between, inside };
@@ -168,7 +177,7 @@ using Point = void* [5];
 struct alignas(64) Fiber {
   Place place;
   Context context = Context::none;
-  bool waited = false;
+  bool waited = false, triggered = false;
   int exchanges = 0;
   Point at{};
   const void* frame = nullptr;                 // end of its stack when it last waited
@@ -211,6 +220,14 @@ class Block {
   void sync_cluster() { wait_at(State::at_cluster_barrier, nullptr); }
   const Blocks& cluster() const { return *cluster_; }
   void wait_for_dependency();
+  // Barriers in shared memory (host_async.h). wait_for_phase(): a thread must check its phase again afterwards.
+  // notify(): the phase of a barrier may have ended.
+  Async& async() { return async_; }
+  bool early() const { return early_; }
+  void wait_for_phase(const void* barrier);
+  void notify(const void* barrier);
+  // In the warp that runs only when no other one can: lets the others run.
+  void let_others_run();
   const void* exchange(const void* mine, std::size_t bytes);
   unsigned char* dynamic() { return reinterpret_cast<unsigned char*>(dynamic_.data()); }
   void* variable(const void* key, std::size_t bytes, std::size_t alignment);
@@ -219,6 +236,8 @@ class Block {
 
  private:
   Fiber* next();
+  bool is_starved(std::size_t thread) const { return async_.has_barriers() && thread / kLanes == starved_warp_; }
+  const std::uint8_t* ready_of_others() const;
   void run_fibers(Fiber& first);
   [[noreturn]] void go_to(Fiber& fiber, StackSwitch& from);
   [[noreturn]] void go_on();
@@ -238,6 +257,8 @@ class Block {
   std::vector<Warp> warps_;
   SharedMemory dynamic_;
   std::vector<Variable> variables_;
+  Async async_;
+  std::vector<const void*> awaited_;  // [threads] the barrier of a thread at_phase
   std::size_t static_bytes_ = 0;
   std::span<const unsigned> order_;
   // Separate from the fibers, for fast searches: [threads] the state of each thread and its position in the order;
@@ -245,7 +266,7 @@ class Block {
   std::vector<State> states_;
   std::vector<unsigned> turns_;
   std::vector<std::uint8_t> ready_;
-  std::size_t next_turn_ = 0;
+  std::size_t next_turn_ = 0, starved_warp_ = 0;
   const Blocks* cluster_ = nullptr;
   std::size_t threads_ = 0, done_ = 0, at_barrier_ = 0, at_cluster_barrier_ = 0;
   bool early_ = false, from_scheduler_ = false;
@@ -296,7 +317,7 @@ void Block::begin(Index3 at, std::span<const unsigned> threads) {
     auto& fiber = fibers_[i];
     fiber.place = {{static_cast<unsigned>(i), 0, 0}, at, shape_->block, shape_->grid};
     if (fiber.context == Context::inside) fiber.context = Context::none;
-    fiber.waited = false;
+    fiber.waited = fiber.triggered = false;
     fiber.exchanges = 0;
     fiber.open_copies.clear();
     fiber.copy_groups.clear();
@@ -307,20 +328,44 @@ void Block::begin(Index3 at, std::span<const unsigned> threads) {
   for (auto& warp : warps_) warp.lanes = kLanes, warp.arrived = 0;
   done_ = at_barrier_ = at_cluster_barrier_ = 0;
   error_ = nullptr;
+  async_.begin(dynamic_.data(), dynamic_.bytes(), threads_);
+  starved_warp_ = (at.x + at.y + at.z) % warps_.size();
 }
 
 void Block::run(bool early) {
   if (running != nullptr) throw Error(ErrorCode::internal, "host_grid: a kernel launches a kernel");
   early_ = early;
-  if (!early) release(State::at_dependency, 0, threads_);
+  if (!early) {
+    release(State::at_dependency, 0, threads_);
+    release(State::at_phase, 0, threads_);
+  }
   next_turn_ = 0;
   if (auto* const first = next()) run_fibers(*first);
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));  // the other fibers are abandoned
   if (done_ == threads_ || at_cluster_barrier_ == threads_) return;
-  if (early && std::ranges::find(states_, State::at_dependency) != states_.end()) return;
+  const auto waiting_for_phase = std::ranges::count(states_, State::at_phase);
+  if (early && (waiting_for_phase > 0 || std::ranges::find(states_, State::at_dependency) != states_.end())) return;
+  if (waiting_for_phase > 0) {
+    fail(cat(shape_->what, ": ", waiting_for_phase, " threads wait at barrier_wait() for a phase that never ends (",
+             async_.missing(), "), ", at_barrier_, " at __syncthreads(), and ", done_, " of ", threads_,
+             " have ended"));
+  }
   fail(cat(shape_->what, ": of ", threads_, " threads ", at_barrier_, " wait at __syncthreads(), ",
            at_cluster_barrier_ > 0 ? cat(at_cluster_barrier_, " at cluster_sync(), ") : "", done_,
            " have ended, and the others wait for lanes of their warp that never arrive"));
+}
+
+// The first ready turn of a thread that is not in the starved warp; null if there is none.
+const std::uint8_t* Block::ready_of_others() const {
+  for (std::size_t i = 0; i < threads_; ++i) {
+    const auto turn = (next_turn_ + i) % threads_;
+    if (ready_[turn] != 0 && order_[turn] / kLanes != starved_warp_) return &ready_[turn];
+  }
+  return nullptr;
+}
+
+void Block::let_others_run() {
+  if (is_starved(index_of(*current_)) && ready_of_others() != nullptr) switch_away(nullptr);
 }
 
 // Returns the next ready fiber, round-robin in the order of the threads; null if none is ready.
@@ -329,7 +374,8 @@ Fiber* Block::next() {
     const auto* const at = end == begin ? nullptr : std::memchr(&ready_[begin], 1, end - begin);
     return static_cast<const std::uint8_t*>(at);
   };
-  const auto* found = find(next_turn_, threads_);
+  const auto* found = async_.has_barriers() ? ready_of_others() : nullptr;
+  if (found == nullptr) found = find(next_turn_, threads_);
   if (found == nullptr) found = find(0, next_turn_);
   if (found == nullptr) return nullptr;
   const auto turn = static_cast<std::size_t>(found - ready_.data());
@@ -431,6 +477,12 @@ void Block::leave() {
   if (shape_->overlap && !fiber.waited) {
     fail_here("ends without dependency_wait(): the next kernel could start before the previous kernel has ended");
   }
+  try {
+    async_.end_thread(index_of(fiber));
+    if (done_ + 1 == threads_) async_.end_block();
+  } catch (const Misuse& misuse) {
+    fail_here(misuse.text);
+  }
   set_state(index_of(fiber), State::done);
   ++done_;
   --warp_of(fiber).lanes;
@@ -456,6 +508,7 @@ inline const void* Block::wait_at(State state, const void* result) {
   set_state(index_of(fiber), state);
   if (state == State::at_block_barrier) {
     if (++at_barrier_ + done_ == threads_) {
+      if (async_.has_barriers()) async_.meet(0, threads_);
       release(state, 0, threads_);
       return result;
     }
@@ -466,11 +519,24 @@ inline const void* Block::wait_at(State state, const void* result) {
     if (++warp.arrived == kLanes) {
       warp.arrived = 0;
       const auto first = index_of(fiber) / kLanes * kLanes;
+      if (async_.has_barriers()) async_.meet(first, first + kLanes);
       release(state, first, first + kLanes);
       return result;
     }
   }
   return switch_away(result);
+}
+
+void Block::wait_for_phase(const void* barrier) {
+  awaited_.resize(threads_);
+  awaited_[index_of(*current_)] = barrier;
+  wait_at(State::at_phase, nullptr);
+}
+
+void Block::notify(const void* barrier) {
+  for (std::size_t i = 0; i < std::min(awaited_.size(), threads_); ++i) {
+    if (awaited_[i] == barrier && states_[i] == State::at_phase) set_state(i, State::ready);
+  }
 }
 
 void Block::wait_for_dependency() {
@@ -675,6 +741,10 @@ const void* at_rank(const void* own_shared, std::size_t bytes, int rank) {
 }
 void wait_for_dependency() { block().wait_for_dependency(); }
 unsigned char* dynamic_shared_memory() { return block().dynamic(); }
+unsigned char* swizzled_shared_memory() {
+  block().async().align();
+  return block().dynamic();
+}
 void* static_shared_memory(const void* key, std::size_t bytes, std::size_t alignment) {
   return block().variable(key, bytes, alignment);
 }
@@ -703,8 +773,21 @@ void check_atomic(const void* at, std::size_t bytes) {
   if (!block().fiber().waited && !block().in_shared(at, bytes)) check_waited("an atomic function");
 }
 
+Calls& calls() {
+  thread_local Calls all;
+  return all;
+}
+void note_trigger() {
+  block().fiber().triggered = true;
+  ++calls().triggers;
+}
+namespace {
+void note_request() { ++(block().fiber().triggered ? calls().requests_after : calls().requests_before); }
+}  // namespace
+
 void watch_streaming_loads(LoadWatch watch) { load_watch = std::move(watch); }
 void note_streaming_load(const void* at, std::size_t bytes) {
+  note_request();
   if (load_watch) load_watch(place(), at, bytes);
 }
 
@@ -713,6 +796,7 @@ void copy_later(void* shared, const void* global_or_null, std::size_t bytes) {
   if (global_or_null != nullptr) {
     check_aligned(global_or_null, bytes, "copy_async");
     if (block().in_shared(global_or_null, bytes)) block().fail_here("copy_async(): from shared memory");
+    note_request();
   }
   std::memset(shared, kNaNByte, bytes);
   block().fiber().open_copies.push_back({shared, global_or_null, bytes});
@@ -736,6 +820,85 @@ void wait_copies(int all_but_last) {
     }
     groups.erase(groups.begin());
   }
+}
+
+namespace {
+
+// Calls f with the block's asynchronous state, and adds the thread to its errors.
+template <class F>
+auto with_async(F f) {
+  auto& here = block();
+  try {
+    return f(here.async());
+  } catch (const Misuse& misuse) {
+    here.fail_here(misuse.text);
+  }
+}
+std::size_t this_thread() { return place().thread.x; }
+
+}  // namespace
+
+std::uint32_t offset_in_shared(const void* at) {
+  auto& here = block();
+  const auto offset = static_cast<const unsigned char*>(at) - here.dynamic();
+  if (offset < 0 || offset >= static_cast<std::ptrdiff_t>(here.shape().dynamic_shared_bytes)) {
+    here.fail_here("uses an address that is not in the block's dynamic shared memory");
+  }
+  return static_cast<std::uint32_t>(offset);
+}
+
+void init_barrier(void* at, int arrivals) {
+  check_shared(at, sizeof(std::uint64_t), "barrier_init");
+  with_async([&](Async& async) { async.init_barrier(at, arrivals, this_thread()); });
+}
+void fence_barriers() {
+  with_async([](Async& async) { async.fence_barriers(this_thread()); });
+}
+void arrive_at_barrier(void* at, int expected_bytes) {
+  with_async([&](Async& async) { async.arrive(at, expected_bytes, this_thread()); });
+  block().notify(at);
+}
+void copy_bulk(void* to, const void* from, std::size_t bytes, void* barrier) {
+  note_request();
+  ++calls().bulk_copies;
+  with_async([&](Async& async) { async.copy(to, from, bytes, barrier); });
+  block().notify(barrier);
+}
+void copy_box(void* to, const TensorMap& map, const int* at, std::size_t rank, void* barrier) {
+  TensorBox box;
+  std::memcpy(&box, map.bytes.data(), sizeof box);
+  if (box.rank != static_cast<int>(rank))
+    block().fail_here(cat("copies a box with ", rank, " coordinates of ", box.rank));
+  note_request();
+  ++calls().bulk_copies;
+  with_async([&](Async& async) { async.copy_box(to, box, at, barrier); });
+  block().notify(barrier);
+}
+// A block that has started early lets no copy arrive: the kernel in front may still write the source.
+void wait_at_barrier(void* at, int parity) {
+  block().let_others_run();
+  while (!with_async([&](Async& async) { return async.passed(at, parity, !block().early(), this_thread()); })) {
+    block().wait_for_phase(at);
+  }
+}
+void fence_shared() {
+  with_async([](Async& async) { async.fence(); });
+}
+
+void fence_products() {
+  sync_warp();
+  with_async([](Async& async) { async.fence_products(this_thread()); });
+}
+void issue_product(const Product& product) {
+  with_async([&](Async& async) { async.issue(this_thread(), product); });
+}
+void commit_products() {
+  sync_warp();
+  with_async([](Async& async) { async.commit(this_thread()); });
+}
+void wait_products(int all_but_last) {
+  sync_warp();
+  with_async([&](Async& async) { async.wait(this_thread(), all_but_last); });
 }
 
 }  // namespace charonia::cuda::host_grid

@@ -8,6 +8,7 @@
 //   - launches that a device of compute capability 9.0 rejects (check())
 //   - addresses that are not aligned, or not in shared memory although they must be, in the functions of portable.h and
 //     tensor_core.h; other accesses of 8 or 16 bytes with -fsanitize=alignment (scripts/sanitize.sh grid)
+//   - wrong use of barriers, copies by the TMA unit and warpgroup products (host_async.h)
 //   - threads that end without dependency_wait(), and early reads before it: the first block of a kernel runs up to it
 //     before the previous kernel has run, if a stream has both (host_stream.h)
 //   - accesses beyond an object in shared memory, and beyond a fiber's stack, with the address sanitizer
@@ -32,6 +33,8 @@
 #include "base/dtype.h"
 
 namespace charonia::cuda {
+
+struct TensorMap;
 
 struct Index3 {
   unsigned x = 1, y = 1, z = 1;
@@ -102,7 +105,9 @@ void sync_cluster();
 int rank_in_cluster();
 const void* at_rank(const void* own_shared, std::size_t bytes, int rank);
 void wait_for_dependency();
+// The same memory; only the second one is aligned for swizzled data on the device.
 unsigned char* dynamic_shared_memory();
+unsigned char* swizzled_shared_memory();
 
 // The block's variable with this key. Filled with NaN when the block begins.
 void* static_shared_memory(const void* key, std::size_t bytes, std::size_t alignment);
@@ -135,9 +140,36 @@ using LoadWatch = std::function<void(const Place& by, const void* at, std::size_
 void watch_streaming_loads(LoadWatch watch);
 void note_streaming_load(const void* at, std::size_t bytes);
 
+// Counts calls in the kernels that the calling thread runs, for tests.
+struct Calls {
+  std::uint64_t triggers = 0;         // dependency_trigger()
+  // Copies from memory and load_streaming() before the thread's first trigger.
+  std::uint64_t requests_before = 0;
+  std::uint64_t requests_after = 0;   // the same, after it
+  std::uint64_t bulk_copies = 0;      // copy_bulk() and copy_box(), also counted as requests
+  std::uint64_t prefetches = 0;       // prefetch_l2()
+};
+Calls& calls();
+void note_trigger();
+
 void copy_later(void* shared, const void* global_or_null, std::size_t bytes);  // null: zeros
 void commit_copies();
 void wait_copies(int all_but_last);
+
+// For native_hopper.h; host_async.h has their contracts. offset_in_shared(): in the block's dynamic shared memory.
+struct Product;
+std::uint32_t offset_in_shared(const void* at);
+void init_barrier(void* at, int arrivals);
+void fence_barriers();
+void arrive_at_barrier(void* at, int expected_bytes);
+void wait_at_barrier(void* at, int parity);
+void copy_bulk(void* to, const void* from, std::size_t bytes, void* barrier);
+void copy_box(void* to, const TensorMap& map, const int* at, std::size_t rank, void* barrier);
+void fence_shared();
+void fence_products();
+void issue_product(const Product& product);
+void commit_products();
+void wait_products(int all_but_last);
 
 }  // namespace host_grid
 

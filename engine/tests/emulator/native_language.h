@@ -157,10 +157,10 @@ CHARONIA_DEVICE T load_l2(const T* p) {
   host_grid::check_waited("load_l2");
   return *p;
 }
-CHARONIA_DEVICE void prefetch_l2(const void*) {}
+CHARONIA_DEVICE void prefetch_l2(const void*) { ++host_grid::calls().prefetches; }
 
 CHARONIA_DEVICE void dependency_wait() { host_grid::wait_for_dependency(); }
-CHARONIA_DEVICE void dependency_trigger() {}
+CHARONIA_DEVICE void dependency_trigger() { host_grid::note_trigger(); }
 
 inline float e4m3_to_float(std::uint8_t bits) {
   static const auto kNumbers = [] {

@@ -15,6 +15,7 @@
 #include "emulator/emulated_device.h"
 #include "emulator/host_stream.h"
 #include "ops/cuda/device/runtime.h"
+#include "ops/cuda/device/tensor_map.h"
 
 namespace charonia::cuda {
 
@@ -58,6 +59,7 @@ DeviceInfo device_info(int index) {
           .major = 9,
           .minor = 0,
           .clusters = true,
+          .wgmma = true,
           .fp8 = true,
           .sms = 6,
           .shared_bytes = host_grid::kMaxSharedBytes,
@@ -159,10 +161,18 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& lau
                          .block = {launch.threads, 1, 1},
                          .cluster_y = launch.cluster_y,
                          .dynamic_shared_bytes = launch.dynamic_shared_bytes,
-                         .overlap = launch.overlap,
+                         .overlap = launch.overlap && overlap_setting() != Overlap::off,
                          .what = std::string(what)};
   host_grid::check(shape);
   stream->queue->add(host_stream::Kernel{std::move(shape), std::move(kernel)});
+}
+
+TensorMap make_tensor_map(const TensorBox& box) {
+  check(box);
+  TensorMap map;
+  static_assert(sizeof box <= sizeof map.bytes);
+  std::memcpy(map.bytes.data(), &box, sizeof box);
+  return map;
 }
 
 Stream::Stream() : stream_(new StreamImpl) {}
@@ -215,6 +225,9 @@ Graph Graph::end(Stream& stream) {
 }
 void Graph::abandon(Stream& stream) noexcept { stream.native()->queue->end_capture(); }
 Graph::~Graph() { delete graph_; }
+
+Stream& Branch::fork(Stream& main) { return main; }
+void Branch::join(Stream&) {}
 Graph::Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
 Graph& Graph::operator=(Graph&& other) noexcept {
   Graph taken(std::move(other));

@@ -49,6 +49,9 @@ void CpuOps::short_conv(const Tensor& out, const Tensor& in, const ShortConvPara
     require(std::max(batch.state_in[s], batch.state_out[s]) < slots, "short_conv",
             [&] { return cat("sequence ", s, " has a slot beyond the ", slots, " slots of the cache"); });
   }
+  for (const auto slot : batch.row_states) {
+    require(slot < slots, "short_conv", [&] { return cat("a row writes slot ", slot, " of ", slots); });
+  }
   const auto sequences = std::ssize(batch.state_in), parts = (channels + kChannels - 1) / kChannels;
   const auto run = out.dtype == DType::bf16 ? kernels_.short_conv_bf16 : kernels_.short_conv_f32;
   const auto work = in.rows * channels;

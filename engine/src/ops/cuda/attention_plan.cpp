@@ -18,9 +18,9 @@ namespace {
 
 constexpr std::int64_t kDecodeSplitsPerBlock = 4, kPrefillSplitsPerBlock = 2;  // maximum splits of a fair share
 constexpr std::int64_t kSplitCost = kAttentionTile;                    // the fixed cost of a split, in positions
-constexpr std::int64_t kMinDecodeSplit = 256, kMinPrefillSplit = 512;  // positions
+constexpr std::int64_t kMinPrefillSplit = 512, kMinReproducibleDecodeSplit = 256;  // positions
 constexpr std::int64_t kMaxReproducibleDecodeSplits = 1024;
-static_assert(kMinDecodeSplit % kAttentionTile == 0 && kMinPrefillSplit % kAttentionTile == 0 &&
+static_assert(kMinReproducibleDecodeSplit % kAttentionTile == 0 && kMinPrefillSplit % kAttentionTile == 0 &&
               kAttentionChunk % kAttentionTile == 0);
 
 // How one kind of items is divided.
@@ -46,7 +46,7 @@ Cut decode_cut(const AttentionShape& shape) {
   return {units,
           blocks,
           kDecodeSplitsPerBlock,
-          kMinDecodeSplit,
+          shape.reproducible ? kMinReproducibleDecodeSplit : shape.min_decode_split,
           shape.reproducible ? std::max(most, kMaxReproducibleDecodeSplits) : most,
           shape.reproducible};
 }

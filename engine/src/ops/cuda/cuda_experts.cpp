@@ -251,14 +251,15 @@ void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Ten
 class ExpertsRun {
  public:
   ExpertsRun(Stream& stream, const DeviceInfo& device, const CudaExperts& weights, std::int64_t rows,
-             const ops::RouterParams& how, void* scratch)
+             const ops::RouterParams& how, void* scratch, bool wgmma)
       : stream_(stream),
         device_(device),
         weights_(weights),
         space_({weights.count(), how.top_k, weights.hidden(), weights.inter(), weights.type()}, rows),
         memory_(static_cast<std::byte*>(scratch)),
         gate_up_(weights.gate_up_quant()),
-        down_(weights.down_quant()) {
+        down_(weights.down_quant()),
+        wgmma_(wgmma) {
     const auto type = weights.type();
     const int tile_rows =
         gate_up_ ? quant_expert_tile_rows(type, {gate_up_->format, space_.hidden}, {down_->format, space_.inter},
@@ -366,6 +367,7 @@ class ExpertsRun {
     gemm.tiles = route_.tiles;
     gemm.num_tiles = route_.num_tiles;
     gemm.tile_rows = route_.tile_rows;
+    gemm.wgmma = wgmma_;
     multiply_experts(stream_, device_, gemm);
   }
 
@@ -375,6 +377,7 @@ class ExpertsRun {
   ExpertsWorkspace space_;
   std::byte* memory_;
   std::optional<QuantWeight> gate_up_, down_;  // empty: the weights are not quantised
+  bool wgmma_;
   RouteParams route_;
 };
 
@@ -390,7 +393,8 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
   const auto* const real_rows = begun_.any && in.rows == begun_.capacity.rows
                                     ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
                                     : nullptr;
-  ExpertsRun run(stream_, device_, w, in.rows, how, scratch);
+  const bool wgmma = !options_.reproducible && (options_.wgmma_experts || wgmma_experts_setting());
+  ExpertsRun run(stream_, device_, w, in.rows, how, scratch, wgmma);
   run.route(router, real_rows);
   run.gate_and_up(in, activation);
   run.down();

@@ -11,6 +11,7 @@
 #include "ops/cuda/kernels/collective.h"
 #include "ops/cuda/kernels/delta_net.h"
 #include "ops/cuda/kernels/latent.h"
+#include "ops/cuda/kernels/prefetch.h"
 #include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/kernels/short_conv.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
@@ -285,12 +286,23 @@ Gemm CudaOps::gemm_of(const Tensor& out, const Tensor& in, const ops::Linear& we
   return gemm;
 }
 
+// In the largest step, all rows of the tensors are used.
+void CudaOps::trace_gemm(Gemm gemm) {
+  const auto [at, added] = trace_.row_capacity.try_emplace({gemm.in, gemm.out}, gemm.rows);
+  at->second = std::min(at->second, gemm.rows);
+  gemm.row_capacity = gemm.rows;
+  trace_.gemms.push_back(gemm);
+}
+
 void CudaOps::linear(const Tensor& out, const Tensor& in, const ops::Linear& weight) {
-  const auto gemm = gemm_of(out, in, weight);
+  auto gemm = gemm_of(out, in, weight);
   if (in.rows == 0) return;
   if (tracing_) {
-    trace_.gemms.push_back(gemm);
+    trace_gemm(gemm);
     return;
+  }
+  if (const auto found = trace_.row_capacity.find({gemm.in, gemm.out}); found != trace_.row_capacity.end()) {
+    gemm.row_capacity = found->second;
   }
   const auto written = std::exchange(written_codes_, {});
   const bool given = written.weight == &weight && written.instead_of == in.data;
@@ -343,6 +355,14 @@ void CudaOps::latent_store(const Tensor& queries, const Tensor& plain, const Ten
                      uploaded<std::int32_t>(at.rotary_rows), uploaded<std::int32_t>(at.kv_slots[kind]));
 }
 
+// In a capture: prefetches the weights of the GEMMs after this attention, while memory is idle.
+void CudaOps::prefetch_weights() {
+  if (!prefetches_ || attentions_ >= trace_.weights.size()) return;
+  for (const auto weight : trace_.weights[attentions_++]) {
+    prefetch(prefetches_->fork(stream_), weight.data(), weight.size());
+  }
+}
+
 void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache& cache, int layer, int heads,
                         const ops::AttentionParams& how) {
   const auto& kv = static_cast<const CudaKvCache&>(cache);
@@ -375,10 +395,15 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                              .kind = kv.layout().layers[static_cast<std::size_t>(layer)].kind,
                              .window = how.window,
                              .sms = divides ? device_.sms : 1,
-                             .reproducible = options_.reproducible && divides};
+                             .reproducible = options_.reproducible && divides,
+                             .min_decode_split = decode_split_setting()};
   need_cache(kv);
   const auto index = need_attention(shape);
-  if (tracing_) return;
+  if (tracing_) {
+    trace_.attention.push_back(trace_.gemms.size());
+    return;
+  }
+  prefetch_weights();
   require_step("attention", out.rows, begun_.capacity.rows);
   require(begun_.attention, "attention", [&] { return "the step has no positions"; });
   const auto& at = begun_.layout;
@@ -429,12 +454,16 @@ void CudaOps::delta_net(const Tensor& qkv, const Tensor& gates, const ops::Delta
 
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,
                            ops::Activation activation) {
-  if (!tracing_ && in.rows > 0 && out.dtype == gate_up.dtype && gate_up.cols == 2 * out.cols &&
-      gate_up.rows == out.rows && activation.kind != ops::Activation::clamped_swiglu) {
+  if (in.rows > 0 && out.dtype == gate_up.dtype && gate_up.cols == 2 * out.cols && gate_up.rows == out.rows &&
+      activation.kind != ops::Activation::clamped_swiglu) {
     auto gemm = gemm_of(gate_up, in, weight);
+    gemm.gate = activation.kind == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
+    if (tracing_) {
+      trace_gemm(gemm);
+      return;
+    }
     gemm.out = out.data;
     gemm.out_stride = out.stride;
-    gemm.gate = activation.kind == ops::Activation::silu ? Gate::silu : Gate::gelu_tanh;
     if (gemms_.run_gated(stream_, gemm)) {
       announced_linear_ = nullptr;
       return;

@@ -12,10 +12,13 @@
 
 #include <array>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ops/check_step.h"
@@ -146,6 +149,9 @@ class CudaOps final : public ops::Ops {
     std::vector<Gemm> gemms;           // each shape once, with the maximum number of rows
     std::size_t collective_bytes = 0;  // of the ranks' shards together
     bool f32_adapters = false;         // the inputs of weights that adapters change have f32
+    std::map<std::pair<const void*, const void*>, std::int64_t> row_capacity;  // of GEMMs, by in and out
+    std::vector<std::size_t> attention;                            // for each attention, the number of GEMMs before it
+    std::vector<std::vector<std::span<const std::byte>>> weights;  // the weights that follow each attention
   };
 
   // A captured decode step.
@@ -220,6 +226,8 @@ class CudaOps final : public ops::Ops {
 
   // cuda_prepare.cpp
   void trace(const ops::StepLimits& limits, const Issue& issue);
+  void trace_gemm(Gemm gemm);
+  void prefetch_weights();
   void measure_gemms(const ops::StepLimits& limits);
   StepCapacity capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const;
   std::byte* memory_for(std::span<const ops::DevicePart> parts);
@@ -252,6 +260,8 @@ class CudaOps final : public ops::Ops {
   std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
   std::array<std::vector<CapturedStep>, 4> captured_;  // by DecodeKind
   bool proposes_ = false;  // steps may have proposals
+  std::optional<Branch> prefetches_;  // during a capture, if weights are prefetched (CHARONIA_CUDA_PREFETCH)
+  std::size_t attentions_ = 0;        // in that capture
 
   ops::AdapterSlots adapter_slots_;
   DeviceMemory adapters_;           // [slots][bytes of an image, rounded up]

@@ -90,6 +90,15 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
     throw;
   }
   tracing_ = false;
+  for (const auto first : trace_.attention) {
+    auto& weights = trace_.weights.emplace_back();
+    auto left = prefetch_setting();
+    for (auto i = first; i < trace_.gemms.size() && left > 0; ++i) {
+      const auto bytes = std::min(left, weight_bytes(trace_.gemms[i]));
+      weights.emplace_back(static_cast<const std::byte*>(trace_.gemms[i].weight), bytes);
+      left -= bytes;
+    }
+  }
   if (needs_.facts.block_len != 0 && limits.block_len != 0 && needs_.facts.block_len != limits.block_len) {
     throw Error(ErrorCode::internal, cat("ops::prepare: blocks have ", needs_.facts.block_len,
                                          " tokens in the cache, but ", limits.block_len, " in the limits"));
@@ -100,7 +109,7 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
   auto& all = trace_.gemms;
   const auto key = [](const Gemm& gemm) {
     return std::tuple(gemm.rows, gemm.n, gemm.k, gemm.weight_stride, gemm.type, gemm.out_type, gemm.bias != nullptr,
-                      gemm.quant ? std::optional(gemm.quant->format) : std::nullopt);
+                      gemm.gate, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt);
   };
   std::stable_sort(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) < key(b); });
   all.erase(std::unique(all.begin(), all.end(), [&](const Gemm& a, const Gemm& b) { return key(a) == key(b); }),
@@ -219,14 +228,19 @@ CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, DecodeKind 
   send({}, sampling);
   issue({capacity.rows, capacity.logits_rows, kind.adapters});
   stream_.wait("a step before it is captured");
+  if (prefetch_setting() > 0) prefetches_.emplace();
+  attentions_ = 0;
   Graph::begin(stream_);
   try {
     issue({capacity.rows, capacity.logits_rows, kind.adapters});
+    if (prefetches_) prefetches_->join(stream_);
     out.graph = Graph::end(stream_);
   } catch (...) {
     Graph::abandon(stream_);
+    prefetches_.reset();
     throw;
   }
+  prefetches_.reset();
   out.logits = begun_.logits;
   out.graph.launch(stream_, "replay of a step");
   stream_.wait("replay of a step");

@@ -34,6 +34,8 @@ struct CudaOptions {
   int device = 0;             // index among the devices that the process sees
   bool reproducible = false;  // one instruction path and one order of sums for any batch
   bool graphs = true;         // capture decode steps and replay them
+  // Experts with quantised weights use wgmma, also with $CHARONIA_CUDA_WGMMA_EXPERTS. Not in reproducible mode.
+  bool wgmma_experts = false;
 };
 
 // The group of ranks of one process that communicate through NCCL, in the order of `devices`. Throws Error(unavailable)

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ops/cuda/device/host_device.h"
+
 namespace charonia::cuda {
 
 // 16-bit floats.
@@ -28,5 +30,13 @@ inline constexpr bool kIsPair = std::is_same_v<T, i8x2> || std::is_same_v<T, e4m
 // The type of sums of products; sums of integers are exact.
 template <class T>
 using SumType = std::conditional_t<std::is_same_v<T, i8x2>, int, float>;
+
+// The order of 16-byte pieces in shared memory (hopper.h). The value is the width of a row in bytes.
+enum class Swizzle : std::uint8_t { none = 0, of_32 = 32, of_64 = 64, of_128 = 128 };
+// The address of a byte of a swizzled row, from its address without the swizzle.
+CHARONIA_HD constexpr std::uint32_t swizzled(std::uint32_t at, Swizzle swizzle) {
+  const std::uint32_t pieces = static_cast<std::uint32_t>(swizzle) / 16;
+  return swizzle == Swizzle::none ? at : at ^ (at >> 7 & (pieces - 1)) << 4;
+}
 
 }  // namespace charonia::cuda

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "native_runtime.h"
+#include "ops/cuda/device/cuda_settings.h"
 
 namespace charonia::cuda {
 
@@ -21,7 +22,9 @@ struct DeviceInfo {
   int index = 0;
   std::string name;
   int major = 0, minor = 0;  // compute capability
-  bool clusters = false;     // the device and the compiled kernels support thread block clusters (9.0 or newer)
+  bool clusters = false;     // the device and the compiled kernels support clusters, and hopper.h's barriers and copies
+                             // (9.0 or newer)
+  bool wgmma = false;        // the same for hopper.h's products (9.0, compiled for 90a)
   bool fp8 = false;          // the same for tensor cores that multiply FP8 (8.9 or newer)
   int sms = 1;
   std::size_t shared_bytes = 0;  // maximum dynamic shared memory of a block
@@ -181,6 +184,22 @@ class Graph {
   NativeGraph graph_{};
 };
 
+// A branch of a graph, whose work only the end of the graph waits for. On the emulated device, work of a branch is in
+// the order of the calls.
+class Branch {
+ public:
+  // Returns the stream of the branch: work that is issued to it depends on the work of `main` before this call. `main`
+  // is being captured.
+  Stream& fork(Stream& main);
+  // Call before the end of the capture. Does nothing without a fork().
+  void join(Stream& main);
+
+ private:
+  Stream side_;
+  Event forked_, joined_;
+  bool open_ = false;
+};
+
 struct Launch {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned threads = 32;  // per block, a multiple of the warp size
@@ -192,11 +211,13 @@ struct Launch {
 // Launches a kernel. Requests dynamic shared memory beyond 48 KB, and the common share of shared memory (carveout.h).
 void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, NativeKernel kernel);
 
-// Launches a kernel; a grid without blocks does nothing.
+// Launches a kernel; a grid without blocks does nothing. Sets the member late_trigger of the parameters, if there is
+// one (Overlap::late).
 template <class Params>
 void launch(Stream& stream, std::string_view what, const Launch& shape, void (*kernel)(Params), const Params& params) {
   if (shape.grid_x == 0 || shape.grid_y == 0 || shape.grid_z == 0) return;
   Params copy = params;
+  if constexpr (requires { copy.late_trigger; }) copy.late_trigger = overlap_setting() == Overlap::late;
   launch_kernel(stream.native(), what, shape, bind_kernel(kernel, copy));
 }
 

@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 // Increased when the meaning of a tactic changes, or when kernels change so much that old times mislead.
-constexpr int kFormat = 4;
+constexpr int kFormat = 5;
 
 // Reads the file's results, {key: {shape: {rows: candidate}}}; empty if the file does not exist.
 json read(const std::filesystem::path& path) {
@@ -44,6 +44,9 @@ json encode(const GemmCandidate& tactic) {
   if (tactic.blas)
     out["blas"] = {{"algorithm", tactic.blas->algorithm}, {"workspace_bytes", tactic.blas->workspace_bytes}};
   if (tactic.dequantised_rows > 0) out["dequantised_rows"] = tactic.dequantised_rows;
+  if (tactic.integer_rows > 0) out["integer_rows"] = tactic.integer_rows;
+  if (tactic.padded_rows > 0) out["padded_rows"] = tactic.padded_rows;
+  if (tactic.apart) out["apart"] = true;
   return out;
 }
 
@@ -67,6 +70,9 @@ GemmCandidate decode(const json& from) {
     tactic.blas->workspace_bytes = blas.at("workspace_bytes").get<std::size_t>();
   }
   if (from.contains("dequantised_rows")) tactic.dequantised_rows = from.at("dequantised_rows").get<std::int64_t>();
+  if (from.contains("integer_rows")) tactic.integer_rows = from.at("integer_rows").get<std::int64_t>();
+  if (from.contains("padded_rows")) tactic.padded_rows = from.at("padded_rows").get<std::int64_t>();
+  if (from.contains("apart")) tactic.apart = from.at("apart").get<bool>();
   return tactic;
 }
 
@@ -86,7 +92,10 @@ std::filesystem::path autotune_cache_path() {
 std::string to_string(const GemmShape& shape) {
   return cat("n ", shape.n, " k ", shape.k, " ", charonia::to_string(shape.type), " -> ",
              charonia::to_string(shape.out_type), shape.quant ? ", " : "",
-             shape.quant ? ops::to_string(*shape.quant) : "");
+             shape.quant ? ops::to_string(*shape.quant) : "",
+             shape.gate == Gate::none   ? ""
+             : shape.gate == Gate::silu ? ", silu gate"
+                                        : ", gelu gate");
 }
 
 AutotuneCache::AutotuneCache(std::filesystem::path path, std::string key)

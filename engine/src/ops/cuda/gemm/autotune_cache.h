@@ -21,9 +21,11 @@ struct GemmShape {
   DType type = DType::bf16, out_type = DType::bf16;
   std::int64_t n = 0, k = 0;
   std::optional<ops::QuantFormat> quant{};  // of the weight, if it is quantised
+  Gate gate = Gate::none;
   auto operator<=>(const GemmShape&) const = default;
 };
-std::string to_string(const GemmShape& shape);  // "n 4096 k 4096 bf16 -> fp32", and ", int4, groups of 128"
+// "n 4096 k 4096 bf16 -> fp32", and ", int4, groups of 128" or ", silu gate"
+std::string to_string(const GemmShape& shape);
 
 struct GemmCandidate {
   std::optional<BlasTactic> blas{};  // tactic of the library; if empty, `own` is used
@@ -31,8 +33,12 @@ struct GemmCandidate {
   double microseconds = 0;           // 0: chosen by rule
   // If > 0, the library multiplies the quantised weight in dequantised parts of this number of rows (dequantised.h).
   std::int64_t dequantised_rows = 0;
+  std::int64_t integer_rows = 0;  // the same for int8 codes, whose sums are scaled afterwards (integer_parts.h)
+  std::int64_t padded_rows = 0;  // the library computes this number of rows if there are fewer; 0: the GEMM's rows
+  bool apart = false;            // of a GEMM with a gate: the GEMM's own choice, then the gate
   bool same_tactic(const GemmCandidate& other) const {
-    return blas == other.blas && dequantised_rows == other.dequantised_rows && (blas || own == other.own);
+    return blas == other.blas && dequantised_rows == other.dequantised_rows && integer_rows == other.integer_rows &&
+           padded_rows == other.padded_rows && apart == other.apart && (blas || apart || own == other.own);
   }
 };
 

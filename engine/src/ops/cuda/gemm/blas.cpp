@@ -80,7 +80,9 @@ void require(cublasStatus_t status, const char* operation) {
 }
 
 cudaDataType_t data_type(DType type) {
-  return type == DType::f8_e4m3 ? CUDA_R_8F_E4M3
+  return type == DType::i8        ? CUDA_R_8I
+         : type == DType::i32     ? CUDA_R_32I
+         : type == DType::f8_e4m3 ? CUDA_R_8F_E4M3
          : type == DType::bf16  ? CUDA_R_16BF
          : type == DType::f16   ? CUDA_R_16F
                                 : CUDA_R_32F;
@@ -113,10 +115,12 @@ bool set_scales(cublasLtMatmulDesc_t matmul, const QuantWeight& quant) {
          set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, quant.row_scales);
 }
 
-// Sums in float; float operands are not converted to TF32.
-MatmulDescription describe_matmul() {
+// Sums in float, or in int32; float operands are not converted to TF32.
+MatmulDescription describe_matmul(bool integers) {
   cublasLtMatmulDesc_t native = nullptr;
-  require(cublas().matmul_create(&native, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a GEMM's description");
+  const auto status = integers ? cublas().matmul_create(&native, CUBLAS_COMPUTE_32I, CUDA_R_32I)
+                               : cublas().matmul_create(&native, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+  require(status, "a GEMM's description");
   MatmulDescription matmul(native);
   const cublasOperation_t weight = CUBLAS_OP_T, in = CUBLAS_OP_N;
   require(cublas().matmul_set(native, CUBLASLT_MATMUL_DESC_TRANSA, &weight, sizeof weight), "a GEMM's description");
@@ -136,7 +140,7 @@ Layout describe_matrix(DType type, std::int64_t rows, std::int64_t cols, std::in
 // n] there, transposed) * in^T ([k, rows] there).
 struct Description {
   explicit Description(const Gemm& gemm)
-      : matmul(describe_matmul()),
+      : matmul(describe_matmul(gemm.type == DType::i8)),
         weight(describe_matrix(operand_type(gemm), gemm.k, gemm.n, gemm.weight_stride)),
         in(describe_matrix(operand_type(gemm), gemm.k, gemm.rows, gemm.in_stride)),
         out(describe_matrix(gemm.out_type, gemm.n, gemm.rows, gemm.out_stride)),
@@ -212,9 +216,13 @@ class CublasLt final : public Blas {
     if (!description.known) return false;
     const auto algorithm = native(tactic);
     const float one = 1, zero = 0;
+    const std::int32_t whole_one = 1, whole_zero = 0;
+    const bool integers = gemm.type == DType::i8;
+    const void* const alpha = integers ? static_cast<const void*>(&whole_one) : &one;
+    const void* const beta = integers ? static_cast<const void*>(&whole_zero) : &zero;
     const auto status =
-        cublas().multiply(handle_, description.matmul.get(), &one, gemm.weight, description.weight.get(), gemm.in,
-                          description.in.get(), &zero, gemm.out, description.out.get(), gemm.out, description.out.get(),
+        cublas().multiply(handle_, description.matmul.get(), alpha, gemm.weight, description.weight.get(), gemm.in,
+                          description.in.get(), beta, gemm.out, description.out.get(), gemm.out, description.out.get(),
                           &algorithm, workspace, workspace_bytes, stream.native());
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return false;
     require(status, cat("GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k).c_str());

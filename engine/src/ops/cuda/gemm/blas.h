@@ -28,7 +28,7 @@ class Blas {
   virtual std::string version() const = 0;
 
   // The algorithms that the library considers fastest, most likely first, with sums in float and at most this
-  // workspace; empty if it does not support the GEMM.
+  // workspace; empty if it does not support the GEMM. A GEMM of type i8 has sums in int32, which is its out_type.
   virtual std::vector<BlasTactic> tactics(const Gemm& gemm, std::size_t workspace_bytes) = 0;
 
   // Whether a stored algorithm can run this GEMM with this workspace.

@@ -1,4 +1,5 @@
-// How many rows of a quantised weight are dequantised at a time for a library. Integers only.
+// How many rows of a quantised weight are dequantised at a time for a library, and other sizes that the memory plan
+// counts. Integers only.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,10 @@ namespace charonia::cuda {
 
 // Maximum size of a part. Beyond about 4000 rows of an 8B model, a library's GEMM gains little.
 inline constexpr std::size_t kDequantisedBytes = std::size_t{64} << 20;
+
+// Memory that operands of GEMMs may always take while kernels are measured at the start. It is free again before the
+// memory of steps is allocated.
+inline constexpr std::size_t kGemmOperandBytes = std::size_t{256} << 20;
 
 inline constexpr std::int64_t kDequantisedElement = 2;  // bytes
 

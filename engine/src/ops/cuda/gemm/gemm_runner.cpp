@@ -7,15 +7,21 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "base/log.h"
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cuda/gemm/autotune_cache.h"
 #include "ops/cuda/gemm/dequantised.h"
+#include "ops/cuda/gemm/gemm_operands.h"
+#include "ops/cuda/gemm/integer_parts.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/kernels/quant_layout.h"
+#include "ops/cuda/kernels/rows.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
@@ -33,8 +39,9 @@ Bucket bucket_of(std::int64_t rows) {
   return std::min(static_cast<Bucket>(at - kBuckets.begin()), kBuckets.size() - 1);
 }
 
-// Workspace for partial sums of built-in tactics. A tactic that needs more is not used.
-constexpr std::size_t kOwnWorkspaceBytes = std::size_t{16} << 20;
+// Workspace for partial sums of built-in tactics. A tactic that needs more is not used. Enough for 132 blocks (H200) of
+// the wgmma kernel with the sums of two tiles.
+constexpr std::size_t kOwnWorkspaceBytes = std::size_t{18} << 20;
 // the workspace that cuBLAS uses on compute capability 9
 constexpr std::size_t kBlasWorkspaceBytes = std::size_t{32} << 20;
 
@@ -43,29 +50,33 @@ constexpr std::int64_t kOwnRows = 32;
 // The same for quantised weights, which the library needs dequantised in memory. Up to kOwnRows this is not even
 // measured.
 constexpr std::int64_t kOwnQuantRows = 128;
-// Number of the library's algorithms that are measured for a part of a dequantised weight.
-constexpr std::size_t kDequantisedTactics = 3;
+// Number of the library's algorithms that are measured for a part of a dequantised weight, and for padded rows.
+constexpr std::size_t kFewTactics = 3;
+// GEMMs of up to half of these rows are also measured as GEMMs of these rows by the library, which is often faster.
+constexpr std::int64_t kPaddedRows = 16;
+
+// GEMMs of up to this number of rows may be computed together with their gate.
+constexpr std::int64_t kGatedRows = 16;
+// The scale of prepared inputs in measurements, whose codes are up to 127.
+constexpr float kMeasuredScale = 0x1p-7F;
+// Number of kernels with wrong results that a warning names.
+constexpr std::size_t kNamedKernels = 4;
 
 // Space for prepared inputs of quantised weights. GEMMs with more rows run in pieces.
 constexpr std::size_t kPreparedBytes = std::size_t{16} << 20;
 constexpr std::int64_t kMaxPreparedRows = 16384, kMinPreparedRows = 16;
 
-// Maximum memory of operands for measurements. Tactics of GEMMs with more rows are chosen by rule.
+// Maximum memory of operands for measurements, if half of the free memory is more than kGemmOperandBytes. Tactics of
+// GEMMs that need more are chosen by rule.
 constexpr std::size_t kOperandBytes = std::size_t{2} << 30;
-
-std::size_t matrix_bytes(DType type, std::int64_t rows, std::int64_t stride) {
-  return static_cast<std::size_t>(round_up(rows * stride * static_cast<std::int64_t>(size_of(type)), 256));
-}
-std::size_t weight_bytes_of(const Gemm& gemm) {
-  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(weight_bytes(gemm)), 256));
-}
 
 // The stride of prepared inputs: in elements, or in bytes for 8-bit codes.
 std::int64_t prepared_stride(const Gemm& gemm) { return is_w8a8(gemm) ? gemm.k : round_up(gemm.k, kQuantK); }
 bool has_scaled_inputs(const Gemm& gemm) { return is_w8a8(gemm) || has_integer_inputs(gemm.quant->format); }
 
 GemmShape shape_of(const Gemm& gemm) {
-  return {gemm.type, gemm.out_type, gemm.n, gemm.k, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt};
+  return {gemm.type, gemm.out_type, gemm.n, gemm.k, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt,
+          gemm.gate};
 }
 
 // A rough estimate in microseconds, to keep measurements short.
@@ -80,6 +91,32 @@ std::string fixed(double x, int digits) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", digits, x);
   return text;
+}
+
+Gemm without_gate(Gemm gemm) {
+  gemm.gate = Gate::none;
+  return gemm;
+}
+
+// Whether a kernel may compute the GEMM with its gate.
+bool can_gate(const Gemm& gemm) {
+  return gemm.gate != Gate::none && !gemm.quant && gemm.type != DType::f32 && gemm.out_type == gemm.type &&
+         gemm.n % 2 == 0 && vectors(gemm);
+}
+
+// out [rows, n / 2] = the gate of a GEMM's outputs.
+void apply_gate(Stream& stream, const Gemm& gemm, void* out) {
+  gated_activation(stream, {out, gemm.out_type, gemm.rows, gemm.n / 2, gemm.out_stride},
+                   {gemm.out, gemm.out_type, gemm.rows, gemm.n, gemm.out_stride},
+                   gemm.gate == Gate::silu ? ops::Activation::silu : ops::Activation::gelu_tanh);
+}
+
+std::string name_of(const GemmCandidate& tactic) {
+  if (tactic.apart) return "GEMM and gate apart";
+  if (tactic.dequantised_rows > 0) return cat("dequantised ", tactic.dequantised_rows, " rows at a time, cuBLASLt");
+  if (tactic.integer_rows > 0) return cat("cuBLASLt in int8, ", tactic.integer_rows, " rows at a time");
+  if (!tactic.blas) return cat("own ", to_string(tactic.own));
+  return tactic.padded_rows > 0 ? cat("cuBLASLt, padded to ", tactic.padded_rows, " rows") : "cuBLASLt";
 }
 
 }  // namespace
@@ -122,27 +159,63 @@ struct GemmRunner::Impl {
   // The built-in tactics that fit the workspace. The fallback, a tile whose sums stay in one block, needs no workspace.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
     auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
-    std::erase_if(tactics,
-                  [&](const GemmTactic& tactic) { return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes; });
+    std::erase_if(tactics, [&](const GemmTactic& tactic) {
+      return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes ||
+             (gemm.gate != Gate::none && !supports_gates(tactic));
+    });
     return tactics;
   }
+
+  // The GEMM with padded rows, if the tactic asks for them.
+  static Gemm padded(Gemm gemm, const GemmCandidate& tactic) {
+    gemm.rows = std::max(gemm.rows, tactic.padded_rows);
+    return gemm;
+  }
+  // Whether the operands of the GEMM have memory for the rows of the tactic.
+  static bool has_rows(const Gemm& gemm, const GemmCandidate& tactic) {
+    return tactic.padded_rows <= std::max(gemm.rows, gemm.row_capacity);
+  }
+  static bool may_pad(const Gemm& gemm) { return gemm.rows <= kPaddedRows / 2 && gemm.row_capacity >= kPaddedRows; }
 
   // Whether the library may multiply the dequantised weight. `dequantised` has memory if there are such weights.
   bool dequantises(const Gemm& gemm) const {
     return blas() != nullptr && dequantised.bytes() > 0 && gemm.rows > kOwnRows && can_dequantise(gemm);
   }
 
+  // Whether the library may multiply int8 codes.
+  bool multiplies_integers(const Gemm& gemm) const {
+    return blas() != nullptr && dequantised.bytes() > 0 && gemm.rows > kOwnRows && has_integer_codes(gemm);
+  }
+
   // The library's candidates, probably fastest first.
   std::vector<GemmCandidate> library_candidates(const Gemm& gemm) const {
     std::vector<GemmCandidate> out;
+    if (gemm.gate != Gate::none) return out;
     if (blas_for(gemm) != nullptr) {
       for (const auto& tactic : blas()->tactics(gemm, kBlasWorkspaceBytes)) out.push_back({.blas = tactic});
+      if (may_pad(gemm)) {
+        const GemmCandidate candidate{.padded_rows = kPaddedRows};
+        auto tactics = blas()->tactics(padded(gemm, candidate), kBlasWorkspaceBytes);
+        if (tactics.size() > kFewTactics) tactics.resize(kFewTactics);
+        for (const auto& tactic : tactics) {
+          out.push_back(candidate);
+          out.back().blas = tactic;
+        }
+      }
+    }
+    if (multiplies_integers(gemm)) {
+      for (const auto rows : integer_part_rows(gemm, dequantised.bytes(), device.l2_bytes)) {
+        auto tactics = blas()->tactics(integer_part(gemm, 0, std::min(rows, gemm.n), dequantised.data()),
+                                       kBlasWorkspaceBytes);
+        if (tactics.size() > kFewTactics) tactics.resize(kFewTactics);
+        for (const auto& tactic : tactics) out.push_back({.blas = tactic, .integer_rows = rows});
+      }
     }
     if (!dequantises(gemm)) return out;
     for (const auto rows : dequantised_parts(gemm.n, gemm.k, dequantised.bytes(), device.l2_bytes)) {
       const auto part = dequantised_part(gemm, 0, std::min(rows, gemm.n), dequantised.data());
       auto tactics = blas()->tactics(part, kBlasWorkspaceBytes);
-      if (tactics.size() > kDequantisedTactics) tactics.resize(kDequantisedTactics);
+      if (tactics.size() > kFewTactics) tactics.resize(kFewTactics);
       for (const auto& tactic : tactics) out.push_back({.blas = tactic, .dequantised_rows = rows});
     }
     return out;
@@ -150,39 +223,66 @@ struct GemmRunner::Impl {
 
   GemmCandidate by_rule(const Gemm& gemm) const {
     GemmCandidate tactic;
-    if (gemm.rows > (blas_for(gemm) != nullptr ? kOwnRows : kOwnQuantRows)) {
+    // The library's int8 GEMMs were never measured, so they are not used by rule.
+    if (!has_integer_codes(gemm) && gemm.rows > (blas_for(gemm) != nullptr ? kOwnRows : kOwnQuantRows)) {
       if (const auto theirs = library_candidates(gemm); !theirs.empty()) tactic = theirs.front();
     }
     tactic.own = own_tactics(gemm).front();
     return tactic;
   }
 
+  // A GEMM with a gate gets no choice: it follows the choice of the GEMM without the gate.
+  void choose_by_rule(const Gemm& gemm, std::optional<GemmCandidate>& choice) const {
+    choice.reset();
+    if (gemm.gate == Gate::none) choice = by_rule(gemm);
+  }
+
+  // For a GEMM whose other candidates have wrong results.
+  GemmCandidate reference(const Gemm& gemm) const {
+    return {.own = reference_tactic(device, gemm), .apart = gemm.gate != Gate::none};
+  }
+
   // Whether a stored tactic is still a valid choice.
   bool serves(const Gemm& gemm, const GemmCandidate& tactic) const {
     const auto own = own_tactics(gemm);
     if (std::ranges::find(own, tactic.own) == own.end()) return false;
+    if (gemm.gate == Gate::none ? tactic.apart : tactic.blas.has_value()) return false;
+    const auto serves_parts = [&](std::int64_t part_rows, const auto& part_of) {
+      const auto last = (gemm.n - 1) / part_rows * part_rows;  // it may be shorter
+      return std::ranges::all_of(std::array{std::int64_t{0}, last}, [&](std::int64_t first) {
+        const auto part = part_of(gemm, first, std::min(part_rows, gemm.n - first), dequantised.data());
+        return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
+      });
+    };
+    if (tactic.integer_rows > 0) {
+      return tactic.blas && multiplies_integers(gemm) && tactic.integer_rows <= round_up(gemm.n, kIntegerTileRows) &&
+             integer_part_bytes(gemm, tactic.integer_rows) <= dequantised.bytes() &&
+             serves_parts(tactic.integer_rows, integer_part);
+    }
     const auto rows = tactic.dequantised_rows;
     if (rows == 0) {
-      return !tactic.blas || (blas_for(gemm) != nullptr && blas()->serves(gemm, *tactic.blas, kBlasWorkspaceBytes));
+      const bool known_rows = tactic.padded_rows == 0 || (tactic.padded_rows == kPaddedRows && may_pad(gemm));
+      return !tactic.blas || (blas_for(gemm) != nullptr && known_rows &&
+                              blas()->serves(padded(gemm, tactic), *tactic.blas, kBlasWorkspaceBytes));
     }
-    if (!tactic.blas || rows < 0 || rows % kQuantRows != 0 || rows > round_up(gemm.n, kQuantRows) ||
-        !dequantises(gemm) || dequantised_bytes(rows, gemm.k) > dequantised.bytes()) {
-      return false;
-    }
-    const auto serves_part = [&](std::int64_t first) {
-      const auto part = dequantised_part(gemm, first, std::min(rows, gemm.n - first), dequantised.data());
-      return blas()->serves(part, *tactic.blas, kBlasWorkspaceBytes);
-    };
-    return serves_part(0) && serves_part((gemm.n - 1) / rows * rows);  // the last part may be shorter
+    return tactic.blas && rows > 0 && rows % kQuantRows == 0 && rows <= round_up(gemm.n, kQuantRows) &&
+           dequantises(gemm) && dequantised_bytes(rows, gemm.k) <= dequantised.bytes() &&
+           serves_parts(rows, dequantised_part);
   }
 
   // Runs the GEMM by the library, with the bias. Returns false if the library rejects it; `out` is then undefined.
   bool run_library(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic) const {
+    if (tactic.integer_rows > 0) {
+      // More rows than in the last bucket can need smaller parts.
+      if (integer_part_bytes(gemm, tactic.integer_rows) > dequantised.bytes()) return false;
+      return run_integers(stream, *blas(), gemm, tactic.integer_rows, *tactic.blas, dequantised.data(),
+                          blas_workspace.data(), kBlasWorkspaceBytes);
+    }
     const bool taken =
         tactic.dequantised_rows > 0
             ? run_dequantised(stream, *blas(), gemm, tactic.dequantised_rows, *tactic.blas, dequantised.data(),
                               blas_workspace.data(), kBlasWorkspaceBytes)
-            : blas()->run(stream, gemm, *tactic.blas, blas_workspace.data(), kBlasWorkspaceBytes);
+            : blas()->run(stream, padded(gemm, tactic), *tactic.blas, blas_workspace.data(), kBlasWorkspaceBytes);
     if (taken) add_bias(stream, gemm);
     return taken;
   }
@@ -196,6 +296,7 @@ struct GemmRunner::Impl {
     for (std::int64_t row = 0; row < gemm.rows; row += most) {
       auto piece = gemm;
       piece.rows = std::min(most, gemm.rows - row);
+      piece.row_capacity = std::max<std::int64_t>(gemm.row_capacity - row, 0);
       piece.in = static_cast<const std::byte*>(gemm.in) + row * gemm.in_stride * element;
       piece.out =
           static_cast<std::byte*>(gemm.out) + row * gemm.out_stride * static_cast<std::int64_t>(size_of(gemm.out_type));
@@ -217,7 +318,7 @@ struct GemmRunner::Impl {
     const auto shape = shape_of(gemm);
     auto& choices = chosen[shape];
     const auto& tactic = candidate_of(choices, gemm);
-    if (tactic.blas && blas() != nullptr) {
+    if (tactic.blas && blas() != nullptr && has_rows(gemm, tactic)) {
       if (run_library(stream, gemm, tactic)) return;
       note_rejection(shape, gemm.rows, choices.rejected);
     }
@@ -228,9 +329,14 @@ struct GemmRunner::Impl {
   }
 
   bool issue_gated(Stream& stream, const Gemm& gemm) {
-    if (gemm.quant || gemm.type == DType::f32 || gemm.out_type != gemm.type || !vectors(gemm)) return false;
-    const auto& tactic = candidate_of(chosen[shape_of(gemm)], gemm);
-    if ((tactic.blas && blas() != nullptr) || tactic.own.kernel != GemmTactic::Kernel::stream) return false;
+    if (!can_gate(gemm)) return false;
+    auto tactic = candidate_of(chosen[shape_of(without_gate(gemm))], without_gate(gemm));
+    if (const auto found = chosen.find(shape_of(gemm)); found != chosen.end()) {
+      tactic = found->second.tactics[bucket_of(gemm.rows)].value_or(tactic);
+    }
+    if (tactic.apart || (tactic.blas && blas() != nullptr) || !supports_gates(tactic.own)) {
+      return false;
+    }
     if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
     return true;
   }
@@ -254,18 +360,33 @@ struct GemmRunner::Impl {
     if (!tactic) {
       auto largest = gemm;
       largest.rows = kBuckets[bucket_of(gemm.rows)];
-      largest.gate = Gate::none;
       tactic = by_rule(largest);
     }
     return *tactic;
   }
 
-  struct Operands;
   struct Fastest {
     std::optional<GemmCandidate> tactic;
     bool of_all = true;
   };
-  Fastest fastest(Stream& stream, const Gemm& gemm, Operands& operands);
+  Fastest fastest(Stream& stream, const Gemm& gemm, GemmOperands& operands);
+  bool issue_candidate(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, void* gated_out);
+  Gemm lay_out_check(Stream& stream, const Gemm& gemm, GemmOperands& operands);
+  bool agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands);
+  void note_wrong(const Gemm& gemm, const GemmCandidate& tactic);
+  // A GEMM to measure, or with a stored choice to check. bytes: of its operands.
+  struct Wanted {
+    Gemm gemm;  // with the bucket's rows
+    Bucket of;
+    bool stored;
+    std::size_t bytes;
+  };
+  Wanted to_measure(const Gemm& gemm, Bucket of) const {
+    return {gemm, of, false, std::max(GemmOperands::bytes(device, gemm), GemmOperands::exact_bytes(gemm))};
+  }
+  std::vector<Wanted> wanted_gemms(std::span<const Gemm> shapes, int max_rows);
+  std::optional<GemmOperands> operands_for(std::vector<Wanted>& wanted);
+  void warn_of_wrong();
   void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
 
   DeviceInfo device;
@@ -273,54 +394,67 @@ struct GemmRunner::Impl {
   AutotuneCache memory;
   DeviceMemory own_workspace, blas_workspace;
   DeviceMemory prepared, prepared_scales;  // inputs of quantised weights
-  DeviceMemory dequantised;                // dequantised numbers of a part of such a weight
+  DeviceMemory dequantised;                // dequantised numbers of a part of such a weight, or sums of a part
   std::map<GemmShape, Choices> chosen;
   double seconds_left;
   std::string warning;
+  std::size_t wrong = 0;    // candidates with wrong results since the last warning
+  std::string named_wrong;  // the first of them
   std::atomic<std::int64_t> rejected = 0;
 };
 
-// The operands of measurements: enough copies of a weight that each has left the L2 cache before its next use, an input
-// and an output. The input consists of weights too: realistic numbers, which cost as much to multiply as a model's
-// activations.
-struct GemmRunner::Impl::Operands {
-  explicit Operands(std::size_t bytes) : memory(bytes, "operands to measure GEMMs with") {}
-
-  static std::size_t copies(const DeviceInfo& device, const Gemm& gemm) {
-    const auto one = weight_bytes_of(gemm);
-    return std::clamp<std::size_t>(3 * device.l2_bytes / one + 1, 1, kMaxTimedGemms);
+// Issues a GEMM with a candidate. A separate gate writes to `gated_out`. Returns false if the library rejects the GEMM.
+bool GemmRunner::Impl::issue_candidate(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, void* gated_out) {
+  if (tactic.apart) {
+    const auto plain = without_gate(gemm);
+    if (!issue_candidate(stream, plain, candidate_of(chosen[shape_of(plain)], plain), nullptr)) return false;
+    apply_gate(stream, gemm, gated_out);
+    return true;
   }
-  static std::size_t bytes(const DeviceInfo& device, const Gemm& gemm) {
-    return copies(device, gemm) * weight_bytes_of(gemm) + matrix_bytes(gemm.type, gemm.rows, gemm.in_stride) +
-           matrix_bytes(gemm.out_type, gemm.rows, round_up(gemm.n, 8));
+  if (tactic.blas && has_rows(gemm, tactic)) return run_library(stream, gemm, tactic);
+  cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
+  return true;
+}
+
+// Returns the GEMM with the operands for agrees(), and computes the result that all candidates must have, in
+// operands.second_out().
+Gemm GemmRunner::Impl::lay_out_check(Stream& stream, const Gemm& gemm, GemmOperands& operands) {
+  const auto exact = operands.lay_out_exact(stream, gemm);
+  auto plain = without_gate(exact);
+  if (gemm.gate == Gate::none) plain.out = operands.second_out();
+  cuda::gemm(stream, device, plain, reference_tactic(device, plain), own_workspace.data());
+  if (gemm.gate != Gate::none) apply_gate(stream, exact, operands.second_out());
+  return exact;
+}
+
+// Whether a candidate gives the result of the reference kernel. gemm: of lay_out_check().
+bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands) {
+  if (tactic.apart) return true;  // both kernels are checked elsewhere
+  stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
+  stream.fill_zero(operands.counter(), sizeof(unsigned), "check of a GEMM");
+  try {
+    if (!issue_candidate(stream, gemm, tactic, nullptr)) return false;
+  } catch (const Error&) {  // a stored choice that this device no longer launches
+    return false;
   }
+  count_different(stream, gemm, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
+                  operands.counter());
+  unsigned different = 0;
+  stream.download(&different, operands.counter(), sizeof different, "check of a GEMM");
+  stream.wait("check of a GEMM");
+  return different == 0;
+}
 
-  // Returns `gemm` with these operands; its weights are bytes(weight) apart.
-  Gemm lay_out(Stream& stream, const DeviceInfo& device, const Gemm& gemm) {
-    auto out = gemm;
-    const auto weight_bytes = weight_bytes_of(gemm);
-    const auto held_bytes = cuda::weight_bytes(gemm);
-    auto* at = memory.as<std::byte>();
-    out.weight = at;
-    for (std::size_t i = 0; i < copies(device, gemm); ++i, at += weight_bytes) {
-      stream.copy(at, gemm.weight, held_bytes, "weights to measure with");
-    }
-    out.in = at;
-    const auto in_bytes = matrix_bytes(gemm.type, gemm.rows, out.in_stride);
-    for (std::size_t done = 0; done < in_bytes; done += held_bytes) {
-      stream.copy(at + done, gemm.weight, std::min(held_bytes, in_bytes - done), "inputs to measure with");
-    }
-    at += in_bytes;
-    out.out = at;
-    out.out_stride = round_up(gemm.n, 8);
-    return out;
+void GemmRunner::Impl::note_wrong(const Gemm& gemm, const GemmCandidate& tactic) {
+  ++wrong;
+  if (wrong <= kNamedKernels) {
+    named_wrong +=
+        cat(named_wrong.empty() ? "" : "; ", name_of(tactic), " for rows ", gemm.rows, " ", to_string(shape_of(gemm)));
   }
+}
 
-  DeviceMemory memory;
-};
-
-// Returns the fastest of all tactics, or of as many as there is time for.
-GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& gemm, Operands& operands) {
+// Returns the fastest of all tactics, or of as many as there is time for, whose results are right.
+GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& gemm, GemmOperands& operands) {
   const auto own = own_tactics(gemm);
   std::vector<GemmCandidate> tactics;
   for (const auto& tactic : own) tactics.push_back({.own = tactic});
@@ -331,11 +465,8 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
     const auto at = std::min(2 * i + 1, tactics.size());
     tactics.insert(tactics.begin() + static_cast<std::ptrdiff_t>(at), theirs[i]);
   }
-  const auto copies = static_cast<int>(Operands::copies(device, gemm));
-  const auto weight_bytes = weight_bytes_of(gemm);
+  if (gemm.gate != Gate::none) tactics.push_back({.own = own.front(), .apart = true});
   auto timed = operands.lay_out(stream, device, gemm);
-  const auto* const weights = static_cast<const std::byte*>(timed.weight);
-  std::optional<GemmCandidate> best;
   bool of_all = true;
   for (auto& tactic : tactics) {
     if (seconds_left <= 0) {
@@ -346,52 +477,64 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
     bool rejected = false;
     try {
       tactic.microseconds = options.timer(stream, expected_microseconds(gemm), [&](int index) {
-        timed.weight = weights + static_cast<std::size_t>(index % copies) * weight_bytes;
-        if (tactic.blas) {
-          rejected = rejected || !run_library(stream, timed, tactic);
-        } else {
-          cuda::gemm(stream, device, timed, tactic.own, own_workspace.data());
-        }
+        timed.weight = operands.weight(index);
+        rejected = !issue_candidate(stream, timed, tactic, operands.second_out()) || rejected;
       });
     } catch (const Error&) {
-      // A library algorithm that fails here is not chosen. The same applies to a cluster that does not fit on this
-      // device.
-      const bool optional = tactic.blas || tactic.own.sums == GemmTactic::Sums::cluster;
-      if (!optional) throw;
+      // A candidate that is rejected here is not chosen, such as a cluster that does not fit on this device. The first
+      // built-in tactic is the fallback, so it must work.
+      if (!tactic.blas && !tactic.apart && tactic.own == own.front()) throw;
       rejected = true;
     }
     seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
-    if (!rejected && (!best || tactic.microseconds < best->microseconds)) best = tactic;
+    if (rejected) tactic.microseconds = 0;
   }
-  if (best && best->blas) {  // the best built-in tactic is the fallback if the library rejects the GEMM
-    const auto better = [](const GemmCandidate& a, const GemmCandidate& b) {
-      const auto rank = [](const GemmCandidate& tactic) {
-        return tactic.blas || tactic.microseconds == 0 ? HUGE_VAL : tactic.microseconds;
-      };
-      return rank(a) < rank(b);
-    };
-    best->own = std::ranges::min_element(tactics, better)->own;
+  std::erase_if(tactics, [](const GemmCandidate& tactic) { return tactic.microseconds == 0; });
+  std::ranges::stable_sort(tactics, {}, &GemmCandidate::microseconds);
+  const auto begin = Clock::now();
+  const auto checked = lay_out_check(stream, gemm, operands);
+  std::optional<GemmCandidate> best;
+  for (const auto& tactic : tactics) {
+    if (best && tactic.blas) continue;
+    if (!agrees(stream, checked, tactic, operands)) {
+      note_wrong(gemm, tactic);
+      continue;
+    }
+    if (!best) best = tactic;
+    // The best built-in tactic is the fallback if the library rejects the GEMM.
+    best->own = tactic.own;
+    if (!tactic.blas) break;
   }
+  seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
+  if (!best && !tactics.empty()) return {reference(gemm), false};
   return {best, of_all};
 }
 
-void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows) {
-  // Few rows first, because a server spends most of its time in decode steps.
-  struct Wanted {
-    Gemm gemm;  // with the bucket's rows
-    Bucket of;
-  };
+// The GEMMs to measure and to check, those of few rows first, because a server spends most of its time in decode steps.
+// Sets the stored choices, and choices by rule for the others.
+std::vector<GemmRunner::Impl::Wanted> GemmRunner::Impl::wanted_gemms(std::span<const Gemm> shapes, int max_rows) {
+  const bool measures = options.timer && seconds_left > 0;
   std::vector<Wanted> wanted;
-  std::size_t operand_bytes = 0;
-  const auto max_bytes = std::min(kOperandBytes, free_device_bytes() / 2);
+  std::set<std::pair<GemmShape, Bucket>> seen;
+  const auto want = [&](const Gemm& gemm, Bucket of) {
+    const auto shape = shape_of(gemm);
+    auto& tactic = chosen[shape].tactics[of];
+    if (!seen.emplace(shape, of).second || (tactic && tactic->microseconds > 0)) return;
+    tactic = memory.find(shape, kBuckets[of]);
+    if (tactic && !serves(gemm, *tactic)) tactic.reset();
+    if (tactic) {
+      wanted.push_back({gemm, of, true, GemmOperands::exact_bytes(gemm)});
+    } else {
+      choose_by_rule(gemm, tactic);
+      if (measures) wanted.push_back(to_measure(gemm, of));
+    }
+  };
   for (Bucket of = 0; of < kBuckets.size(); ++of) {
     for (auto gemm : shapes) {
       const auto rows = gemm.rows > 0 ? gemm.rows : max_rows;
       if (of > bucket_of(rows)) continue;
-      const auto shape = shape_of(gemm);
-      auto& tactic = chosen[shape].tactics[of];
-      if (tactic && tactic->microseconds > 0) continue;
       gemm.rows = kBuckets[of];
+      gemm.row_capacity = gemm.rows <= kPaddedRows / 2 ? std::min(gemm.row_capacity, kPaddedRows) : 0;
       gemm.in = gemm.out = nullptr;
       gemm.in_stride = round_up(gemm.k, 8);
       gemm.out_stride = round_up(gemm.n, 8);
@@ -400,32 +543,77 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
         if (has_scaled_inputs(gemm)) gemm.quant->row_scales = prepared_scales.as<float>();
         if (is_w8a8(gemm)) gemm.in_stride = prepared_stride(gemm);
       }
-      if (const auto known = memory.find(shape, kBuckets[of]); known && serves(gemm, *known)) {
-        tactic = *known;
-        continue;
-      }
-      tactic = by_rule(gemm);
-      const auto bytes = Operands::bytes(device, gemm);
-      if (!options.timer || bytes > max_bytes) continue;
-      operand_bytes = std::max(operand_bytes, bytes);
-      wanted.push_back({gemm, of});
+      want(without_gate(gemm), of);
+      if (gemm.rows <= kGatedRows && can_gate(gemm)) want(gemm, of);
     }
   }
-  if (wanted.empty() || seconds_left <= 0) return;
-  Operands operands(operand_bytes);
-  for (const auto& [gemm, of] : wanted) {
-    const auto shape = shape_of(gemm);
-    auto& tactic = chosen[shape].tactics[of];
-    if (seconds_left <= 0) break;
-    if (tactic->microseconds > 0) continue;  // the same shape occurs twice
-    const auto best = fastest(stream, gemm, operands);
-    if (best.tactic) tactic = best.tactic;
-    if (best.tactic && best.of_all) memory.keep(shape, kBuckets[of], *best.tactic);
+  return wanted;
+}
+
+// Allocates memory for the operands. GEMMs that do not fit are removed. A stored choice is then replaced by rule,
+// because none is used without a check. Empty if there is no GEMM or no memory.
+std::optional<GemmOperands> GemmRunner::Impl::operands_for(std::vector<Wanted>& wanted) {
+  for (const auto limit : {std::max(kGemmOperandBytes, std::min(kOperandBytes, free_device_bytes() / 2)),
+                           kGemmOperandBytes, std::size_t{0}}) {
+    std::size_t bytes = 0;
+    std::erase_if(wanted, [&](const Wanted& one) {
+      if (one.bytes <= limit) bytes = std::max(bytes, one.bytes);
+      if (one.bytes > limit && one.stored) choose_by_rule(one.gemm, chosen[shape_of(one.gemm)].tactics[one.of]);
+      return one.bytes > limit;
+    });
+    if (wanted.empty()) break;
+    try {
+      return std::optional<GemmOperands>(std::in_place, bytes);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::resource_exhausted) throw;
+      log({LogLevel::warning, cat("kernels of GEMMs are chosen by rule instead of measured: ", error.what()), "", {}});
+    }
+  }
+  return std::nullopt;
+}
+
+void GemmRunner::Impl::warn_of_wrong() {
+  if (wrong == 0) return;
+  warning = cat(warning, warning.empty() ? "" : "; ", wrong,
+                " kernels gave results that differ from the reference kernel's, and are not used: ", named_wrong,
+                wrong > kNamedKernels ? "; and others" : "", ". Please report this");
+  wrong = 0;
+  named_wrong.clear();
+}
+
+void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows) {
+  auto unmeasured = wanted_gemms(shapes, max_rows);
+  std::vector<Wanted> stored;
+  std::ranges::copy_if(unmeasured, std::back_inserter(stored), &Wanted::stored);
+  std::erase_if(unmeasured, [](const Wanted& one) { return one.stored; });
+  if (prepared_scales.bytes() > 0) {
+    const std::vector<float> scales(prepared_scales.bytes() / sizeof(float), kMeasuredScale);
+    stream.upload(prepared_scales.data(), scales.data(), prepared_scales.bytes(), "scales to measure with");
+  }
+  if (auto operands = operands_for(stored)) {
+    for (const auto& one : stored) {
+      auto& tactic = chosen[shape_of(one.gemm)].tactics[one.of];
+      if (agrees(stream, lay_out_check(stream, one.gemm, *operands), *tactic, *operands)) continue;
+      note_wrong(one.gemm, *tactic);
+      tactic = reference(one.gemm);
+      unmeasured.push_back(to_measure(one.gemm, one.of));
+    }
+  }
+  if (!options.timer || seconds_left <= 0) unmeasured.clear();
+  if (auto operands = operands_for(unmeasured)) {
+    for (const auto& one : unmeasured) {
+      if (seconds_left <= 0) break;
+      const auto shape = shape_of(one.gemm);
+      const auto best = fastest(stream, one.gemm, *operands);
+      if (best.tactic) chosen[shape].tactics[one.of] = best.tactic;
+      if (best.tactic && best.of_all) memory.keep(shape, kBuckets[one.of], *best.tactic);
+    }
   }
   stream.wait("measured GEMMs");
   if (auto failure = memory.save(); !failure.empty()) {
     warning = cat(warning, warning.empty() ? "" : "; ", failure);
   }
+  warn_of_wrong();
 }
 
 namespace {
@@ -466,8 +654,10 @@ void GemmRunner::reserve(const Gemm& gemm) {
   if (impl_->prepared_scales.bytes() == 0) {
     impl_->prepared_scales = DeviceMemory(kMaxPreparedRows * sizeof(float), "scales of prepared inputs");
   }
-  if (impl_->blas() == nullptr || !can_dequantise(gemm)) return;
-  const auto room = std::min(impl_->options.dequantised_bytes, dequantised_bytes(gemm.n, gemm.k));
+  const bool integers = has_integer_codes(gemm);
+  if (impl_->blas() == nullptr || (!integers && !can_dequantise(gemm))) return;
+  const auto room = integers ? impl_->options.dequantised_bytes
+                             : std::min(impl_->options.dequantised_bytes, dequantised_bytes(gemm.n, gemm.k));
   if (impl_->dequantised.bytes() < room) impl_->dequantised = DeviceMemory(room, "a part of a weight, dequantised");
 }
 
@@ -500,11 +690,12 @@ void GemmRunner::run(Stream& stream, const Gemm& gemm) {
 bool GemmRunner::run_gated(Stream& stream, const Gemm& gemm) { return impl_->issue_gated(stream, gemm); }
 
 std::string to_string(const GemmTactic& tactic) {
-  constexpr std::array kNames{"stream", "tile", "plain"};
+  constexpr std::array kNames{"stream", "tile", "plain", "bulk", "wgmma"};
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
              tactic.stages, " stages",
-             tactic.k_blocks > 1
+             tactic.kernel == GemmTactic::Kernel::bulk ? cat(", ", tactic.k_blocks, " blocks")
+             : tactic.k_blocks > 1
                  ? cat(", ", tactic.k_blocks, " blocks over k", kSums[static_cast<std::size_t>(tactic.sums)])
                  : "");
 }
@@ -521,13 +712,7 @@ std::vector<std::string> GemmRunner::report() const {
         continue;
       auto line = cat("rows ", first_rows, "..", kBuckets[of], " ", to_string(shape), ": ");
       first_rows = kBuckets[of] + 1;
-      if (tactic->dequantised_rows > 0) {
-        line += cat("dequantised ", tactic->dequantised_rows, " rows at a time, cuBLASLt");
-      } else if (tactic->blas) {
-        line += "cuBLASLt";
-      } else {
-        line += cat("own ", to_string(tactic->own));
-      }
+      line += name_of(*tactic);
       if (tactic->microseconds > 0) {
         const double bytes = shape.quant
                                  ? static_cast<double>(quant_code_bytes(*shape.quant, shape.n, shape.k))

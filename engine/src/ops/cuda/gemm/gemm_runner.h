@@ -52,7 +52,9 @@ class GemmRunner {
   // Selects the kernels of these GEMMs for all numbers of rows up to max_rows: stored results first, then measurements;
   // when time or memory for measurements runs out, by rule. `shapes` have type, out_type, n, k, weight_stride, a
   // weight, and rows: the maximum (0: max_rows). Inputs and outputs are created here. Measured results are stored by
-  // device, versions of driver and library, shape and rows.
+  // device, versions of driver and library, shape and rows. A GEMM with a gate is measured without the gate, and for
+  // few rows also with it. The results of a measured or stored kernel are compared with those of a reference kernel
+  // (reference_tactic()); a kernel whose results differ is not chosen, and warning() names it.
   void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
 
   // Reserves the memory that GEMMs with this quantised weight need: prepared inputs (quant_gemm.h), and a dequantised
@@ -67,8 +69,8 @@ class GemmRunner {
   // Unprepared GEMMs use tactics that are chosen by rule. Never allocates device memory, waits or measures.
   void run(Stream& stream, const Gemm& gemm);
 
-  // The same for a GEMM with a gate, if the kernel that was chosen for the GEMM without the gate supports gates.
-  // Otherwise returns false and issues nothing.
+  // The same for a GEMM with a gate, if one kernel for both was faster than two. If that was not measured: if the
+  // kernel that was chosen for the GEMM without the gate supports gates. Otherwise returns false and issues nothing.
   bool run_gated(Stream& stream, const Gemm& gemm);
 
   // The chosen kernels, one line each, for people to read: "rows 1..8 n 4096 k 4096 bf16 -> bf16: own stream 8 x 16, 4
@@ -87,8 +89,8 @@ class GemmRunner {
   // "cublasLt 130200", or "own kernels only" with the reason, if there is one.
   std::string library() const;
 
-  // A warning for the user: that cuBLASLt is missing, with what to install, or that results could not be written.
-  // Otherwise empty.
+  // A warning for the user: that cuBLASLt is missing, with what to install, that results could not be written, or that
+  // kernels had wrong results. Otherwise empty.
   std::string warning() const;
 
  private:

@@ -68,6 +68,7 @@ struct AttentionShape {
   // results of chunks are combined in order within spans of kAttentionSpan, then the results of spans in order, for any
   // number of thread blocks.
   bool reproducible = false;
+  int min_decode_split = 256;  // positions; a multiple of kAttentionTile. Without effect in reproducible mode
 
   CHARONIA_HD int group() const { return heads / kv_heads; }
   // The start of the positions of an item whose first row has this position.

@@ -159,7 +159,9 @@ void decode_kernel(const AttentionParams p) {
   // With a quantised cache: for k, the offset of the lane's codes in its first row.
   [[maybe_unused]] const int k_codes_at = unit_offset<kCodeUnits>(warp * 16 + g, 0) + 2 * t;
 
-  dependency_trigger();
+  // This kernel has no register left for a late trigger.
+  const bool late_trigger = p.late_trigger && !(kDim == 96 && kBits == 4);
+  if (!late_trigger) dependency_trigger();
   dependency_wait();
   const int units = *p.count * p.cache.kv_heads * p.tiles;
   Ahead<has_score_mod, !quantised> ahead;
@@ -199,6 +201,7 @@ void decode_kernel(const AttentionParams p) {
     }
     copy_commit();
     ahead.advance(p, units, kPositions);
+    if (late_trigger && !ahead.unit.valid) dependency_trigger();
     if (thread < kPositions) row_ahead = look_up();
   };
   for (int stage = 0; stage + 1 < p.stages; ++stage) {

@@ -55,6 +55,7 @@ struct ExpertGemm {
   int num_tiles = 0, tile_rows = 0;
   // Set if the weight is quantised (quant_gemm.h); all experts have the same format.
   std::optional<QuantWeight> quant{};
+  bool wgmma = false;  // of quantised weights: may use wgmma, which adds in another order than the other kernels
 };
 void multiply_experts(Stream& stream, const DeviceInfo& device, const ExpertGemm& gemm);
 

@@ -1,6 +1,7 @@
 // Lists the tactics of a GEMM, and launches one.
 #include "ops/cuda/kernels/gemm.h"
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 
@@ -139,10 +140,31 @@ std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm,
   if (rows > 64 && rows <= 256) tile(128, 128, device.shared_bytes >= (std::size_t{128} << 10) ? 4 : 3);
   if (rows > 8 && rows <= 64) tile(32, 128, device.shared_bytes >= (std::size_t{100} << 10) ? 5 : 4);
   if (rows > 16 && rows <= 128) tile(32, 64, 6);
+  const auto bulk = bulk_tactics(device, gemm);
+  tactics.insert(tactics.end(), bulk.begin(), bulk.end());
   return tactics;
 }
 
+GemmTactic reference_tactic(const DeviceInfo& device, const Gemm& gemm) {
+  auto wide = gemm;
+  wide.gate = Gate::none;
+  wide.rows = std::max<std::int64_t>(gemm.rows, 24);  // more than stream kernels take
+  const auto tactics = gemm_tactics(device, wide, SumOrder::fixed);
+  const auto found = std::ranges::find_if(tactics, [](const GemmTactic& one) {
+    return one.k_blocks == 1 && (one.kernel == Kernel::tile || one.kernel == Kernel::plain);
+  });
+  return found == tactics.end() ? tactics.front() : *found;
+}
+
 std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
+  if (tactic.kernel == Kernel::bulk) {  // a tile for each block
+    const auto sums = tactic.k_blocks * split_of(gemm).parts * tactic.tile_rows * tactic.tile_columns;
+    return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
+  }
+  if (tactic.kernel == Kernel::wgmma) {  // a block has sums of at most two tiles that it shares
+    const auto sums = std::int64_t{2} * tactic.k_blocks * tactic.tile_rows * tactic.tile_columns;
+    return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
+  }
   if (k_blocks(tactic, gemm) == 1 || tactic.sums == Sums::cluster) return kGemmCounterBytes;
   const auto sums = tiles(tactic, gemm) * sums_of_tile(tactic, gemm) * tactic.tile_rows * tactic.tile_columns;
   return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
@@ -156,7 +178,7 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
   if (gemm.rows > kMax / 2 || gemm.n > kMax / 2 || gemm.k < 1 || gemm.k > kMax / 2 || gemm.in_stride > kMax ||
       gemm.weight_stride > kMax || gemm.weight_stride % (gemm.packed ? kPackedK : 8) != 0 ||
       (gemm.packed && gemm.type == DType::f32) ||
-      (gemm.gate != Gate::none && (tactic.kernel != Kernel::stream || gemm.out_type != gemm.type || gemm.n % 2 != 0)) ||
+      (gemm.gate != Gate::none && (!supports_gates(tactic) || gemm.out_type != gemm.type || gemm.n % 2 != 0)) ||
       (gemm.out_type != gemm.type && gemm.out_type != DType::f32)) {
     throw Error(ErrorCode::internal, cat("a GEMM of ", gemm.rows, " x ", gemm.k, " with ", gemm.n, " x ", gemm.k,
                                          " (stride ", gemm.weight_stride, gemm.packed ? ", packed" : "",
@@ -168,10 +190,15 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
     case Kernel::stream:
       known = gemm.type != DType::f32 && vectors(gemm) && launch_stream(stream, p, tactic, gemm.type);
       break;
+    case Kernel::bulk:
+      known = gemm.type != DType::f32 && vectors(gemm) && launch_bulk(stream, p, tactic, gemm.type);
+      break;
     case Kernel::tile:
       known = gemm.type == DType::bf16  ? launch_tile_bf16(stream, p, tactic, vectors(gemm))
               : gemm.type == DType::f16 ? launch_tile_f16(stream, p, tactic, vectors(gemm))
                                         : false;
+      break;
+    case Kernel::wgmma:
       break;
     case Kernel::plain:
       known = gemm.type == DType::f32 && launch_plain(stream, p, tactic, vectors(gemm));

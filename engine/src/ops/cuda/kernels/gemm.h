@@ -32,8 +32,8 @@ CHARONIA_HD std::int64_t packed_at(std::int64_t row, std::int64_t k, std::int64_
 }
 
 // With an activation, out [rows, n / 2] = activation(first half) * second half; each half is first rounded to out's
-// type. This gives the same bits as gated_activation() (rows.h) of the outputs. The stream kernel supports it if out
-// has the weight's type.
+// type. This gives the same bits as gated_activation() (rows.h) of the outputs. The stream and bulk kernels support it
+// if out has the weight's type.
 enum class Gate : std::uint8_t { none, silu, gelu_tanh };
 
 // The parts of a quantised weight besides its codes (quant_layout.h, quant_gemm.h), in device memory.
@@ -64,6 +64,9 @@ struct Gemm {
   bool packed = false;
   const float* bias = nullptr;  // null: no bias
   std::int64_t rows = 0, n = 0, k = 0;
+  // The rows that the memory of in and out has; 0: `rows`. A library may read and write this number of rows. The
+  // contents of rows from `rows` on do not matter.
+  std::int64_t row_capacity = 0;
   Gate gate = Gate::none;
   // Set if the weight is quantised: `weight` has codes, with a stride in columns that is a multiple of 64; type: the
   // type of in. Codes that are multiplied in 8 bits have the layout of 16-bit weights, with two codes per element; the
@@ -106,13 +109,17 @@ inline KSplit split_of(const Gemm& gemm) { return split_k(is_w8a8(gemm) ? gemm.k
 //   stream: weights from memory into registers, a warp per part of K; up to 16 rows.
 //   tile:   weights and input in stages of shared memory.
 //   plain:  the same as tile in float.
+//   bulk:   like stream, with weights through the TMA unit and shared memory. k_blocks thread blocks share all tiles
+//           evenly. Compute capability 9, weights that are not packed.
+//   wgmma:  quantised weights on compute capability 9.0 (quant_wgmma_kernel.h). k_blocks thread blocks share all tiles
+//           and their parts of K.
 // If several thread blocks share a tile (k_blocks), their sums are combined
 //   parts:   in the workspace, each part of K separately: the last block adds them.
 //   blocks:  in the workspace, one sum per block.
 //   cluster: in the shared memory of a cluster of blocks, one sum per block; every block stores a part of the tile.
 //            Needs compute capability 9; k_blocks is a power of 2.
 struct GemmTactic {
-  enum class Kernel : std::uint8_t { stream, tile, plain };
+  enum class Kernel : std::uint8_t { stream, tile, plain, bulk, wgmma };
   enum class Sums : std::uint8_t { parts, blocks, cluster };
   Kernel kernel = Kernel::tile;
   int tile_rows = 0;     // rows of a thread block
@@ -123,10 +130,16 @@ struct GemmTactic {
   bool operator==(const GemmTactic&) const = default;
 };
 
+// Whether the tactic's kernel supports gates.
+inline bool supports_gates(const GemmTactic& tactic) {
+  return tactic.kernel == GemmTactic::Kernel::stream || tactic.kernel == GemmTactic::Kernel::bulk;
+}
+
 enum class SumOrder : std::uint8_t { fixed, any };
 
 // The tactics for a GEMM with this number of rows, probably the best first; never empty. Each of them can compute a
-// GEMM of any number of rows, if in, out and the strides have the same alignment.
+// GEMM of any number of rows, if in, out and the strides have the same alignment. The first one is used where nothing
+// is measured, so it must have run on a device. The others are used only after a measurement and a self-check.
 std::vector<GemmTactic> gemm_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order = SumOrder::fixed);
 
 // Bytes of workspace that a tactic needs: for counters, and for sums of parts if several thread blocks share them.
@@ -138,5 +151,17 @@ void gemm(Stream& stream, const DeviceInfo& device, const Gemm& gemm, const Gemm
 
 // out += bias, for GEMMs that a library computed.
 void add_bias(Stream& stream, const Gemm& gemm);
+
+// The tactic whose results others are compared with: a tile kernel whose sums stay in one block.
+GemmTactic reference_tactic(const DeviceInfo& device, const Gemm& gemm);
+
+// Adds to *different (device memory) the number of outputs in the first `columns` columns that differ from `reference`,
+// which has the layout of out, by more than rounding. The operands are those of GemmOperands::lay_out_exact(), so every
+// kernel has the same sum S of products. The reference is S + b, rounded once; the bias b is at most kMaxCheckedBias. A
+// library rounds S first, so it differs by at most u |S| + 2 u |S + b|, with the unit roundoff u of out's type. This is
+// below 4 u |reference| + 2 u |b|. An activation in float adds less.
+inline constexpr int kMaxCheckedBias = 3;
+void count_different(Stream& stream, const Gemm& gemm, std::int64_t columns, const void* reference,
+                     unsigned* different);
 
 }  // namespace charonia::cuda

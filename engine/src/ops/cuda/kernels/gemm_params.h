@@ -26,6 +26,7 @@ struct GemmParams {
   int row_tiles, column_tiles;
   Gate gate;
   bool packed;                // the weight is packed
+  bool late_trigger;          // see launch()
   bool out_f32, out_vectors;  // out_vectors: a row's outputs can be stored 16 bytes at a time
 };
 
@@ -52,6 +53,10 @@ CHARONIA_HD TilePlace tile_place(int index, int row_tiles, int column_tiles) {
   return {first + within % rows, within / rows};
 }
 
+inline constexpr int kBulkColumns = 16;  // weight rows of a tile of the bulk kernel
+// Its tactics; empty if the device or the GEMM does not support it. They keep SumOrder::fixed.
+std::vector<GemmTactic> bulk_tactics(const DeviceInfo& device, const Gemm& gemm);
+
 // Adds a tactic with each number of thread blocks that may share the parts of K of a tile: more of them as long as
 // there are fewer than two blocks per SM. The number that just fills the device comes first. Each with the possible
 // places to combine sums in that order: if a block has one part, its sum is the part's sum.
@@ -62,6 +67,7 @@ GemmParams gemm_params(const Gemm& gemm, const GemmTactic& tactic, void* workspa
 
 // Each is defined in its own file. Returns false if the tactic does not exist.
 bool launch_stream(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type);
+bool launch_bulk(Stream& stream, const GemmParams& params, const GemmTactic& tactic, DType type);
 bool launch_tile_bf16(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);
 bool launch_tile_f16(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);
 bool launch_plain(Stream& stream, const GemmParams& params, const GemmTactic& tactic, bool vectors);

@@ -97,7 +97,7 @@ void stream_kernel(const ParamsOf<typename S::T> p) {
   CHARONIA_UNROLL
   for (int i = 0; i < kRing; ++i) load_weight(ring[i], i);
 
-  dependency_trigger();
+  if (!p.late_trigger) dependency_trigger();
   dependency_wait();
 
   // Lanes beyond the rows read the first row; their results are dropped.
@@ -130,6 +130,7 @@ void stream_kernel(const ParamsOf<typename S::T> p) {
   uint4 x[1 + kAhead][kN];
   if constexpr (kAhead == 1) load_in(x[0], 0);
   for (int step = 0; step < steps; step += kRing) {
+    if (p.late_trigger && step + kRing >= steps) dependency_trigger();  // all weights are requested
     CHARONIA_UNROLL
     for (int at = 0; at < kRing; ++at) {
       if (at % 2 == 0 && step + at >= steps) break;

@@ -106,7 +106,7 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
     const int last_k = p.packed ? k + column % kPackedRows / 4 * kPackedK : k;  // start of that line
     if (column < p.n && last_k < k_end) prefetch_l2(static_cast<const T*>(p.weight) + at);
   }
-  dependency_trigger();
+  if (!p.late_trigger) dependency_trigger();
   dependency_wait();
 
   const auto fill = [&](int chunk) {
@@ -128,6 +128,7 @@ void tile_kernel(const ParamsOf<typename S::T> p) {
         copy_elements<T, S::kRows, S::kThreads>(to_in, static_cast<const T*>(p.in), p.in_stride, first_row, p.rows, k,
                                                 k_end);
       }
+      if (p.late_trigger && chunk + 1 == chunks) dependency_trigger();
     }
     copy_commit();
   };

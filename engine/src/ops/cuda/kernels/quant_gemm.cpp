@@ -1,6 +1,7 @@
 // Lists the tactics of a GEMM with a quantised weight, and launches one.
 #include "ops/cuda/kernels/quant_gemm.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -23,6 +24,8 @@ constexpr GemmTactic kSmallTile{Kernel::tile, 32, 64, 6}, kTile{Kernel::tile, 64
     kLargeTile{Kernel::tile, 128, 128, 4};
 constexpr std::size_t kLargeTileBytes = std::size_t{160} << 10;
 constexpr int kStreamRows = 8, kPlainRows = 8, kPlainColumns = 32;
+// For more rows, dequantised weights are probably faster.
+constexpr std::int64_t kMaxWgmmaRows = 512;
 
 // After this number of columns, the fast kernels multiply their sums by the scale.
 int closing_columns(const ops::QuantFormat& format) {
@@ -33,6 +36,26 @@ int closing_columns(const ops::QuantFormat& format) {
 GemmTactic stream_tactic(const ops::QuantFormat& format, int rows, int columns) {
   const int ring = quant_stream_ring(ops::bits_of(format.code), closing_columns(format), columns / 16);
   return {Kernel::stream, rows, columns, ring, 1};
+}
+
+// The wgmma kernel's tile of 32, 64 or 128 rows (quant_wgmma_kernel.h).
+GemmTactic wgmma_tactic(const ops::QuantFormat& format, int rows, std::int64_t blocks) {
+  const bool large = rows == 32 || (rows == 64 && closing_columns(format) == kQuantK);
+  return {Kernel::wgmma, rows, large ? 256 : 128, kWgmmaStages, static_cast<int>(blocks), GemmTactic::Sums::blocks};
+}
+void add_wgmma_tactics(std::vector<GemmTactic>& tactics, const DeviceInfo& device, const Gemm& gemm) {
+  constexpr std::int64_t kMinSteps = 4;  // of a thread block
+  constexpr auto kMaxBlocks = static_cast<std::int64_t>(kGemmCounterBytes / sizeof(int)) / kWgmmaWarps;
+  const auto add = [&](int rows) {
+    auto tactic = wgmma_tactic(gemm.quant->format, rows, 1);
+    const auto steps = divide_up(gemm.rows, rows) * divide_up(gemm.n, tactic.tile_columns) * divide_up(gemm.k, kQuantK);
+    const auto most = std::min<std::int64_t>(device.sms, kMaxBlocks);
+    tactic.k_blocks = static_cast<int>(std::clamp<std::int64_t>(steps / kMinSteps, 1, most));
+    tactics.push_back(tactic);
+  };
+  if (gemm.rows <= 2 * kStreamRows || gemm.rows > kMaxWgmmaRows) return;
+  if (gemm.rows > 64 && closing_columns(gemm.quant->format) == kQuantK) add(128);
+  add(gemm.rows <= 32 ? 32 : 64);
 }
 
 // The common parameters of GEMMs and of experts' GEMMs.
@@ -61,6 +84,9 @@ bool launch_quant(Stream& stream, const DeviceInfo& device, QuantParams& p, cons
   if (!is_fast(format, type, p.k)) return false;
   const int closes = closing_columns(format);
   return with_code(format.code, [&](auto code) {
+    if (tactic.kernel == Kernel::wgmma) {
+      return device.wgmma && launch_quant_wgmma<code()>(stream, p, tactic, type, closes);
+    }
     return tactic.kernel == Kernel::tile ? launch_quant_tile<code()>(stream, p, tactic, type, closes)
                                          : launch_quant_stream<code()>(stream, p, tactic, type, closes);
   });
@@ -142,6 +168,7 @@ std::vector<GemmTactic> quant_tactics(const DeviceInfo& device, const Gemm& gemm
     tactics.push_back(kLargeTile);
   if (rows > kStreamRows && rows <= 64) tile(kSmallTile);
   if (rows > 32) tile(kTile);
+  if (order == SumOrder::any && device.wgmma) add_wgmma_tactics(tactics, device, gemm);
   return tactics;
 }
 
@@ -192,6 +219,7 @@ void multiply_quant_experts(Stream& stream, const DeviceInfo& device, const Expe
   const auto tactic = !is_fast(quant.format, gemm.type, gemm.k)
                           ? GemmTactic{Kernel::plain, kPlainRows, kPlainColumns, 1}
                       : gemm.tile_rows == kStreamRows          ? stream_tactic(quant.format, kStreamRows, 16)
+                      : gemm.wgmma && device.wgmma             ? wgmma_tactic(quant.format, gemm.tile_rows, 1)
                       : gemm.tile_rows == kSmallTile.tile_rows ? kSmallTile
                                                                : kTile;
   p.column_tiles = static_cast<int>(divide_up(gemm.n, tactic.tile_columns));

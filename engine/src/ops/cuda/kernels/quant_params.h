@@ -40,6 +40,9 @@ constexpr int quant_stream_ring(int bits, int closes, int units) {
   return units == 1 ? 6 : closes == 32 ? 2 : 3;
 }
 
+// The wgmma kernel's stages, and its warps that multiply.
+inline constexpr int kWgmmaStages = 8, kWgmmaWarps = 8;
+
 // Calls f with the code as a constant.
 template <class F>
 auto with_code(ops::Code code, F f) {
@@ -76,6 +79,8 @@ template <ops::Code code>
 bool launch_quant_stream(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
 template <ops::Code code>
 bool launch_quant_tile(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
+template <ops::Code code>
+bool launch_quant_wgmma(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type, int closes);
 bool launch_quant_plain(Stream& stream, const QuantParams& params, const GemmTactic& tactic, DType type,
                         ops::Code code);
 

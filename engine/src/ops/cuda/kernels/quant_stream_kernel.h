@@ -131,7 +131,7 @@ void stream_kernel(const QuantParams p) {
   std::int64_t codes_at = 0;                                                        // offset of the expert's codes
   int scales_at = 0;
   if (p.tiles != nullptr) {
-    dependency_trigger();
+    if (!p.late_trigger) dependency_trigger();
     dependency_wait();
     const ExpertTile of = p.tiles[blockIdx.x];
     if (of.rows == 0) return;
@@ -181,7 +181,11 @@ void stream_kernel(const QuantParams p) {
       if (++step_ahead == steps) {
         step_ahead = 0;
         block_ahead += to_next;
-        if (block_ahead < blocks) go_to_block();
+        if (block_ahead < blocks) {
+          go_to_block();
+        } else if (p.late_trigger) {
+          dependency_trigger();
+        }
       }
     }
     copy_commit();
@@ -191,7 +195,7 @@ void stream_kernel(const QuantParams p) {
   for (int i = 0; i + 1 < kRing; ++i) copy_ahead(ring + i * S::kSlotBytes);
 
   if (p.tiles == nullptr) {
-    dependency_trigger();
+    if (!p.late_trigger) dependency_trigger();
     dependency_wait();
   }
 

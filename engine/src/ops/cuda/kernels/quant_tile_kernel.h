@@ -59,7 +59,7 @@ void tile_kernel(const QuantParams p) {
   int first_column = 0, first_part = 0;
   std::int64_t codes_at = 0, scales_at = 0;  // offsets of the expert's codes and scales
   if (p.tiles != nullptr) {
-    dependency_trigger();
+    if (!p.late_trigger) dependency_trigger();
     dependency_wait();
     const ExpertTile of = p.tiles[index];
     if (of.rows == 0) return;
@@ -92,7 +92,7 @@ void tile_kernel(const QuantParams p) {
       const int unit = i / kLines % S::kUnits, chunk = i / kLines / S::kUnits;
       if (first_unit + unit <= last_unit && chunk < chunks) prefetch_l2(code_at(unit, chunk) + i % kLines * 128);
     }
-    dependency_trigger();
+    if (!p.late_trigger) dependency_trigger();
     dependency_wait();
   }
 
@@ -119,6 +119,7 @@ void tile_kernel(const QuantParams p) {
                       static_cast<const T*>(p.in) + static_cast<std::int64_t>(in_rows[i]) * p.in_stride + k,
                       k < k_end && in_rows[i] >= 0);
       }
+      if (p.late_trigger && chunk + 1 == chunks) dependency_trigger();
     }
     copy_commit();
   };

@@ -35,4 +35,8 @@ void w8a8_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void*
 // their scales [rows]. A row that is not finite has the scale NaN.
 void quantise_inputs(Stream& stream, const Gemm& gemm, void* codes, float* scales);
 
+// Columns of out from `first` on = the sums of a part of the weight's rows, scaled, plus the bias. sums: a GEMM whose
+// out [rows, n] has the sums as int32.
+void scale_sums(Stream& stream, const Gemm& gemm, std::int64_t first, const Gemm& sums);
+
 }  // namespace charonia::cuda

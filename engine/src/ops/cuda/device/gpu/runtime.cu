@@ -15,6 +15,7 @@
 #include "charonia/error.h"
 #include "ops/cuda/device/carveout.h"
 #include "ops/cuda/device/runtime.h"
+#include "ops/cuda/device/tensor_map.h"
 
 namespace charonia::cuda {
 namespace {
@@ -28,11 +29,6 @@ std::atomic<std::uint64_t> allocation_count = 0;
 bool flag(const char* name, bool otherwise) {
   const char* const value = std::getenv(name);
   return value == nullptr || *value == '\0' ? otherwise : std::strcmp(value, "0") != 0;
-}
-
-bool overlap_allowed() {
-  static const bool allowed = flag("CHARONIA_CUDA_PDL", true);
-  return allowed;
 }
 
 std::string what_failed(std::string_view operation, cudaError_t result) {
@@ -88,6 +84,18 @@ void issue_copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind ki
   if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, kind, stream), what);
 }
 
+// Finds a function of the driver that has existed since this CUDA version.
+template <class Call>
+bool find_call(const char* name, Call& call, unsigned since) {
+  void* at = nullptr;
+  auto status = cudaDriverEntryPointSymbolNotFound;
+  const auto result = cudaGetDriverEntryPointByVersion(name, &at, since, cudaEnableDefault, &status);
+  if (result != cudaSuccess) (void)cudaGetLastError();
+  if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) return false;
+  call = reinterpret_cast<Call>(at);
+  return at != nullptr;
+}
+
 // Driver functions that allocate addresses and memory separately; the runtime has none.
 struct AddressCalls {
   decltype(&cuDeviceGetAttribute) device_attribute = nullptr;
@@ -119,14 +127,7 @@ struct AddressCalls {
  private:
   template <class Call>
   static bool find(const char* name, Call& call) {
-    constexpr unsigned kSince = 10020;  // the CUDA version that has all of them
-    void* at = nullptr;
-    auto status = cudaDriverEntryPointSymbolNotFound;
-    const auto result = cudaGetDriverEntryPointByVersion(name, &at, kSince, cudaEnableDefault, &status);
-    if (result != cudaSuccess) (void)cudaGetLastError();
-    if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) return false;
-    call = reinterpret_cast<Call>(at);
-    return at != nullptr;
+    return find_call(name, call, 10020);  // the CUDA version that has all of them
   }
 };
 
@@ -180,14 +181,25 @@ int device_count(std::string& why) {
 
 namespace {
 
-__global__ void probe_kernel() {}
+// Its shared memory says whether it was compiled for 90a.
+__global__ void probe_kernel(int* out) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ int shared[1];
+  shared[0] = *out;
+  *out = *const_cast<volatile int*>(shared);
+#endif
+}
 
-// Ten times the compute capability of the virtual architecture of a device's code.
-int compiled_for(int index) {
+// Ten times the compute capability of the virtual architecture of a device's code, and whether it is for 90a.
+struct Compiled {
+  int architecture;
+  bool sm_90a;
+};
+Compiled compiled_for(int index) {
   const OnDevice on(index);
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, probe_kernel), cat("device ", index, ": its kernels"));
-  return attributes.ptxVersion;
+  return {attributes.ptxVersion, attributes.sharedSizeBytes > 0};
 }
 
 }  // namespace
@@ -195,12 +207,14 @@ int compiled_for(int index) {
 DeviceInfo device_info(int index) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, index), cat("device ", index));
+  const auto compiled = compiled_for(index);
   return {.index = index,
           .name = properties.name,
           .major = properties.major,
           .minor = properties.minor,
-          .clusters = properties.major >= 9 && compiled_for(index) >= 90,
-          .fp8 = 10 * properties.major + properties.minor >= 89 && compiled_for(index) >= 89,
+          .clusters = properties.major >= 9 && compiled.architecture >= 90,
+          .wgmma = compiled.sm_90a,
+          .fp8 = 10 * properties.major + properties.minor >= 89 && compiled.architecture >= 89,
           .sms = properties.multiProcessorCount,
           .shared_bytes = properties.sharedMemPerBlockOptin,
           .l2_bytes = static_cast<std::size_t>(std::max(properties.l2CacheSize, 0)),
@@ -351,6 +365,40 @@ PinnedMemory::~PinnedMemory() {
   if (data_ != nullptr) (void)cudaFreeHost(data_);
 }
 
+TensorMap make_tensor_map(const TensorBox& box) {
+  check(box);
+  static const auto kEncode = [] {
+    decltype(&cuTensorMapEncodeTiled) call = nullptr;
+    (void)find_call("cuTensorMapEncodeTiled", call, 12000);
+    return call;
+  }();
+  if (kEncode == nullptr) throw Error(ErrorCode::internal, "a tensor map: the driver has no cuTensorMapEncodeTiled");
+  std::array<cuuint64_t, TensorBox::kMaxRank> sizes{}, strides{};
+  std::array<cuuint32_t, TensorBox::kMaxRank> extent{}, steps{};
+  for (std::size_t i = 0; i < static_cast<std::size_t>(box.rank); ++i) {
+    sizes[i] = static_cast<cuuint64_t>(box.sizes[i]);
+    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(box.strides[i]);
+    extent[i] = static_cast<cuuint32_t>(box.box[i]);
+    steps[i] = 1;
+  }
+  const auto swizzle = box.swizzle == Swizzle::none     ? CU_TENSOR_MAP_SWIZZLE_NONE
+                       : box.swizzle == Swizzle::of_32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                       : box.swizzle == Swizzle::of_64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                       : CU_TENSOR_MAP_SWIZZLE_128B;
+  TensorMap out;
+  static_assert(sizeof(CUtensorMap) == sizeof out.bytes && alignof(CUtensorMap) <= alignof(TensorMap));
+  const auto result =
+      kEncode(reinterpret_cast<CUtensorMap*>(&out),
+              box.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+              static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), sizes.data(), strides.data(),
+              extent.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw Error(ErrorCode::internal, cat("a tensor map was rejected (CUresult ", static_cast<int>(result), ")"));
+  }
+  return out;
+}
+
 Stream::Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
 Stream::~Stream() { (void)cudaStreamDestroy(stream_); }
 
@@ -421,6 +469,19 @@ void Graph::launch(Stream& stream, std::string_view what) const {
   if (waits_for_every_launch()) stream.wait(what);
 }
 
+Stream& Branch::fork(Stream& main) {
+  forked_.record(main);
+  side_.wait_for(forked_, "branch of a graph");
+  open_ = true;
+  return side_;
+}
+
+void Branch::join(Stream& main) {
+  if (!std::exchange(open_, false)) return;
+  joined_.record(side_);
+  main.wait_for(joined_, "branch of a graph");
+}
+
 namespace {
 
 // Allows the kernel at least this number of bytes of dynamic shared memory, and returns the limit. The limit belongs to
@@ -455,7 +516,7 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& sha
   }
   std::array<cudaLaunchAttribute, 2> attributes{};
   unsigned count = 0;
-  if (shape.overlap && device.major >= 9 && overlap_allowed()) {
+  if (shape.overlap && device.major >= 9 && overlap_setting() != Overlap::off) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

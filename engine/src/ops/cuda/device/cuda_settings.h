@@ -1,0 +1,30 @@
+// Settings of the device for measurements, from the environment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace charonia::cuda {
+
+// Programmatic dependent launch (CHARONIA_CUDA_PDL).
+enum class Overlap : std::uint8_t {
+  off,    // "0", "off": no kernel starts before the previous one has ended
+  early,  // "1", "early", the default: a kernel lets the next one start when it starts itself
+  late,   // "late": a kernel that supports it does so when it has requested its last data from memory
+};
+
+// Throw Error(invalid_argument) for values that are not valid; empty: the default.
+Overlap parse_overlap(std::string_view setting);
+int parse_decode_split(std::string_view setting);  // CHARONIA_CUDA_DECODE_SPLIT: 64, 128 or 256 positions, the default
+std::size_t parse_prefetch(std::string_view setting);  // CHARONIA_CUDA_PREFETCH: MiB, 0 to 64; in bytes
+
+bool parse_wgmma_experts(std::string_view setting);  // CHARONIA_CUDA_WGMMA_EXPERTS: 0, the default, or 1
+
+// The values of the environment when the process first asks.
+Overlap overlap_setting();
+int decode_split_setting();
+std::size_t prefetch_setting();
+bool wgmma_experts_setting();
+
+}  // namespace charonia::cuda

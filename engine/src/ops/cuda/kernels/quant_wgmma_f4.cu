@@ -1,0 +1,5 @@
+#include "ops/cuda/kernels/quant_wgmma_kernel.h"
+
+namespace charonia::cuda {
+template bool launch_quant_wgmma<ops::Code::f4_e2m1>(Stream&, const QuantParams&, const GemmTactic&, DType, int);
+}  // namespace charonia::cuda

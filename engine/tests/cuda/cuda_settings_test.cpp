@@ -1,0 +1,35 @@
+#include "ops/cuda/device/cuda_settings.h"
+
+#include <gtest/gtest.h>
+
+#include "errors.h"
+
+namespace charonia::cuda {
+namespace {
+
+TEST(CudaSettingsTest, values_are_parsed) {
+  for (const auto* const early : {"", "1", "early"}) EXPECT_EQ(parse_overlap(early), Overlap::early);
+  for (const auto* const off : {"0", "off"}) EXPECT_EQ(parse_overlap(off), Overlap::off);
+  EXPECT_EQ(parse_overlap("late"), Overlap::late);
+  EXPECT_EQ(parse_decode_split(""), 256);
+  EXPECT_EQ(parse_decode_split("64"), 64);
+  EXPECT_EQ(parse_prefetch(""), 0U);
+  EXPECT_EQ(parse_prefetch("16"), std::size_t{16} << 20);
+  EXPECT_FALSE(parse_wgmma_experts(""));
+  EXPECT_FALSE(parse_wgmma_experts("0"));
+  EXPECT_TRUE(parse_wgmma_experts("1"));
+}
+
+TEST(CudaSettingsTest, other_values_are_rejected) {
+  expect_error({"CHARONIA_CUDA_PDL = later: expected off, early or late"}, [] { parse_overlap("later"); });
+  for (const auto* const split : {"32", "96", "x", "-64"}) {
+    expect_error({"CHARONIA_CUDA_DECODE_SPLIT = ", "expected 64, 128 or 256"}, [&] { parse_decode_split(split); });
+  }
+  for (const auto* const mib : {"-1", "65", "x"}) {
+    expect_error({"CHARONIA_CUDA_PREFETCH = ", "expected 0 to 64 MiB"}, [&] { parse_prefetch(mib); });
+  }
+  expect_error({"CHARONIA_CUDA_WGMMA_EXPERTS = yes: expected 0 or 1"}, [] { parse_wgmma_experts("yes"); });
+}
+
+}  // namespace
+}  // namespace charonia::cuda
