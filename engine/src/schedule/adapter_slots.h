@@ -3,18 +3,23 @@
 // An adapter takes a slot when the first sequence with it starts to run, and keeps the slot after the last one has
 // stopped, until another adapter takes it: a free slot first, then the slot of the adapter that was last used longest
 // ago. An adapter of a running sequence keeps its slot. If all slots have such adapters, a waiting sequence with
-// another adapter is not admitted, and only sequences without an adapter overtake it. So it runs when the sequences of
-// one adapter have ended.
+// another adapter is not admitted, and sequences of the same priority without an adapter overtake it. Those with an
+// adapter in a slot do so only for kOvertakenPlans plans, because they could keep the slots for ever. Then it
+// runs when the sequences of one adapter have ended.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "schedule/sequence_state.h"
 
 namespace charonia::schedule {
+
+inline constexpr int kOvertakenPlans = 100;
 
 class AdapterSlots {
  public:
@@ -53,6 +58,11 @@ class AdapterSlots {
   int users(std::uint64_t adapter) const {
     const int slot = slot_of(adapter);
     return slot < 0 ? 0 : slots_[static_cast<std::size_t>(slot)].users;
+  }
+  // Of all slots.
+  int users() const {
+    return std::transform_reduce(slots_.begin(), slots_.end(), 0, std::plus{},
+                                 [](const Slot& one) { return one.users; });
   }
   bool any() const { return !slots_.empty(); }
 

@@ -40,7 +40,7 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   seq.units_need.clear();
   seq.nodes.clear();
   seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
-  seq.prefill_end = seq.branch = 0;
+  seq.prefill_end = seq.branch = seq.plans_without_slot = 0;
   seq.last_snapshot = {};
   seq.load.reset();
   seq.counts_loaded = false;

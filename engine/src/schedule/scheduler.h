@@ -14,7 +14,7 @@
 //   Forced     If a sequence has tokens that are known before they are computed (append()), every step computes one of
 //              them, like a decode. Its other tokens are scheduled with prefill, in the order of "before".
 //   Prefill    In the order of "before", running and waiting sequences together. A waiting sequence that does not fit
-//              is not overtaken by another waiting sequence.
+//              is not overtaken by another waiting sequence, unless its adapter has no slot.
 //   Admission  (admission.cpp) A waiting sequence gets the blocks of all its tokens when it is admitted, and one block
 //              stays available for every running sequence that will need another one. A single sequence is always
 //              admitted. A plan that preempts admits no sequence.

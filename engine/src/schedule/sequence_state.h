@@ -51,6 +51,8 @@ struct Seq {
   std::int32_t planned_proposals = 0;    // part of `planned`
   std::vector<cache::UnitRange> proposal_units;  // by kind; of kind `state`: that of each proposal, until the next plan
 
+  int plans_without_slot = 0;  // in which it was the first waiting sequence, and its adapter had no slot
+
   // Used by admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed
   std::vector<std::int32_t> units_need;  // available units that it needed, by kind
