@@ -14,7 +14,8 @@
 //            are added in shared memory.
 //   expand   A warp has 64 columns of `out` for an item: lane (g, t) has the columns 8 g to 8 g + 7 of the ranks 2 t,
 //            2 t + 1, 2 t + 8 and 2 t + 9. t is the sum of two 16-bit numbers, so it keeps 16 bits (bf16) or more.
-//            With fp16, a power of two for each row keeps it in the range.
+//            With fp16, a power of two for each row brings its largest number to the upper end of the range, so that
+//            also small ones keep their bits.
 // f32, for verification: multiplications and additions without tensor cores.
 //
 // Bound: memory for few rows (A and B are read once for each item), launch latency for small ranks. Not yet measured.
@@ -156,8 +157,8 @@ CHARONIA_DEVICE float t_of(const LowRankParams& p, int place, int rank) {
   return sum;
 }
 
-// A power of two for t of a row of a part. fp16: it brings the largest number into the range of fp16. All lanes of a
-// warp get it.
+// A power of two for t of a row of a part. fp16: it brings the largest number to the upper end of the range of fp16. All
+// lanes of a warp get it.
 template <class T>
 CHARONIA_DEVICE float range_factor(const LowRankParams& p, int place, const SlotPart& part) {
   if constexpr (std::is_same_v<T, f16>) {
@@ -165,9 +166,9 @@ CHARONIA_DEVICE float range_factor(const LowRankParams& p, int place, const Slot
     for (int rank = lane_id(); rank < part.ranks; rank += kWarp) {
       largest = fmaxf(largest, fabsf(t_of(p, place, part.first_rank + rank)));
     }
-    constexpr int kBias = 127, kMost = 14;  // below 2^15
-    const int exponent = static_cast<int>(__float_as_uint(warp_max(largest)) >> 23) - kBias;
-    if (exponent > kMost) return __uint_as_float(static_cast<unsigned>(kBias + kMost - exponent) << 23);
+    constexpr int kBias = 127, kMost = 14, kLeast = -60;  // below 2^15; the factor of zeros is finite
+    const int exponent = max(static_cast<int>(__float_as_uint(warp_max(largest)) >> 23) - kBias, kLeast);
+    return __uint_as_float(static_cast<unsigned>(kBias + kMost - exponent) << 23);
   }
   return 1;
 }
@@ -207,10 +208,14 @@ void expand_kernel(const LowRankParams p) {
   const Change change = change_of(p, item);
   if (change.header == nullptr) return;
   const int g = lane_id() / 4, t = lane_id() % 4, parts = change.header->parts;
+  int first_block = 0;  // of the part: where the part before it has ended, so that blocks share narrow parts
   for (int index = 0; index < parts; ++index) {
     const SlotPart part = change.part(index);
     const int panels = static_cast<int>(divide_up(part.columns, ops::LowRank::kPanel));
-    if (static_cast<int>(blockIdx.x) * kExpandWarps >= panels) continue;
+    const int blocks = static_cast<int>(gridDim.x);
+    const int block = (static_cast<int>(blockIdx.x) + blocks - first_block) % blocks;
+    first_block = (first_block + static_cast<int>(divide_up(panels, kExpandWarps))) % blocks;
+    if (block * kExpandWarps >= panels) continue;
     const int steps = static_cast<int>(divide_up(part.ranks, 16)), pairs = (part.ranks + 1) / 2;
     __syncthreads();
     for (int row = warp_id(); row < item.rows; row += kExpandWarps) {
@@ -231,8 +236,7 @@ void expand_kernel(const LowRankParams p) {
     }
     __syncthreads();
     const T* const b = reinterpret_cast<const T*>(change.image + part.b);
-    for (int panel = static_cast<int>(blockIdx.x) * kExpandWarps + warp_id(); panel < panels;
-         panel += static_cast<int>(gridDim.x) * kExpandWarps) {
+    for (int panel = block * kExpandWarps + warp_id(); panel < panels; panel += blocks * kExpandWarps) {
       constexpr int kPanel = static_cast<int>(ops::LowRank::kPanel);
       // Words of two ranks of a column.
       const auto* const words = reinterpret_cast<const uint4*>(b + std::int64_t{panel} * kPanel * 2 * pairs);
