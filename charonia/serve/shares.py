@@ -191,8 +191,8 @@ def _check_host_memory(served: Sequence[Served], plans: Sequence[Plan]) -> None:
         )
         raise ServeError(
             "the models do not fit together: per-layer embeddings and adapters of GPUs, and kv_offload_memory, take "
-            f"host memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, lower "
-            "kv_offload_memory, or free memory"
+            f"host memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, leave "
+            "out LoRA adapters, lower kv_offload_memory, or free memory"
         )
 
 
@@ -281,7 +281,8 @@ def _refusal(
         f"{spell_bytes(max(count, 1) * _block_bytes(made) // divisor)} of keys and values at least"
         for one, made, divisor, count in zip(served, plans, divisors, blocks, strict=True)
     ]
+    adapters = "leave out LoRA adapters, " if any(made.adapter_bytes for made in plans) else ""
     return (
         f"the models do not fit together: {'; '.join(parts)}. {spell_bytes(free)} are free. Serve fewer, smaller or "
-        "quantised models, lower max_batch_size, token_budget or the size of the cache, or free memory"
+        f"quantised models, {adapters}lower max_batch_size, token_budget or the size of the cache, or free memory"
     )

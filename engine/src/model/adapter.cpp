@@ -307,7 +307,7 @@ ops::AdapterSlots Adapter::slots_of(const AdaptedWeights& weights, int count, in
     out.weights[static_cast<std::size_t>(index)].in_features = weight->in_features();
   }
   for (const auto& [weight, change] : plan.changes) {
-    out.weights[static_cast<std::size_t>(weights.slots->at(weight))] .ranks = change.change.ranks;
+    out.weights[static_cast<std::size_t>(weights.slots->at(weight))].ranks = change.change.ranks;
   }
   return out;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <utility>
 
 #include "base/bytes.h"
 #include "base/text.h"
@@ -103,6 +102,7 @@ std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& mo
                     ", the largest rank of an adapter"));
   }
   constexpr int kMost = 8, kUsualRank = 16;
+  const int asked = config.lora_device_adapters;
   const auto folders = adapter_folders(config.lora_adapters);
   if (config.lora_device_adapters == 0) {
     std::set<std::string> names;
@@ -116,7 +116,7 @@ std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& mo
     }
   }
   if (!modules.places.empty()) return {};
-  const int asked = std::exchange(config.lora_device_adapters, 0);
+  config.lora_device_adapters = 0;
   return asked == 0 ? "" : cat("lora_device_adapters = ", asked, " has no effect: ", model::kNoModules);
 }
 

@@ -192,12 +192,14 @@ std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model:
   const auto free = in_host_memory ? static_cast<std::int64_t>(ops::cpu::free_memory())
                                    : sum([](const Rank& rank) { return rank.ops->free_memory(); });
   if (bytes + reserved > free) {
+    const auto* const where = !in_host_memory ? "beside the KV cache: unload another adapter, or lower "
+                                                "cache_max_entry_count"
+                              : reserved_bytes > 0 ? "in host memory, beside kv_offload_memory: unload another adapter, "
+                                                     "lower kv_offload_memory, or free memory"
+                                                   : "in host memory: unload another adapter, or free memory";
     throw Error(ErrorCode::resource_exhausted,
                 cat("adapter ", files.name(), " needs ", bytes, " bytes, and only ",
-                    std::max<std::int64_t>(0, free - reserved), " are free ",
-                    in_host_memory ? "in host memory, beside kv_offload_memory: unload another adapter, lower "
-                                     "kv_offload_memory, or free memory"
-                                   : "beside the KV cache: unload another adapter, or lower cache_max_entry_count"));
+                    std::max<std::int64_t>(0, free - reserved), " are free ", where));
   }
   std::vector<std::unique_ptr<model::Adapter>> out;
   for (const auto& rank : ranks_) out.push_back(rank->decoder->make_adapter(files, modules_));
