@@ -43,8 +43,9 @@ def run_adapters(
 ) -> list[Record]:
     """Measure the model alone and with an adapter for each sequence, alternately. An adapter changes all modules that
     adapters can change. The records have tokens per second of both, and the second as a share of the first, in
-    percent: by the clock, and on a CPU by the CPU time of this process, which other processes change less. That of
-    decode is left out if it is less than that of prefill: it is a difference, so the noise of prefill is in it."""
+    percent: by the clock, and on a CPU by the CPU time of this process, which other processes change less. The CPU
+    time of decode is left out if it is less than the CPU time of prefill: it is a difference, so the noise of prefill
+    is in it."""
     if min(batch, rank, prompt, runs) < 1 or output < 2:
         raise InvalidRequestError("batch size, rank, prompt length and runs must be at least 1, the output at least 2")
     names = [f"adapter-{index}" for index in range(batch)]

@@ -119,9 +119,8 @@ AdapterFiles::AdapterFiles(std::string name, std::filesystem::path folder)
         }
         return SafetensorsFile::open(folder_ / kWeights);
       }()) {
-  const auto config = config_text();
-  read_modules(read_config(config));
-  make_digest(config);
+  config_ = config_text();
+  read_modules(read_config(config_));
 }
 
 void AdapterFiles::refuse(const std::string& what) const {
@@ -146,14 +145,14 @@ std::string AdapterFiles::config_text() const {
   return text;
 }
 
-void AdapterFiles::make_digest(std::string_view config) {
-  auto text = sha256_hex(config);
+std::string AdapterFiles::digest() const {
+  auto text = sha256_hex(config_);
   for (const auto tensor : file_.names()) {
     const auto view = file_.tensor(tensor);
     text += cat(tensor.size(), " ", tensor, to_string(view.dtype), shape_text(view.shape),
                 sha256_hex({reinterpret_cast<const char*>(view.data.data()), view.data.size()}));
   }
-  digest_ = sha256_hex(text);
+  return sha256_hex(text);
 }
 
 AdapterFiles::Scales AdapterFiles::read_config(std::string_view text) const {

@@ -29,8 +29,8 @@ class AdapterFiles {
   const std::filesystem::path& folder() const { return folder_; }
   const std::vector<Module>& modules() const { return modules_; }  // at least one
   int max_rank() const;
-  // 64 hexadecimal digits: a SHA-256 of all that was read. Equal adapters have the same one.
-  const std::string& digest() const { return digest_; }
+  // Computes 64 hexadecimal digits: a SHA-256 of all that was read. Equal adapters have the same one.
+  std::string digest() const;
 
   // Throws Error with the adapter's name, its folder and `what`.
   [[noreturn]] void refuse(const std::string& what) const;
@@ -42,13 +42,12 @@ class AdapterFiles {
   std::string config_text() const;
   Scales read_config(std::string_view text) const;
   void read_modules(const Scales& scales);
-  void make_digest(std::string_view config);
 
   std::string name_;
   std::filesystem::path folder_;
   SafetensorsFile file_;
+  std::string config_;
   std::vector<Module> modules_;
-  std::string digest_;
 };
 
 }  // namespace charonia::model

@@ -123,14 +123,14 @@ std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& mo
 std::vector<std::size_t> adapter_bytes(const EngineConfig& config, std::string_view model_name,
                                        const model::Modules& modules, DType type) {
   std::vector<std::size_t> out(static_cast<std::size_t>(config.tensor_para_size));
-  std::map<std::string, std::string> digests;  // by name
+  std::map<std::string, std::filesystem::path> folders;  // by name
   for (const auto& [name, folder] : adapter_folders(config.lora_adapters)) {
     check_adapter_name(name, folder, model_name);
     const model::AdapterFiles files(name, folder);
     const bool with_slots = config.device == "cuda";
     if (with_slots) check_rank(files, config.lora_max_rank);
-    if (const auto [found, added] = digests.try_emplace(name, files.digest()); !added) {
-      check_same_adapter(files, found->second);
+    if (const auto [found, added] = folders.try_emplace(name, folder); !added) {
+      check_same_adapter(files, model::AdapterFiles(name, found->second).digest());
       continue;
     }
     for (std::size_t rank = 0; rank < out.size(); ++rank) {

@@ -15,8 +15,8 @@ struct Weight {
   std::int64_t ranks = 0;           // of a part; 0: any few
   float x = 1, a = 0.3F, b = 0.3F;  // standard deviations of values
 };
-// More than a slice of columns; odd numbers; the largest rank; products with A beyond the range of fp16, and products so
-// small that fp16 has few bits for them.
+// More than a slice of columns; odd numbers; the largest rank; products with A beyond the range of fp16, and others so small
+// that fp16 has few bits for them.
 const std::vector<Weight> kWeights = {{2100, 200},
                                       {96, 300, true},
                                       {33, 75},

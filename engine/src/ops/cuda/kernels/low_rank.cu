@@ -157,8 +157,8 @@ CHARONIA_DEVICE float t_of(const LowRankParams& p, int place, int rank) {
   return sum;
 }
 
-// A power of two for t of a row of a part. fp16: it brings the largest number to the upper end of the range of fp16. All
-// lanes of a warp get it.
+// A power of two for t of a row of a part. fp16: it brings the largest number to the upper end of the range of fp16.
+// All lanes of a warp get it.
 template <class T>
 CHARONIA_DEVICE float range_factor(const LowRankParams& p, int place, const SlotPart& part) {
   if constexpr (std::is_same_v<T, f16>) {
