@@ -70,7 +70,7 @@ void require_step_sizes(const EngineConfig& config) {
 // "CUDAGraph Trees"). Later drivers take 30 % of it (issue 5517 of vLLM).
 std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows, std::size_t more_kernels) {
   constexpr std::size_t kKernel = std::size_t{20} << 10;
-  constexpr std::size_t kOfLayer = 16;  // kernels, at most
+  constexpr std::size_t kOfLayer = 16;  // kernels; a layer with a delta net or a shared expert may have a few more
   const auto steps = cuda::decode_buckets(std::min(max_rows, sampled_rows)).size();
   return steps * (kOfLayer * static_cast<std::size_t>(model.num_layer) + more_kernels) * kKernel;
 }
