@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,7 +80,10 @@ TemplateOption = Annotated[
 @with_engine_options(environment=False)
 def convert(
     model: Annotated[
-        str, typer.Argument(help="A Hugging Face model folder, a GGUF file or a hub id.", metavar="MODEL")
+        str,
+        typer.Argument(
+            help="A Hugging Face model folder, a GGUF file or a hub id; or an EAGLE-3 head.", metavar="MODEL"
+        ),
     ],
     dst_path: Annotated[Path, typer.Option(help="The workspace to write.")] = Path("workspace"),
     model_format: Annotated[
@@ -99,9 +103,9 @@ def convert(
     --tp also splits the weights over this number of ranks."""
     from charonia.weights.convert import convert as copy
     from charonia.weights.convert import link_workspace
-    from charonia.weights.workspace import model_task
+    from charonia.weights.workspace import is_head, model_task
 
-    path = (link_workspace if link else copy)(
+    path = (partial(link_workspace, head=None) if link else copy)(
         model,
         dst_path,
         model_format=model_format,
@@ -111,6 +115,11 @@ def convert(
         settings=spell_settings(settings or {}),
         show_progress=True,
     )
+    if is_head(path):
+        print(
+            f"{path} is ready. Use it: charonia serve MODEL --speculative-method eagle3 --speculative-model {dst_path}"
+        )
+        return
     chat = f" Chat with it: charonia chat {dst_path}  " if model_task(path) == "generate" else ""
     print(f"{path} is ready.{chat} Serve it: charonia serve {dst_path}")
 

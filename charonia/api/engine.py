@@ -30,7 +30,7 @@ from charonia.text.tokenizer import load_tokenizer, prepare_tokenizer
 from charonia.weights import workspace
 from charonia.weights.adapters import locate_adapter
 from charonia.weights.convert import Source, read_source, write_weights
-from charonia.weights.draft_model import draft_of, draft_settings
+from charonia.weights.draft_model import draft_of, draft_settings, reads_head
 from charonia.weights.mtp import mtp_of
 from charonia.weights.task import setting_of
 
@@ -92,9 +92,9 @@ class Engine:
         with ExitStack() as loaded:
             location = loaded.enter_context(workspace.located(model))
             if draft := draft_of(given):
-                folder = _draft_weights(draft, progress, loaded)
+                folder = _draft_weights(draft, reads_head(given), progress, loaded)
                 loaded.enter_context(named_as_given(folder, draft))
-                config |= draft_settings(folder)
+                config |= draft_settings(given, folder)
             if location.weights is not None:
                 if dtype != "auto":
                     raise InvalidRequestError(
@@ -475,10 +475,10 @@ def _write_temporary(source: Source, settings: Mapping[str, str], progress: Prog
     return folder
 
 
-def _draft_weights(model: str, progress: Progress, until: ExitStack) -> Path:
-    """Return a weights folder of the draft model."""
+def _draft_weights(model: str, head: bool, progress: Progress, until: ExitStack) -> Path:
+    """Return a weights folder of the draft model or, with `head`, of the EAGLE-3 head."""
     location = until.enter_context(workspace.located(model))
-    return location.weights or _write_temporary(read_source(location.path, "auto"), {}, progress, until)
+    return location.weights or _write_temporary(read_source(location.path, head=head), {}, progress, until)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,12 @@ class ModelAttributes:
     weight_type: str = "bf16"
     data_type: str = ""
     group_size: int = 0
+    target_hidden_units: int = 0
+    target_layers: tuple[int, ...] = ()
+    draft_vocab_size: int = 0
+    norm_before_residual: bool = False
+    fused_norm: str = "none"
+    norm_output: bool = False
     default_temperature: float = 1.0
     default_top_k: int = 0
     default_top_p: float = 1.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from charonia import _engine
-from charonia.errors import ModelError, ServeError, named_as_given
+from charonia.errors import ModelError, ServeError, UnsupportedError, named_as_given
 from charonia.gguf.folder_names import model_file
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
@@ -22,7 +22,7 @@ from charonia.settings import ServeSettings, env_name
 from charonia.triton_models import answers_dir, source_dir
 from charonia.weights import hub, workspace
 from charonia.weights.built_in import DEMO, SMOLLM2, built_in
-from charonia.weights.draft_model import METHOD, draft_of, draft_settings
+from charonia.weights.draft_model import METHOD, NO_MODEL, draft_of, draft_settings, reads_head
 from charonia.weights.mtp import mtp_of
 from charonia.weights.tensor_parallel import ranks_of
 
@@ -98,7 +98,7 @@ def prepare_all(
     if len(served) == 1:
         # The engine checks these settings too, but only after Triton has started.
         checked = inference.get("lora_adapters") or inference.get("kv_offload_memory")
-        if checked or draft_of(inference) or mtp_of(inference):
+        if checked or draft_of(inference) or mtp_of(inference) or reads_head(inference):
             made = _engine.plan_memory(served[0].workspace / workspace.WEIGHTS, dict(inference))
             if made["num_blocks"] == 0:
                 raise ServeError(f"{served[0].name} does not fit: {made['warnings'][-1]}")
@@ -114,9 +114,27 @@ def prepare_draft(
     draft = draft_of(inference)
     if draft is None:
         return dict(inference)
-    folder = prepare(draft, run_dir, {"tensor_para_size": "1"}, say, held)
-    held.enter_context(named_as_given(folder / workspace.WEIGHTS, draft))
-    return {**inference, **draft_settings(folder / workspace.WEIGHTS)}
+    if reads_head(inference):
+        weights = _head_weights(draft, run_dir, inference, say, held)
+    else:
+        weights = prepare(draft, run_dir, {"tensor_para_size": "1"}, say, held) / workspace.WEIGHTS
+    held.enter_context(named_as_given(weights, draft))
+    return {**inference, **draft_settings(inference, weights)}
+
+
+def _head_weights(
+    head: str, run_dir: Path, inference: Mapping[str, str], say: Callable[[str], None], held: ExitStack
+) -> Path:
+    with workspace.located(head) as location:
+        _say_pinned(head, location, say)
+        if location.weights is None:
+            made_for = {METHOD: inference[METHOD]}
+            location = workspace.locate(_linked(location.path, run_dir / "workspaces", made_for, say, held))
+        else:
+            _say_notes(location.path, say)
+        workspace.hold(location.path, held)
+        assert location.weights is not None
+        return location.weights
 
 
 def model_name(workspace_dir: Path) -> str:
@@ -143,6 +161,11 @@ def prepare(
         return _prepared(named, location, run_dir, inference, say, held)
 
 
+def _say_pinned(named: str, location: workspace.Location, say: Callable[[str], None]) -> None:
+    if pinned := hub.pinned_id(named, location.path):
+        say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
+
+
 def _prepared(
     named: str,
     location: workspace.Location,
@@ -151,11 +174,12 @@ def _prepared(
     say: Callable[[str], None],
     held: ExitStack,
 ) -> Path:
-    if pinned := hub.pinned_id(named, location.path):
-        say(f"{named} is {pinned}: with MODEL={pinned} every server has the same files, whatever the hub has later")
+    _say_pinned(named, location, say)
     if location.is_workspace:
         from charonia.weights.quality_record import drop_outdated  # with Rich, which no other start needs
 
+        if workspace.is_head(location.path):
+            raise UnsupportedError(f"{location.path} {NO_MODEL}")
         if not (location.path / "model_repository" / "ensemble" / "config.pbtxt").is_file():
             raise ServeError(f"{location.path} has no model_repository: name the workspace, not a folder inside it")
         manifest = workspace.read_manifest(location.path / workspace.WEIGHTS)
@@ -188,14 +212,15 @@ def _say_notes(root: Path, say: Callable[[str], None]) -> None:
 def _linked(
     model: Path, folder: Path, settings: Mapping[str, str], say: Callable[[str], None], held: ExitStack
 ) -> Path:
-    """A linked workspace. settings: tensor_para_size, task, and speculative_method = mtp.
+    """A linked workspace. settings: tensor_para_size, task, and speculative_method = mtp; or for an EAGLE-3 head only
+    speculative_method = eagle3.
 
     It is made again when the model or this package has changed. The old workspace stays while a server uses it, because
     that server reads it again when its Triton is restarted."""
     name = model.parent.name if model.name == "model" else model.name
     ranks, task = ranks_of(settings), settings.get("task", "auto")
     tp = (f"-tp{ranks}" if ranks > 1 else "") + (f"-{task}" if task != "auto" else "")
-    tp += "-mtp" if METHOD in settings else ""
+    tp += f"-{settings[METHOD]}" if METHOD in settings else ""
     # Folders with the same name elsewhere have other workspaces, which may be in use. A changed GGUF file has another
     # folder, and the same place.
     source = (model_file(model) or model).resolve()
@@ -210,7 +235,7 @@ def _linked(
                 from charonia.weights.convert import link_workspace  # with NumPy, which a start takes long to import
 
                 _remove_outdated(folder, place, destination)
-                link_workspace(model, destination, force=True, settings=settings)
+                link_workspace(model, destination, force=True, settings=settings, head=reads_head(settings))
                 workspace.hold(destination, held)
     with contextlib.suppress(OSError), lock.open("ab") as file:  # a folder that is there may be read-only
         if _locks(file):  # otherwise another one makes a workspace, which it does not hold yet

@@ -172,7 +172,7 @@ class TorchCheckpoint:
                 "this model has only PyTorch .bin weights, and reading them needs PyTorch: "
                 "pip install torch --index-url https://download.pytorch.org/whl/cpu"
             ) from error
-        names = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+        names = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
         self.tensors: dict[str, TensorInfo] = {}
         self.notes: tuple[str, ...] = ()
         self._values: dict[str, Any] = {}
@@ -204,7 +204,7 @@ class TorchCheckpoint:
 
     def read(self, name: str) -> Array:
         value = self._values[name].contiguous()
-        dtype = DTYPES[self.tensors[name].dtype]
+        dtype = NUMPY_TYPES[self.tensors[name].dtype]
         if dtype == DTYPES["BF16"]:
             import torch
 

@@ -27,7 +27,9 @@ from charonia.families import (
     stacked_shape,
     text_part,
 )
+from charonia.families.eagle3 import OFFSETS, describe_head, is_head, with_own_embedding
 from charonia.generation_config import sampling_defaults
+from charonia.gguf.folder_names import model_file
 from charonia.json_files import read_json
 from charonia.progress import Progress
 from charonia.text import prompt_ids
@@ -52,6 +54,7 @@ from charonia.weights.checkpoint import (
     TensorInfo,
     open_checkpoint,
 )
+from charonia.weights.draft_model import METHOD, NO_MODEL
 from charonia.weights.fingerprint import fingerprint
 from charonia.weights.gguf_checkpoint import GgufCheckpoint, as_stored
 from charonia.weights.mtp import check_mtp, mtp_of, with_mtp
@@ -73,6 +76,7 @@ BIN_REFUSAL = "{model}: quantised weights ({method}) in .bin files are not suppo
 _MODEL_FORMATS = (AUTO_FORMAT, DENSE, *FORMATS)
 _TORCH_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _CODE_TYPES = {"U4": "int4", "I8": "int8", "F8_E4M3": "fp8", "F4_E2M1": "mxfp4"}  # weight_type of quantised weights
+_NO_HEAD = "is no EAGLE-3 head: speculative_method = eagle3 needs one. For a draft model, choose draft_model"
 # Values of generation_config.json that mean "not set", so config.json counts. 0 is not one of them: it is a token id.
 _UNSAID: tuple[Any, ...] = (None, [], "")
 
@@ -92,20 +96,27 @@ class Source:
         return self.checkpoint.linkable and not any(part.transposed for part in parts)
 
     @property
+    def is_head(self) -> bool:
+        """Whether it is an EAGLE-3 head, and not a model."""
+        return self.spec.config.target_hidden_units > 0
+
+    @property
     def adaptable(self) -> bool:
         """Whether LoRA adapters of the Hugging Face model fit: the rows of a GGUF file may have another order."""
-        return not isinstance(self.checkpoint, GgufCheckpoint)
+        return not isinstance(self.checkpoint, GgufCheckpoint) and not self.is_head
 
 
-def read_source(folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: bool = False) -> Source:
+def read_source(
+    folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: bool = False, head: bool | None = False
+) -> Source:
     """Read config.json and the headers of the weights. dtype: auto | bf16 | fp16 | fp32; auto is the model's own type.
     With quantised weights it is the type of activations and of weights that are not quantised. task: the setting. mtp:
-    include the MTP layer.
+    include the MTP layer. head: the folder must have an EAGLE-3 head instead of a model; None: it may have either.
 
     Raises UnsupportedError if the engine does not support the model, and ModelError if tensors are missing or have
     other shapes than config.json says.
     """
-    spec = read_config(folder, dtype, task, mtp=mtp)
+    spec = read_config(folder, dtype, task, mtp=mtp, head=head)
     checkpoint = open_checkpoint(folder)
     if spec.quantization is not None and not checkpoint.linkable:
         raise UnsupportedError(BIN_REFUSAL.format(model=folder, method=spec.quantization.method))
@@ -115,9 +126,11 @@ def read_source(folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: b
     return Source(folder, replace(spec, notes=(*spec.notes, *checkpoint.notes)), checkpoint)
 
 
-def read_config(folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: bool = False) -> ModelSpec:
+def read_config(
+    folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: bool = False, head: bool | None = False
+) -> ModelSpec:
     """Read config.json without checking it against the weight files. The types and names of tensors are provisional.
-    mtp: include the MTP layer."""
+    mtp, head: see read_source()."""
     if dtype != "auto" and dtype not in WEIGHT_TYPES:
         raise InvalidRequestError(f"dtype {dtype!r} is not known; expected auto, {', '.join(WEIGHT_TYPES)}")
     config = read_json(folder / "config.json")
@@ -128,7 +141,11 @@ def read_config(folder: Path, dtype: str = "auto", task: str = "auto", *, mtp: b
         config["eos_token_id"] = ends
     if generated.get("chat_format") not in _UNSAID:
         config["chat_format"] = generated["chat_format"]
-    spec = with_task(folder, describe(config, _model_name(folder)), config, task)
+    found = model_file(folder) is None and is_head(config)
+    if head not in (None, found):
+        raise UnsupportedError(f"{folder} {NO_MODEL if found else _NO_HEAD}")
+    name = _model_name(folder)
+    spec = describe_head(config, name) if found else with_task(folder, describe(config, name), config, task)
     if mtp:
         spec = with_mtp(folder, spec)
     try:
@@ -194,6 +211,8 @@ def check_spec(
     values of a tensor, if available."""
     spec = with_score_rows(_as_named(_untied(folder, spec, tensors, read), tensors))
     check_mtp(folder, spec, tensors)
+    if spec.config.target_hidden_units:
+        spec = with_own_embedding(spec, tensors)
     found = find_quantised(folder, spec, tensors, read)
     spec = found.spec
     _check_tensors(folder, spec, tensors, found.known)
@@ -473,7 +492,8 @@ def _cast(values: Array, dtype: np.dtype[Any], name: str) -> Array:
 def write_weights(
     source: Source, weights: Path, *, link: bool, settings: Mapping[str, str], progress: Progress
 ) -> None:
-    """Write a `weights` folder: config.ini, token table, manifest and, unless linked, the tensors.
+    """Write a `weights` folder: config.ini, token table, manifest and, unless linked, the tensors. An EAGLE-3 head has
+    the table of its tokens instead of a token table.
 
     settings: inference parameters for config.ini. Its tensor_para_size is the number of ranks that share the weights.
     """
@@ -481,12 +501,15 @@ def write_weights(
     ranks = ranks_of(settings)
     tensors = split(spec.tensors, spec.config, ranks)
     weights.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(source.folder)
-    table = weights / workspace.TOKEN_TABLE
-    build_token_table(tokenizer, spec.config.vocab_size).save(table)
-    token_split = weights / workspace.TOKEN_SPLIT
-    build_token_split(tokenizer).save(token_split)
-    config = _with_end_of_tokenizer(spec, tokenizer, progress)
+    config = spec.config
+    if source.is_head:
+        written = [_write_draft_tokens(source, weights)]
+    else:
+        tokenizer = load_tokenizer(source.folder)
+        written = [weights / workspace.TOKEN_TABLE, weights / workspace.TOKEN_SPLIT]
+        build_token_table(tokenizer, config.vocab_size).save(written[0])
+        build_token_split(tokenizer).save(written[1])
+        config = _with_end_of_tokenizer(spec, tokenizer, progress)
     workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
     weights_id, quality = fingerprint(source.folder), _quality_of(source.folder, spec)
@@ -494,13 +517,38 @@ def write_weights(
     _add_layers(manifest, spec)
     if source.adaptable:
         _add_modules(manifest, spec, tensors)
-    for file in (table, token_split):
+    for file in written:
         manifest.files[file.name] = {"bytes": file.stat().st_size, "sha256": workspace.sha256(file)}
     if link:
         _link_tensors(source.checkpoint, tensors, manifest)
     else:
         _copy_tensors(weights, source, tensors, manifest, progress)
     manifest.save(weights)
+
+
+def _write_draft_tokens(source: Source, weights: Path) -> Path:
+    """Write the model's token of each row of a head's output layer. Raises ModelError for wrong tokens."""
+    config = source.spec.config
+    tokens = np.arange(config.draft_vocab_size, dtype=np.int64)
+    name = next((one for one in (OFFSETS, f"model.{OFFSETS}") if one in source.checkpoint.tensors), None)
+    if name is not None:
+        offsets = source.checkpoint.tensors[name]
+        if offsets.shape != tokens.shape or offsets.dtype != "I64":
+            raise ModelError(
+                f"{source.folder}: tensor {name} is of type {offsets.dtype} with shape {list(offsets.shape)}, expected "
+                f"I64 with {list(tokens.shape)} (draft_vocab_size)"
+            )
+        tokens = tokens + source.checkpoint.read(name)
+    elif config.draft_vocab_size != config.vocab_size:
+        raise ModelError(
+            f"{source.folder}: tensor {OFFSETS} is missing, and draft_vocab_size {config.draft_vocab_size} differs "
+            f"from vocab_size {config.vocab_size}"
+        )
+    if not ((tokens >= 0) & (tokens < config.vocab_size)).all():
+        raise ModelError(f"{source.folder}: tensor {name} has tokens outside of vocab_size {config.vocab_size}")
+    file = weights / workspace.DRAFT_TOKENS
+    write_safetensors(file, {"tokens": tokens.shape}, "I64", lambda _: [tokens])
+    return file
 
 
 def _add_layers(manifest: workspace.Manifest, spec: ModelSpec) -> None:
@@ -622,6 +670,7 @@ def convert(
         force,
         settings,
         link=False,
+        head=None,
         chat_template=chat_template,
         show_progress=show_progress,
     )
@@ -637,13 +686,14 @@ def link_workspace(
     chat_template: Path | None = None,
     settings: Mapping[str, str] | None = None,
     show_progress: bool = False,
+    head: bool | None = False,
 ) -> Path:
     """Create a workspace whose manifest refers to the model's safetensors files. It is fast, and valid as long as these
     files exist.
 
     If the data type differs from the files, the engine converts the weights when it loads them. .bin checkpoints and
     experts with transposed matrices are always copied. With several ranks (tensor_para_size in settings) the manifest
-    has the tensor ranges of each rank.
+    has the tensor ranges of each rank. head: see read_source().
     """
     return _make(
         model,
@@ -653,6 +703,7 @@ def link_workspace(
         force,
         settings or {},
         link=True,
+        head=head,
         chat_template=chat_template,
         show_progress=show_progress,
     )
@@ -667,6 +718,7 @@ def _make(
     settings: Mapping[str, str],
     *,
     link: bool,
+    head: bool | None,
     chat_template: Path | None,
     show_progress: bool,
 ) -> Path:
@@ -679,7 +731,7 @@ def _make(
             raise ModelError(
                 f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
             )
-        source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
+        source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings), head=head)
     found = source.spec.quantization.method if source.spec.quantization else DENSE
     if model_format not in (AUTO_FORMAT, found):
         raise ModelError(f"--model-format {model_format}: the weights of {model} are {found}: omit this option")
@@ -700,18 +752,23 @@ def _make(
             "that it has loaded, and uses the new ones after a restart",
             lasting=False,
         )
+    link = link and source.linkable
+    if source.is_head:
+        unused = [*(key for key in settings if key != METHOD), *(["--chat-template"] if chat_template else [])]
+        if unused:
+            raise InvalidRequestError(f"{model} is an EAGLE-3 head, without a use for {', '.join(unused)}: omit them")
+        with workspace.atomic_folder(destination, force) as root:
+            write_weights(source, root / workspace.WEIGHTS, link=link, settings={}, progress=progress)
+            workspace.write_notes(root, progress.lasting)
+            (root / workspace.LOCKED).parent.mkdir(parents=True)
+            (root / workspace.LOCKED).touch()  # Triton does not serve a head
+        return destination.expanduser().absolute()
     tokenizer = load_tokenizer(source.folder)
     if chat_template is not None:
         replace_chat_template(tokenizer, chat_template)
     prepare_tokenizer(source.folder, tokenizer, source.spec)
     with workspace.atomic_folder(destination, force) as root:
-        write_weights(
-            source,
-            root / workspace.WEIGHTS,
-            link=link and source.linkable,
-            settings=settings,
-            progress=progress,
-        )
+        write_weights(source, root / workspace.WEIGHTS, link=link, settings=settings, progress=progress)
         for note in source_notes(source.folder, tokenizer):
             progress.warn(note)
         ends = source.spec.config.model_task != "generate"

@@ -30,7 +30,7 @@ from charonia.weights.convert import (
     read_source,
     write_description,
 )
-from charonia.weights.draft_model import draft_of, draft_settings
+from charonia.weights.draft_model import draft_of, draft_settings, reads_head
 from charonia.weights.mtp import mtp_of
 from charonia.weights.quality_record import parse_records, quality_table, records_of_weights
 from charonia.weights.task import setting_of
@@ -68,7 +68,7 @@ class Plan:
     adapter_bytes: int = 0  # of the LoRA adapters in the settings; on a GPU of the slots for them
     host_bytes: int = 0  # of weights that GPUs read from host memory, and of LoRA adapters on a GPU
     quantization: str = "none"  # the setting: how weights are rounded while they are loaded
-    speculative_bytes: int = 0  # of the draft model or MTP layer: weights, steps and KV cache; 0: there is none
+    speculative_bytes: int = 0  # of the draft model, MTP layer or head: weights, steps and KV cache; 0: none
     offload_bytes: int = 0  # kv_offload_memory: KV that was evicted, in host memory
     warnings: list[str] = field(default_factory=list)
     quality: list[dict[str, Any]] = field(default_factory=list)  # measured records, see quality_record.py
@@ -191,9 +191,9 @@ def make_plan(
     notes: list[str] = []
     with ExitStack() as described:
         if draft := draft_of(overrides):
-            weights = described.enter_context(_weights(draft, "auto", {}, notes))
+            weights = described.enter_context(_weights(draft, "auto", {}, notes, head=reads_head(overrides)))
             described.enter_context(named_as_given(weights, draft))
-            overrides |= draft_settings(weights)
+            overrides |= draft_settings(overrides, weights)
         folder = described.enter_context(_weights(model, dtype, overrides, notes))
         made = Plan(**_engine.plan_memory(folder, overrides, memory))
         records = [one for one in records_of_weights(folder) if one.rounding == made.quantization]
@@ -203,12 +203,12 @@ def make_plan(
 
 @contextmanager
 def _weights(
-    model: str | os.PathLike[str], dtype: str, settings: Mapping[str, str], notes: list[str]
+    model: str | os.PathLike[str], dtype: str, settings: Mapping[str, str], notes: list[str], *, head: bool = False
 ) -> Iterator[Path]:
     """Yield a weights folder with config.ini and a manifest. For a Hugging Face model it has no other files, and its
     tensors are split for the number of ranks in the settings.
 
-    notes: receives the assumptions of the plan.
+    notes: receives the assumptions of the plan. head: `model` must be an EAGLE-3 head.
     """
     if workspace.existing(model) is not None or hub.is_gguf_id(str(model)):
         with workspace.located(model) as location:
@@ -217,10 +217,10 @@ def _weights(
                     raise InvalidRequestError(f"dtype {dtype!r}: a workspace has its own weight type")
                 yield location.weights
                 return
-            source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings))
+            source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings), head=head)
         spec, here, adaptable = source.spec, location.path, source.adaptable
     else:
-        spec, here, adaptable = _spec_on_hub(str(model), dtype, settings, notes), None, True
+        spec, here, adaptable = _spec_on_hub(str(model), dtype, settings, notes, head=head), None, not head
     notes.extend(spec.notes)
     if note := cache_note(spec, settings):
         notes.append(note)
@@ -230,11 +230,13 @@ def _weights(
         yield weights
 
 
-def _spec_on_hub(model: str, dtype: str, settings: Mapping[str, str], notes: list[str]) -> ModelSpec:
+def _spec_on_hub(
+    model: str, dtype: str, settings: Mapping[str, str], notes: list[str], *, head: bool = False
+) -> ModelSpec:
     """Describe a model on the hub from config.json and the headers of its weights, without downloading the weights."""
     task = setting_of(settings)
     folder = hub.download_config(model, tokenizer=task == "score")  # which has the tokens no and yes
-    spec = read_config(folder, dtype, task, mtp=mtp_of(settings))
+    spec = read_config(folder, dtype, task, mtp=mtp_of(settings), head=head)
     tensors = hub.read_headers(model, folder)
     if tensors is not None:
         return check_spec(folder, spec, tensors, dtype)
@@ -269,7 +271,11 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
         *([("in host memory", plan.host_bytes)] if plan.host_bytes else []),
         *([("LoRA adapters", plan.adapter_bytes)] if plan.adapter_bytes else []),
         ("activations and steps", plan.activation_bytes),
-        *([("draft model or MTP layer, with KV cache", plan.speculative_bytes)] if plan.speculative_bytes else []),
+        *(
+            [("draft model, MTP layer or EAGLE-3 head, with KV cache", plan.speculative_bytes)]
+            if plan.speculative_bytes
+            else []
+        ),
         *([("KV in host memory (kv_offload_memory)", plan.offload_bytes)] if plan.offload_bytes else []),
         ("KV of one token", plan.kv_token_bytes),
         (f"KV block of {plan.cache_block_seq_len} tokens", plan.kv_block_bytes),

@@ -147,7 +147,7 @@ def split(tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
 def split_by(units: Mapping[str, int], tensors: TensorMap, config: ModelConfig, ranks: int) -> TensorMap:
     """Return the tensors as split() does, without its checks. units: the result of units_of()."""
     split_tensors: TensorMap = {}
-    whole_output = tensors.get("output.weight", tensors["tok_embeddings.weight"])
+    whole_output = tensors.get("output.weight") or tensors["tok_embeddings.weight"]
     if config.model_task == "score":
         split_tensors["output.0.weight"] = whole_output
     for rank in range(ranks if config.model_task == "generate" else 0):

@@ -31,6 +31,7 @@ WEIGHTS = Path("triton_models", "weights")
 TOKENIZER = Path("triton_models", "tokenizer")
 TOKEN_TABLE = "token_table.safetensors"
 TOKEN_SPLIT = "token_split.safetensors"
+DRAFT_TOKENS = "draft_tokens.safetensors"  # of an EAGLE-3 head
 NOTES = "notes.txt"
 # A file that never changes: servers of the workspace hold a lock on it.
 LOCKED = Path("triton_models", "ensemble", "config.pbtxt")
@@ -248,6 +249,11 @@ def write_config_ini(file: Path, settings: Mapping[str, str]) -> None:
             lines += ["", f"# {entry.help}", f"# {entry.range}; default {entry.default_value}"]
             lines.append(f"{entry.key} = {values[entry.key]}")
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def is_head(root: Path) -> bool:
+    """Whether a workspace has an EAGLE-3 head, and not a model."""
+    return (root / WEIGHTS / DRAFT_TOKENS).is_file()
 
 
 def model_task(root: Path) -> str:

@@ -33,7 +33,7 @@
 #include "ops/cpu/bandwidth.h"
 #include "ops/cpu/free_memory.h"
 #include "ops/cuda/make_cuda_ops.h"
-#include "runtime/mtp_logits.h"
+#include "runtime/draft_logits.h"
 #include "runtime/settings.h"
 #include "runtime/stream_interval.h"
 #include "text/token_split.h"
@@ -301,8 +301,9 @@ void bind_config(py::module_& m) {
         return runtime::read_settings(weights, settings).warnings;
       },
       py::arg("weights"), py::arg("settings"), "Warnings that config.ini and `settings` give an engine at its start.");
-  m.def("mtp_logits", &runtime::mtp_logits, py::arg("weights"), py::arg("tokens"), py::arg("drafted"),
-        "The logits of the layer for multi-token prediction, for tests (engine/src/runtime/mtp_logits.h).");
+  m.def("draft_logits", &runtime::draft_logits, py::arg("weights"), py::arg("tokens"), py::arg("drafted"),
+        py::arg("settings"),
+        "The logits of an MTP layer or an EAGLE-3 head, for tests (engine/src/runtime/draft_logits.h).");
   m.attr("JOINED_STREAM_WEIGHT") = runtime::kJoinedStreamWeight;
   m.def("settings_from_environment", &settings_from_environment, "CHARONIA_<KEY> of every inference parameter.");
   m.def("read_config_ini", &read_config_ini, py::arg("file"), "Section [llama] of a config.ini.");

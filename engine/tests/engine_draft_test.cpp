@@ -50,7 +50,7 @@ class DraftModelTest : public testing::EngineFixtureBase {
 // Adds a sequence, unless it cannot have proposals.
 void want(std::vector<DraftModel::Wanted>& all, DraftModel& drafts, std::uint64_t id, const Tokens& tokens, int count,
           float temperature = 0) {
-  if (!drafts.missing(id, tokens, id % 2)) return;
+  if (!drafts.set_tokens(id, tokens, id % 2)) return;
   all.push_back({.id = id, .count = count, .row = [=](auto before) {
                    EXPECT_TRUE(std::ranges::equal(before.first(tokens.size()), tokens));
                    ops::SampleRow row;
@@ -130,24 +130,24 @@ TEST_F(DraftModelTest, ASequenceWithoutProposalsForLongestLosesItsBlocks) {
     return all;
   };
   EXPECT_TRUE(propose(2, 0)[0].sampled);
-  EXPECT_EQ(drafts.missing(1, first, 1), 1);
+  EXPECT_EQ(drafts.set_tokens(1, first, 1), 1);
   EXPECT_TRUE(propose(0, 4)[0].sampled);
-  EXPECT_EQ(drafts.missing(2, second, 0), 1);
+  EXPECT_EQ(drafts.set_tokens(2, second, 0), 1);
   EXPECT_TRUE(propose(3, 0)[0].sampled);
-  EXPECT_EQ(drafts.missing(2, second, 0), 2) << "its first block is still in the prefix index";
+  EXPECT_EQ(drafts.set_tokens(2, second, 0), 2) << "its first block is still in the prefix index";
   const auto both = propose(6, 6);
   EXPECT_TRUE(both[0].sampled);
   EXPECT_FALSE(both[1].sampled) << "no blocks are left for it";
-  EXPECT_EQ(drafts.missing(2, second, 0), std::nullopt) << "it is not counted on for a while";
-  EXPECT_EQ(drafts.missing(3, Tokens(20, 3), 1), std::nullopt) << "it needs 6 blocks";
+  EXPECT_EQ(drafts.set_tokens(2, second, 0), std::nullopt) << "it is not counted on for a while";
+  EXPECT_EQ(drafts.set_tokens(3, Tokens(20, 3), 1), std::nullopt) << "it needs 6 blocks";
 }
 
 TEST_F(DraftModelTest, SequencesBeyondItsLimitsHaveNoProposals) {
   write_tiny_workspace(weights());
   auto drafts = draft_model(config(4, 8), 30, testing::kVocab + 8);
-  EXPECT_EQ(drafts.missing(1, Tokens{1, 2, testing::kVocab - 1}, 0), 3);
-  EXPECT_EQ(drafts.missing(3, Tokens{1, 2, testing::kVocab}, 0), std::nullopt) << "only the engine's model has it";
-  EXPECT_EQ(drafts.missing(1, Tokens(8, 1), 0), std::nullopt) << "session_len is 8";
+  EXPECT_EQ(drafts.set_tokens(1, Tokens{1, 2, testing::kVocab - 1}, 0), 3);
+  EXPECT_EQ(drafts.set_tokens(3, Tokens{1, 2, testing::kVocab}, 0), std::nullopt) << "only the engine's model has it";
+  EXPECT_EQ(drafts.set_tokens(1, Tokens(8, 1), 0), std::nullopt) << "session_len is 8";
   runtime::SpeculationPolicy policy;
   std::vector<DraftModel::Wanted> all;
   want(all, drafts, 2, Tokens(7, 1), 5);
@@ -262,7 +262,9 @@ TEST_F(DraftModelTest, ThePlanCountsItsMemory) {
   write_tiny_workspace(dir_ / "embeds", embeds);
   const auto unused = plan_memory(dir_ / "embeds", drafts, memory);
   EXPECT_EQ(unused.speculative_bytes, 0);
-  const std::string why = "speculative_method = draft_model has no effect: the model does not generate text";
+  const std::string why =
+      "speculative_method = draft_model has no effect: the model is for task = embed and generates no text: serve a "
+      "model that does";
   EXPECT_NE(std::ranges::find(unused.warnings, why), unused.warnings.end());
   const auto none = plan_memory(weights(), drafts, 1 << 16);
   EXPECT_EQ(none.num_blocks, 0);

@@ -64,7 +64,7 @@ std::vector<Request> repeating_samples(std::uint64_t count) {
 
 // Parameter: speculative_method; ngram_asynchronous: ngram on a device that computes while the next step is planned;
 // cuda: ngram there. The draft model is another model than the engine's, so it has other tokens at times. The MTP layer
-// has random weights.
+// and the EAGLE-3 head have random weights.
 class SpeculationTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<std::string> {
  protected:
   void SetUp() override {
@@ -87,21 +87,23 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
     return EngineFixtureBase::engine(settings);
   }
 
-  // With an MTP layer if the method needs one.
+  // With an MTP layer or a head if the method needs one.
   void write_model(TinyModel model = {}) {
     model.mtp = GetParam() == "mtp";
     ranks_ = model.ranks;
     write_tiny_workspace(weights(), model);
+    if (GetParam() == "eagle3") write_tiny_workspace(dir_ / "draft", testing::tiny_head(model));
   }
 
   void write_draft(TinyModel draft) {
+    if (GetParam() == "eagle3") return;
     draft.hidden = 16, draft.inter = 32, draft.layers = 1, draft.heads = 2, draft.kv_heads = 1;
     write_tiny_workspace(dir_ / "draft", draft);
   }
 
   Settings on(Settings more = {}) const {
     more.insert({"speculative_method", method()});
-    if (GetParam() == "draft_model") more.insert({"speculative_model", (dir_ / "draft").string()});
+    if (GetParam() == "draft_model" || GetParam() == "eagle3") more.insert({"speculative_model", (dir_ / "draft").string()});
     return more;
   }
 
@@ -257,6 +259,7 @@ TEST_P(SpeculationTest, EveryKindOfModelGetsTheSameResults) {
     const bool of_others =
         ends_with_state || models[i].ranks > 1 || models[i].per_layer > 0 || models[i].kv_sources.back() > 0;
     if (GetParam() == "mtp" && of_others) continue;
+    if (GetParam() == "eagle3" && models[i].ranks > 1) continue;
     for (const auto* prefixes : {"1", "0"}) {
       if ((!has_states || on_cuda()) && prefixes == std::string("0")) continue;
       expect_same(all, {{"cache_block_seq_len", "8"}, {"token_budget", "64"}, {"enable_prefix_caching", prefixes}},
@@ -321,6 +324,7 @@ TEST_P(SpeculationTest, RepeatedTextTakesFewerSteps) {
   const auto one = engine(on());
   Collector out(*one, one_token_repeated(200));
   EXPECT_EQ(out.tokens(), std::vector<TokenId>(200, 5));
+  one->check_integrity();  // after the last step, whose tokens are counted then
   const auto stats = one->stats();
   EXPECT_GT(stats.accepted_tokens, 0);
   EXPECT_EQ(stats.num_steps + stats.accepted_tokens, stats.generation_tokens);
@@ -333,12 +337,12 @@ TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {
   embeds.more = "model_task = embed\n";
   states.mixers = {"delta_net", "attention"};
   std::vector<std::tuple<TinyModel, const char*, const char*>> cases = {
-      {{}, "null", "device = null"}, {embeds, on_cuda() ? "cuda" : "cpu", "does not generate text"}};
+      {{}, "null", "the device is null"}, {embeds, on_cuda() ? "cuda" : "cpu", "generates no text"}};
   if (on_cuda()) cases.emplace_back(states, "cuda", "recurrent layers");
   for (const auto& [model, device, why] : cases) {
     write_model(model);
-    if (GetParam() == "mtp") {
-      expect_error(ErrorCode::unsupported, {"speculative_method = mtp: "},
+    if (GetParam() == "mtp" || GetParam() == "eagle3") {
+      expect_error(ErrorCode::unsupported, {"speculative_method = " + GetParam() + ": "},
                    [&] { engine(on({{"device", device}})); });
       continue;
     }
@@ -393,7 +397,7 @@ TEST_P(SpeculationTest, RequestsComeAndGoBetweenSteps) {
 
 std::vector<std::string> methods() {
   if (ops::device_names().front().starts_with("cuda")) return {"cuda"};
-  return {"ngram", "ngram_asynchronous", "draft_model", "mtp"};
+  return {"ngram", "ngram_asynchronous", "draft_model", "mtp", "eagle3"};
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, SpeculationTest, ::testing::ValuesIn(methods()),

@@ -134,6 +134,9 @@ class ForwardingOps : public ops::Ops {
                const ops::SharedExpert& shared) override {
     to_->experts(out, in, router, weights, how, activation, scratch, shared);
   }
+  void scatter_logits(const ops::Tensor& out, const ops::Tensor& in, std::span<const std::int32_t> tokens) override {
+    to_->scatter_logits(out, in, tokens);
+  }
   void scale_logits(const ops::Tensor& logits, float scale, float cap) override {
     to_->scale_logits(logits, scale, cap);
   }

@@ -297,6 +297,31 @@ TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
   }
 }
 
+TEST_P(RowsTest, logits_of_some_tokens_are_scattered_on_a_cpu) {
+  Random random(21);
+  const auto ops = make_ops(GetParam(), 2);
+  const std::vector<std::int32_t> tokens = {5, 0, 3};
+  const auto in = Matrix::random(random, DType::f32, 4, 3, 20.0F, 2);
+  const DeviceMatrix from(*ops, in), to(*ops, DType::f32, 4, 7, 3);
+  if (ops->device() != "cpu") {
+    expect_error(ErrorCode::unsupported, {"EAGLE-3"},
+                 [&] { ops->scatter_logits(to.tensor(), from.tensor(), tokens); });
+    return;
+  }
+  ops->scatter_logits(to.tensor(), from.tensor(), tokens);
+  const auto out = to.host();
+  for (int r = 0; r < 4; ++r) {
+    for (int c = 0; c < 7; ++c) {
+      const auto found = std::ranges::find(tokens, c);
+      const float expected = found == tokens.end() ? -1e30F : in.at(r, static_cast<int>(found - tokens.begin()));
+      ASSERT_EQ(out.at(r, c), expected) << r << " " << c;
+    }
+  }
+  const std::vector<std::int32_t> beyond = {5, 0, 7};
+  expect_error(ErrorCode::internal, {"token 7 is not below the vocabulary of 7"},
+               [&] { ops->scatter_logits(to.tensor(), from.tensor(), beyond); });
+}
+
 TEST_P(RowsTest, embed_scales_rows_of_a_table_or_of_a_weight) {
   Random random(11);
   const auto ops = make_ops(GetParam(), 2);

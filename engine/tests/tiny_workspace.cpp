@@ -34,6 +34,10 @@ const std::string& mixer_of(const TinyModel& model, std::size_t layer) {
 class TinyWeights {
  public:
   explicit TinyWeights(const TinyModel& model) : model_(model) {
+    if (model.target_hidden > 0) {
+      add_head();
+      return;
+    }
     once("tok_embeddings.weight", model.vocab, model.hidden, 0, 1);
     if (!model.tied) weight("output.weight", model.labels > 0 ? model.labels : model.vocab, model.hidden, 0.5F);
     if (model.labels > 0) stack("output.0.weight", 0, {range("output.weight", "rows", 0, model.labels)});
@@ -196,6 +200,17 @@ class TinyWeights {
     stack(name, rank, {whole(name)});
   }
 
+  void add_head() {
+    if (model_.has_embedding) once("tok_embeddings.weight", model_.vocab, model_.hidden, 0, 1);
+    weight("output.weight", std::ssize(model_.draft_tokens), model_.hidden, 0.5F);
+    stack("output.0.weight", 0, {whole("output.weight")});
+    for (const auto* name : {"norm.weight", "enorm.weight", "hnorm.weight"}) once(name, model_.hidden, 1, 1, 0.1F);
+    weight("fc.weight", model_.hidden, std::int64_t{3} * model_.target_hidden, 0.1F);
+    stack("fc.weight", kEvery, {whole("fc.weight")});
+    if (model_.head_norms) once("fused_norm.weight", std::int64_t{3} * model_.target_hidden, 1, 1, 0.1F);
+    add_layer(0, "layers.0.");
+  }
+
   void add_layer(int index, const std::string& at) {
     const auto layer = static_cast<std::size_t>(index);
     const bool sparse = has_experts(model_, layer);
@@ -235,7 +250,8 @@ class TinyWeights {
 
   // With more ranks than KV heads, several ranks have the same head.
   void add_attention(const std::string& at) {
-    weight(at + "w_qkv.0.weight", q_ + kv_parts_ * kv_, model_.hidden, 0.3F);
+    const int inputs = model_.target_hidden > 0 ? 2 * model_.hidden : model_.hidden;
+    weight(at + "w_qkv.0.weight", q_ + kv_parts_ * kv_, inputs, 0.3F);
     weight(at + "wo.0.weight", model_.hidden, q_, 0.3F);
     if (model_.attention_gate) {
       weight(at + "w_gate.0.weight", q_, model_.hidden, 0.3F);
@@ -318,7 +334,8 @@ class TinyWeights {
   }
 
   void add_norms(const std::string& at, bool has_attention) {
-    if (model_.pre_norms) once(at + "attention_norm.weight", model_.hidden, 1, 1, 0.1F);
+    const bool joins = model_.target_hidden > 0;  // has enorm and hnorm instead
+    if (model_.pre_norms && !joins) once(at + "attention_norm.weight", model_.hidden, 1, 1, 0.1F);
     if (model_.pre_norms && !model_.parallel_block) once(at + "ffn_norm.weight", model_.hidden, 1, 1, 0.1F);
     if (model_.post_norms) {
       once(at + "attention_post_norm.weight", model_.hidden, 1, 1, 0.1F);
@@ -472,7 +489,9 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nlayer_scalars = " << model.layer_scalars << "\nexpert_norms = " << model.expert_norms
                       << "\nexpert_scales = " << model.expert_scales
                       << "\nper_layer_embedding = " << model.per_layer
-                      << "\nper_layer_vocab_size = " << (model.per_layer > 0 ? model.vocab : 0) << "\n"
+                      << "\nper_layer_vocab_size = " << (model.per_layer > 0 ? model.vocab : 0)
+                      << "\ntarget_hidden_units = " << model.target_hidden
+                      << "\ndraft_vocab_size = " << model.draft_tokens.size() << "\n"
                       << "cache_block_seq_len = 4\nthreads = 2\nstream_interval_ms = 0\n"
                       << "max_queue_time_s = 0\n"  // unlimited, for a slow machine
                       << model.more;
@@ -485,6 +504,11 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
   const TinyWeights weights(model);
   const auto bytes = weights.write(dir / "rank-0.safetensors");
   write_token_table(dir / "token_table.safetensors", model);
+  if (model.target_hidden > 0) {
+    SafetensorsWriter tokens;
+    tokens.add("tokens", {std::ssize(model.draft_tokens)}, "I64", bytes_of(model.draft_tokens));
+    tokens.write(dir / "draft_tokens.safetensors");
+  }
   auto layers = nlohmann::json::array();
   for (std::size_t i = 0; i < static_cast<std::size_t>(model.layers); ++i) {
     const bool attention = mixer_of(model, i) == "attention";
@@ -510,6 +534,20 @@ void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& mod
                                    {"modules", weights.modules()}};
   std::ofstream(dir / "manifest.json") << manifest.dump();
   write_config(dir / "config.ini", model);
+}
+
+TinyModel tiny_head(const TinyModel& model) {
+  TinyModel out;
+  out.hidden = 16, out.inter = 32, out.layers = 1, out.heads = 2, out.kv_heads = 1;
+  out.target_hidden = model.hidden;
+  out.vocab = model.vocab;
+  for (int token = 0; token < model.vocab; ++token) {
+    if (token % 7 != 3) out.draft_tokens.push_back(token);
+  }
+  out.more = cat("target_layers = 0,1,", model.layers - 1, "\n");
+  out.head_norms = model.post_norms;
+  if (out.head_norms) out.more += "fused_norm = parts\nnorm_output = 1\n";
+  return out;
 }
 
 }  // namespace charonia::testing

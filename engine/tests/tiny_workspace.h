@@ -1,6 +1,7 @@
 // Writes the weights folder of a very small random model, for tests of the whole engine.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -42,6 +43,11 @@ struct TinyModel {
   std::vector<bool> keys_as_values = {false};
   bool layer_scalars = false, expert_norms = false, expert_scales = false;
   bool mtp = false;                                           // has an MTP layer, like the last layer
+  // An EAGLE-3 head for a model of this many hidden units, with one layer and these draft tokens; 0: a model.
+  int target_hidden = 0;
+  std::vector<std::int64_t> draft_tokens = {};
+  bool has_embedding = true;  // of a head
+  bool head_norms = false;    // of a head: fused_norm, with the kind in `more`
   int per_layer = 0;                                          // elements of per-layer embeddings
   // Or "short_conv" or "delta_net", then without window and rotation.
   std::vector<std::string> mixers = {"attention"};
@@ -61,5 +67,9 @@ struct TinyModel {
 
 // Token i has the letter 'a' + i % 26; end_id and the tokens of `special` are special.
 void write_tiny_workspace(const std::filesystem::path& dir, const TinyModel& model = {});
+
+// A small random head for the model, without every seventh token, and with an embedding of its own. For a model with
+// post_norms, it has the norms of EAGLE-3.1.
+TinyModel tiny_head(const TinyModel& model);
 
 }  // namespace charonia::testing

@@ -128,7 +128,7 @@ def test_logits_equal_the_reference(name: str, make: Callable[..., Path], tmp_pa
 
 
 def check_logits(made: Path, folder: Path, variant: Variant, tokens: list[int], drafted: list[int]) -> None:
-    found = torch.tensor(_engine.mtp_logits(made / WEIGHTS, tokens, drafted))
+    found = torch.tensor(_engine.draft_logits(made / WEIGHTS, tokens, drafted, {"speculative_method": "mtp"}))
     expected = reference(folder, variant, tokens, drafted)
     assert found.shape == expected.shape == (len(tokens) - 1 + len(drafted), VOCAB)
     difference = (found.log_softmax(-1) - expected.log_softmax(-1)).abs().max()

@@ -101,7 +101,7 @@ def test_plan_counts_the_draft_model(model: Path) -> None:
     assert made.fixed_bytes == without.fixed_bytes + made.speculative_bytes
     fewer = without.num_blocks - made.num_blocks
     assert fewer == pytest.approx(made.speculative_bytes / 2 / made.kv_block_bytes, abs=1)
-    assert "draft model or MTP layer, with KV cache" in plan(model, "--speculative-model", model)[1]
+    assert "draft model, MTP layer or EAGLE-3 head" in plan(model, "--speculative-model", model)[1]
     unused = make_plan(model, {**settings, "speculative_model": "m", "speculative_method": "ngram"}, memory="2GiB")
     assert unused.speculative_bytes == 0 and "speculative_model = m has no effect" in unused.warnings[-1]
 

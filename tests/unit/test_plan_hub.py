@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle3_heads import Head
 from hub_double import HubDouble
 from tokenizers import Tokenizer, models
 
@@ -78,6 +79,17 @@ def test_a_plan_takes_the_headers_of_the_weights_and_no_more(model: Path, hub: H
     assert 0 < hub.sent[weights.name] <= 100_001 < weights.stat().st_size / 10
     assert sum(hub.sent.values()) < 110_000
     assert set(hub.sent) <= {"config.json", "generation_config.json", weights.name}
+
+
+@pytest.mark.slow
+def test_a_plan_takes_the_headers_of_an_eagle3_head(model: Path, tmp_path: Path) -> None:
+    Head(vocab=8192, drafts=4000, target=256, layers=[0, 1, 1]).write(tmp_path / "head")
+    method = ("--speculative-method", "eagle3", "--speculative-model")
+    with HubDouble({"them/small": model, "them/head": tmp_path / "head"}) as hub:
+        found = planned(hub.url, tmp_path, "them/small", *method, "them/head")
+        assert sum(hub.sent.values()) < 220_000
+        here = planned(hub.url, tmp_path, str(model), *method, str(tmp_path / "head"))
+    assert found["speculative_bytes"] == here["speculative_bytes"] > 1_000_000
 
 
 @pytest.mark.slow

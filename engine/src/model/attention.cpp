@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "model/blocks.h"
+#include "model/layers.h"
 
 namespace charonia::model {
 namespace {
@@ -49,7 +50,8 @@ class Attention final : public Block {
     if (config_.attn_bias) qkv_bias = files.get(qkv + ".bias", shape_.projected(), 1);
     // The ranks' outputs are summed, so only rank 0 adds the bias.
     if (config_.attn_output_bias && shard_.rank == 0) out_bias = files.get(out + ".0.bias", hidden, 1);
-    std::vector<WeightLoader::Wanted> wanted{{qkv + ".weight", shape_.projected(), hidden}};
+    const auto inputs = is_head(config_) ? 2 * hidden : hidden;
+    std::vector<WeightLoader::Wanted> wanted{{qkv + ".weight", shape_.projected(), inputs}};
     if (config_.attention_gate) {
       const auto gate = prefix_ + "w_gate" + number;
       wanted.push_back({gate + ".weight", shape_.q_size(), hidden});

@@ -1,12 +1,35 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
+#include "base/safetensors.h"
 #include "base/text.h"
+#include "charonia/error.h"
 #include "model/layers.h"
 
 namespace charonia::model {
+
+namespace {
+
+// Reads the token of each row of a head's output layer.
+std::vector<std::int32_t> draft_tokens(const ModelConfig& config, const std::filesystem::path& dir) {
+  const auto file = SafetensorsFile::open(dir / "draft_tokens.safetensors");
+  const auto tensor = file.tensor("tokens");
+  std::vector<std::int64_t> tokens(tensor.data.size() / sizeof(std::int64_t));
+  if (tensor.dtype == DType::i64) std::memcpy(tokens.data(), tensor.data.data(), tensor.data.size());
+  const auto wrong = [&](std::int64_t token) { return token < 0 || token >= config.vocab_size; };
+  if (tensor.dtype != DType::i64 || std::ssize(tokens) != config.draft_vocab_size ||
+      std::ranges::any_of(tokens, wrong)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(file.path().string(), " must have ", config.draft_vocab_size, " tokens (draft_vocab_size) below ",
+                    config.vocab_size, " (vocab_size), of type I64: download or convert the head again"));
+  }
+  return {tokens.begin(), tokens.end()};
+}
+
+}  // namespace
 
 Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits,
                  const Decoder* main)
@@ -47,7 +70,8 @@ void Decoder::load(const WeightFiles& files) {
   WeightLoader loader(files, ops_, type, config_.norm_unit_offset, tables_);
   for (const auto& part : plan_.parts) {
     auto& norms = norms_.emplace_back();
-    const bool pre_norm = config_.pre_norms && part.pre_norm && !part.same_input;
+    const bool joined = is_head(config_) && norms_.size() == 1;  // the attention of a head reads other norms
+    const bool pre_norm = config_.pre_norms && part.pre_norm && !part.same_input && !joined;
     if (pre_norm) norms.before = loader.norm(part.name + "_norm.weight", hidden);
     if (config_.post_norms) norms.after = loader.norm(part.name + "_post_norm.weight", hidden);
     if (!part.scalar.empty()) norms.scale = files.get_vector(part.scalar, 1).front();
@@ -63,11 +87,15 @@ void Decoder::load(const WeightFiles& files) {
   if (main_ != nullptr) {
     embedding_norm_ = loader.norm("enorm.weight", hidden);
     hidden_norm_ = loader.norm("hnorm.weight", hidden);
-    joined_ = loader.linear({{{"eh_proj.weight", hidden, 2 * hidden}}}, {});
+    const auto fused = plan_.fused.cols;  // 0 in an MTP layer
+    if (config_.fused_norm != "none") fused_norm_ = loader.norm("fused_norm.weight", fused);
+    joined_ = fused > 0 ? loader.linear({{{"fc.weight", hidden, fused}}}, {})
+                        : loader.linear({{{"eh_proj.weight", hidden, 2 * hidden}}}, {});
   }
   places_ = std::move(loader.places);
   slot_weights_ = slot_weights(places_);
-  if (main_ == nullptr) load_ends(files, loader);
+  if (!shard_.is_mtp) load_ends(files, loader);
+  if (is_head(config_)) draft_tokens_ = draft_tokens(config_, files.manifest().dir());
   files.drop_pages();
   weight_bytes_ = loader.bytes;
   weight_bytes_per_step_ = loader.bytes_per_step;
@@ -86,6 +114,7 @@ void Decoder::load_ends(const WeightFiles& files, WeightLoader& loader) {
     output_ = loader.linear({{output}}, {});
   }
   files.drop_pages();
+  if (is_head(config_) && !files.has("tok_embeddings.weight")) return;
   embedding_ = shares_embedding(config_, files.manifest(), ops_.device())
                    ? ops_.make_embedding(*output_)
                    : loader.embedding({"tok_embeddings.weight", config_.vocab_size, hidden});
@@ -144,7 +173,8 @@ void Decoder::launch(const ops::StepInput& input, std::span<const Adapter* const
   } else {
     group_rows(input, adapters);
   }
-  auto* to = activation_memory_->as<std::byte>() + plan_.previous.offset;
+  fuses_ = !previous.empty() && std::ssize(previous.front()) == plan_.fused.cols;
+  auto* to = activation_memory_->as<std::byte>() + (fuses_ ? plan_.states : plan_.previous).offset;
   for (const auto row : previous) {
     ops_.upload(to, row.data(), row.size_bytes());
     to += row.size_bytes();
@@ -178,7 +208,12 @@ void Decoder::issue(const ops::StepShape& shape) {
   step.adapters = adapters_;
   step.slot_weights = &slot_weights_;
   ops_.embed(residual, embedding(), embedding_scale_);
-  if (main_ != nullptr) issue_joined(step, residual);
+  const bool head = is_head(config_);
+  if (head) {
+    issue_head_input(step, residual);
+  } else if (main_ != nullptr) {
+    issue_joined(step, residual);
+  }
   if (per_layer_) {
     ops_.rms_norm(normed, residual, {}, norm_params(nullptr, nullptr));
     per_layer_->issue(step, normed);
@@ -190,18 +225,55 @@ void Decoder::issue(const ops::StepShape& shape) {
     const auto& norms = norms_[i];
     // In a parallel block, several weights read the norm's output.
     const auto* const weight = part.block->input_weight();
-    if (weight != nullptr && !config_.parallel_block) step.announce_linear(*weight);
-    ops_.rms_norm(part.same_input ? unwritten : normed, residual, pending,
-                  norm_params(data(norms.before), pending_norms));
-    part.block->issue(step, delta, normed);
+    const bool joined = head && i == 0;
+    if (weight != nullptr && !config_.parallel_block && !joined) step.announce_linear(*weight);
+    if (!joined) {
+      ops_.rms_norm(part.same_input ? unwritten : normed, residual, pending,
+                    norm_params(data(norms.before), pending_norms));
+    }
+    if (i == 0 || plan_.parts[i - 1].layer != part.layer) keep_input(step, static_cast<int>(part.layer));
+    part.block->issue(step, delta, joined ? step.view(plan_.joined) : normed);
     if (!part.block->whole_output()) step.sum_ranks(delta);
     pending = delta;
     pending_norms = &norms;
   }
   if (shape.logits_rows > 0) issue_output(step, *pending_norms);
-  if (shard_.keeps_hidden) {
+  if (shard_.keeps_hidden || config_.norm_output) {
     ops_.rms_norm(step.view(plan_.hidden), residual, pending, norm_params(data(final_norm_), pending_norms));
+  } else if (const auto& kept = shard_.kept_layers; head || std::ranges::count(kept, config_.num_layer) > 0) {
+    ops_.rms_norm(unwritten, residual, pending, norm_params(nullptr, pending_norms));  // a head's plan_.hidden
+    keep_input(step, config_.num_layer);
   }
+}
+
+// Keeps the residual stream before a layer, or after the last one, if a head reads it.
+void Decoder::keep_input(const StepContext& step, int layer) {
+  const std::int64_t hidden = config_.hidden_units;
+  for (std::size_t i = 0; i < shard_.kept_layers.size(); ++i) {
+    if (shard_.kept_layers[i] != layer) continue;
+    const auto to = columns_of(step.view(plan_.hidden), static_cast<std::int64_t>(i) * hidden, hidden);
+    ops_.rms_norm(to, step.residual, {}, {});  // a copy
+  }
+}
+
+// Computes the residual stream and the input of a head's attention. `residual` has the embeddings.
+void Decoder::issue_head_input(const StepContext& step, const ops::Tensor& residual) {
+  const auto joined = step.view(plan_.joined), previous = step.view(plan_.previous);
+  const std::int64_t hidden = config_.hidden_units;
+  if (fuses_) {
+    const auto fused = step.view(plan_.fused), states = step.view(plan_.states);
+    const auto parts = config_.fused_norm == "parts" ? kHeadLayers : 1;
+    const auto size = fused.cols / parts;
+    for (std::int64_t at = 0; at < fused.cols; at += size) {  // without a norm: a copy in the activation type
+      const auto* const norm = fused_norm_ ? data(fused_norm_) + at : nullptr;
+      ops_.rms_norm(columns_of(fused, at, size), columns_of(states, at, size), {}, norm_params(norm, nullptr));
+    }
+    ops_.linear(previous, fused, *joined_);
+  }
+  ops_.rms_norm(columns_of(joined, 0, hidden), residual, {}, norm_params(data(embedding_norm_), nullptr));
+  ops_.rms_norm(columns_of(joined, hidden, hidden), previous, {}, norm_params(data(hidden_norm_), nullptr));
+  const auto* const norm = config_.norm_before_residual ? data(hidden_norm_) : nullptr;
+  ops_.rms_norm(residual, previous, {}, norm_params(norm, nullptr));
 }
 
 // Replaces the embeddings in the residual stream by the input of an MTP layer.
@@ -235,7 +307,11 @@ void Decoder::issue_output(const StepContext& step, const Norms& pending_norms) 
   }
   ops_.announce_linear(*output());
   ops_.rms_norm(last_normed, last_residual, last_delta, norm_params(data(final_norm_), &pending_norms));
-  if (shard_.ranks > 1 && !pools(config_)) {
+  if (is_head(config_)) {
+    const auto drafts = step.view(plan_.logits_share, rows);
+    ops_.linear(drafts, last_normed, *output());
+    ops_.scatter_logits(logits, drafts, draft_tokens_);
+  } else if (shard_.ranks > 1 && !pools(config_)) {
     const auto share = step.view(plan_.logits_share, rows);
     auto mine = share;
     mine.cols = shard_.logits;

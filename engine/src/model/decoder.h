@@ -5,6 +5,13 @@
 // i + 1 and the hidden state h of position i, and gives the token of position i + 2:
 //   residual stream = eh_proj [enorm(embedding(t)); hnorm(h)]
 // The hidden state of a row is the norm of the last layer's output, which the output layer reads too.
+//
+// An EAGLE-3 head (https://arxiv.org/abs/2503.01840) is a decoder with one layer, an output layer for some of the tokens,
+// and the embedding of the main decoder or its own one. Its rows are those of an MTP layer. The hidden state of a row of
+// the main decoder is the inputs x of some of its layers; those of the head are the output of its layer.
+//   g = fc [x1; x2; x3] for a hidden state of the main decoder, and g = h for a hidden state h of the head
+//   attention reads [norm(embedding(t)); norm(g)], and the residual stream is g, or norm(g) with norm_before_residual
+// Heads of EAGLE-3.1 normalise x1, x2 and x3 (fused_norm), or h (norm_output).
 #pragma once
 
 #include <array>
@@ -29,7 +36,7 @@ class Decoder {
   // Copies the weights into the device's layout, so `files` may be destroyed afterwards. Allocates the activations
   // once, for the largest step. With several ranks (ops.ranks()), each rank has a decoder that computes its shard.
   // Throws Error (invalid_argument, unsupported, resource_exhausted).
-  // main: of an MTP layer (Manifest::mtp()), on the CPU; it must outlive this decoder.
+  // main: of an MTP layer (Manifest::mtp()) or a head, on the CPU; it must outlive this decoder.
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits,
           const Decoder* main = nullptr);
 
@@ -41,12 +48,14 @@ class Decoder {
 
   // Issues the step, from its token ids to its samples. ops.collect() returns the samples. adapters: of each sequence;
   // null: none. Empty: no sequence has one. On a device with adapter slots, input.adapters has the slots of them.
-  // previous: for each row of an MTP layer, the hidden state [hidden] of the token before the row's token.
+  // previous: for each row of an MTP layer or a head, the hidden state of the token before the row's token: of the main
+  // decoder in all rows, or the decoder's own in all rows.
   void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {},
               std::span<const std::span<const float>> previous = {});
 
-  // The hidden state [hidden] of a row of the last step, until the next step is launched. Only with weights that have
-  // an MTP layer, on the CPU.
+  // The hidden state of a row of the last step, until the next step is launched. On the CPU, of an MTP layer or a head,
+  // and of a main decoder with weights that have an MTP layer (the hidden state has hidden_units numbers) or with
+  // Manifest::kept_layers().
   std::span<const float> hidden(std::int64_t row) const;
 
   // May be called from any thread. Both throw the errors of Adapter.
@@ -72,9 +81,11 @@ class Decoder {
   AdaptedWeights adapted_weights(const Modules& modules) const;
   void issue(const ops::StepShape& shape);
   void issue_joined(const StepContext& step, const ops::Tensor& residual);
+  void issue_head_input(const StepContext& step, const ops::Tensor& residual);
+  void keep_input(const StepContext& step, int layer);
   void issue_output(const StepContext& step, const Norms& pending_norms);
-  const ops::Linear* output() const { return main_ != nullptr ? main_->output() : output_.get(); }
-  const ops::Embedding& embedding() const { return main_ != nullptr ? main_->embedding() : *embedding_; }
+  const ops::Linear* output() const { return shard_.is_mtp ? main_->output() : output_.get(); }
+  const ops::Embedding& embedding() const { return embedding_ ? *embedding_ : main_->embedding(); }
   // weight: of the next norm. pending: of the part whose output is added first; null: none.
   ops::NormParams norm_params(const float* weight, const Norms* pending) const;
 
@@ -83,15 +94,18 @@ class Decoder {
   const Shard& shard_;
   ops::Ops& ops_;
   ops::StepLimits limits_;
-  const Decoder* main_;  // of an MTP layer; otherwise null
+  const Decoder* main_;  // of an MTP layer or a head; otherwise null
   float embedding_scale_ = 1;
   std::vector<Norms> norms_;  // of plan_.parts
   std::optional<PerLayerInputs> per_layer_;
   Vector final_norm_;
-  Vector embedding_norm_, hidden_norm_;  // [hidden], of an MTP layer
-  std::unique_ptr<ops::Linear> joined_;  // eh_proj of an MTP layer
+  Vector embedding_norm_, hidden_norm_;  // [hidden], of an MTP layer or a head
+  Vector fused_norm_;                    // [columns of plan_.fused], of a head; null: none
+  std::unique_ptr<ops::Linear> joined_;  // eh_proj of an MTP layer, fc of a head
+  std::vector<std::int32_t> draft_tokens_;  // of a head: the token of each row of the output layer
+  bool fuses_ = false;                      // of a head: the step has hidden states of the main decoder
   std::unique_ptr<ops::Linear> output_;  // null: the model gives embeddings, or is an MTP layer
-  std::unique_ptr<ops::Embedding> embedding_;  // may refer to output_
+  std::unique_ptr<ops::Embedding> embedding_;  // may refer to output_; null: that of main_
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;
 
   RotaryTables rotary_tables_;

@@ -20,10 +20,17 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
   if (config.per_layer_embedding > 0) {
     per_layer_inputs = activations.rows(per_layer_columns(config) + config.per_layer_embedding, precision.gemm_out);
   }
-  if (shard.keeps_hidden) this->hidden = activations.rows(hidden, DType::f32);
-  if (shard.is_mtp) {
+  const auto kept = std::max(std::ssize(shard.kept_layers), shard.keeps_hidden ? std::ptrdiff_t{1} : 0);
+  if (kept > 0) this->hidden = activations.rows(kept * hidden, DType::f32);
+  if (shard.is_mtp || is_head(config)) {
     previous = activations.rows(hidden, DType::f32);
     joined = activations.rows(2 * hidden, precision.activation);
+  }
+  if (is_head(config)) {
+    this->hidden = config.norm_output ? activations.rows(hidden, DType::f32) : residual;
+    const auto read = kHeadLayers * std::int64_t{config.target_hidden_units};
+    states = activations.rows(read, DType::f32);
+    fused = activations.rows(read, precision.activation);
   }
   kv_layout.block_len = limits.block_len;
   kv_layout.dtype = precision.kv;
@@ -48,8 +55,8 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
   last_delta = activations.logits_rows(hidden, precision.gemm_out);
   last_normed = activations.logits_rows(hidden, precision.activation);
   const int gathered = pools(config) ? 1 : shard.ranks;
-  logits = activations.logits_rows(gathered * shard.logits_share, DType::f32);
-  if (gathered > 1) logits_share = activations.logits_rows(shard.logits_share, DType::f32);
+  logits = activations.logits_rows(is_head(config) ? config.vocab_size : gathered * shard.logits_share, DType::f32);
+  if (gathered > 1 || is_head(config)) logits_share = activations.logits_rows(shard.logits_share, DType::f32);
   activation_bytes = activations.bytes();
 }
 
@@ -66,10 +73,12 @@ void DecoderPlan::add_layer(const LayerAttributes& layer, std::size_t index) {
   parts.push_back({.name = name + "ffn",
                    .block = has_experts(layer) ? make_experts(config, shard, forward)
                                        : make_mlp(config, shard, forward, shard.inter[index]),
+                   .layer = index,
                    .same_input = config.parallel_block});
   if (config.per_layer_embedding > 0) {
     parts.push_back({.name = name + "per_layer",
                      .block = make_per_layer_embedding(config, name + "per_layer.", index, per_layer_inputs),
+                     .layer = index,
                      .pre_norm = false});
   }
   if (config.layer_scalars) parts.back().scalar = name + "scalar.weight";

@@ -83,6 +83,21 @@ void check_latent(const ModelConfig& config) {
             "attention_soft_cap, rope_local_theta or norm_unit_offset with latent_size");
 }
 
+void check_head(const ModelConfig& config) {
+  const bool simple = config.num_layer == 1 && config.latent_size == 0 && config.num_experts == 0 &&
+                      config.pre_norms && !config.post_norms && !config.parallel_block && !config.layer_norm &&
+                      config.model_task == "generate" && !config.attention_gate && config.per_layer_embedding == 0;
+  refuse_if(!simple, kUnsupported, "target_hidden_units = ", config.target_hidden_units,
+            ": an EAGLE-3 head must have one layer of attention and a dense feed-forward, as in Llama");
+  const auto layers = config.target_layers.size();
+  refuse_if(layers != 0 && layers != kHeadLayers, kUnsupported, "target_layers has ", layers, " layers, and must have ",
+            kHeadLayers, " or none");
+  refuse_if(config.hidden_units == kHeadLayers * config.target_hidden_units, kUnsupported, "hidden_units = ",
+            config.hidden_units, " is ", kHeadLayers, " times target_hidden_units");
+  refuse_if(config.draft_vocab_size < 1 || config.draft_vocab_size > config.vocab_size, kInvalid,
+            "draft_vocab_size = ", config.draft_vocab_size, " must be 1 to vocab_size = ", config.vocab_size);
+}
+
 void check_experts(const ModelConfig& config) {
   const int count = config.num_experts, groups = config.router_groups;
   if (count == 0) {
@@ -128,6 +143,10 @@ void check_model(const ModelConfig& config) {
   refuse_if(config.q_scale_beta > 0 && config.q_scale_length == 0, kInvalid, "q_scale_beta = ", config.q_scale_beta,
             " needs q_scale_length above 0, and it is 0");
   check_experts(config);
+  if (is_head(config)) check_head(config);
+  refuse_if(!is_head(config) && (config.norm_output || config.fused_norm != "none"), kInvalid,
+            "norm_output = ", config.norm_output, " and fused_norm = ", config.fused_norm,
+            " need target_hidden_units above 0, and it is 0");
   const bool scores = config.model_task == "score";
   refuse_if(scores ? config.score_labels != 1 && config.score_labels != 2 : config.score_labels != 0, kInvalid,
             "model_task = ", config.model_task, " with score_labels = ", config.score_labels,

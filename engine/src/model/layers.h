@@ -28,6 +28,9 @@ inline std::int64_t per_layer_columns(const ModelConfig& config) {
 
 // Whether the model gives embeddings or scores instead of tokens.
 inline bool pools(const ModelConfig& config) { return config.model_task != "generate"; }
+constexpr int kHeadLayers = 3;  // the layers whose inputs an EAGLE-3 head reads
+// Whether the model is an EAGLE-3 head (decoder.h).
+inline bool is_head(const ModelConfig& config) { return config.target_hidden_units > 0; }
 // The width of a row that the decoder computes for a token: its logits, hidden state or label logits.
 std::int64_t output_columns(const ModelConfig& config);
 

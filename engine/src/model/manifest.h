@@ -102,6 +102,11 @@ class Manifest {
   bool is_mtp() const { return is_mtp_; }
   void drop_mtp() { mtp_layers_.clear(), mtp_tensors_.clear(); }
 
+  // The layers whose inputs an EAGLE-3 head reads (Decoder::hidden()); the number of layers stands for the output of the
+  // last one. They are not part of the file.
+  const std::vector<int>& kept_layers() const { return kept_layers_; }
+  void keep_layers(std::vector<int> layers) { kept_layers_ = std::move(layers); }
+
   // Finds a tensor by its canonical name. Throws Error(invalid_argument) if there is none.
   const Tensor& tensor(std::string_view name) const;
   // Sums over all tensors that a rank reads. dense_output: a quantised output layer counts as dense. Throws
@@ -124,6 +129,7 @@ class Manifest {
   std::vector<LayerAttributes> mtp_layers_;
   std::map<std::string, Tensor, std::less<>> mtp_tensors_;
   bool is_mtp_ = false;
+  std::vector<int> kept_layers_;
   Modules modules_;
 };
 

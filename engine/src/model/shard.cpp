@@ -38,6 +38,10 @@ void share_output(Shard& shard, const ModelConfig& config, const Manifest& manif
     shard.logits = shard.logits_share = config.vocab_size;
     return;
   }
+  if (is_head(config)) {
+    shard.logits = shard.logits_share = config.draft_vocab_size;
+    return;
+  }
   const int ranks = shard.ranks;
   const auto share = shard.logits_share = manifest.tensor(output(0)).rows;
   expect(ranks == 1 || share % kLogitsAlignment == 0, output(0), "a multiple of ", kLogitsAlignment, " rows");
@@ -57,6 +61,7 @@ Shard::Shard(const ModelConfig& config, const Manifest& manifest, int of) : rank
   check_layers(config, manifest.layers());
   is_mtp = manifest.is_mtp();
   keeps_hidden = manifest.has_mtp();
+  kept_layers = manifest.kept_layers();
   const auto expect = [&](bool fits, const std::string& name, const auto&... what) {
     if (fits) return;
     manifest.refuse(cat("tensor ", name, " of ", ranks, " ranks has shape ", manifest.tensor(name).shape(),

@@ -25,6 +25,7 @@ struct Shard {
                                   // embeddings or scores: output_columns(), on every rank
   bool is_mtp = false;            // of Manifest::mtp(): the output layer is the model's
   bool keeps_hidden = false;      // an MTP layer reads the hidden states of all rows (Decoder::hidden())
+  std::vector<int> kept_layers;   // Manifest::kept_layers()
   std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last rank may use fewer
 
   // Throws Error like check_model(), and invalid_argument, with the tensor and its shape, if the ranks' shares do not

@@ -270,6 +270,10 @@ class Operations {
   // logits [rows, cols] f32 *= scale; then, if cap > 0, logits = cap * tanh(logits / cap).
   virtual void scale_logits(const Tensor& logits, float scale, float cap) = 0;
 
+  // out [rows, vocab] f32: column tokens[i] = column i of in [rows, tokens.size()] f32. All other columns get a logit
+  // that is never sampled. Throws Error(unsupported) on a device without it.
+  virtual void scatter_logits(const Tensor& out, const Tensor& in, std::span<const std::int32_t> tokens);
+
   // out [logits rows, cols] = in[the step's logits_rows, :], same element type.
   virtual void gather_rows(const Tensor& out, const Tensor& in) = 0;
 

@@ -38,7 +38,7 @@ void check_vocabulary(const DraftPlan& plan, const text::TokenTable& table) try 
 DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : plan_(std::move(plan)), main_(main) {
   try {
     executor_ = std::make_unique<Executor>(plan_.weights_dir, plan_.model, plan_.config, 0,
-                                           plan_.mtp ? main_ : nullptr);
+                                           reads_hidden() ? main_ : nullptr);
   } catch (const Error& error) {
     throw plan_.name(error);
   }
@@ -51,28 +51,60 @@ DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : p
                                                   plan_.config.enable_prefix_caching, counts.full, nullptr,
                                                   cache::BlockManager::default_hash, kinds);
   log({LogLevel::info,
-       cat(plan_.mtp ? "MTP layer of " : "draft model ", plan_.model.model_name, ": ", executor_->weight_bytes(),
-           " bytes of weights, KV cache of ", counts.full * blocks_->block_len(), " tokens in ",
-           executor_->kv_cache_bytes(), " bytes"),
+       cat(plan_.is_mtp() ? "MTP layer of " : reads_hidden() ? "EAGLE-3 head " : "draft model ",
+           plan_.model.model_name, ": ", executor_->weight_bytes(), " bytes of weights, KV cache of ",
+           counts.full * blocks_->block_len(), " tokens in ", executor_->kv_cache_bytes(), " bytes"),
        "",
        {}});
 }
 
 void DraftModel::computed(SeqId id, std::int32_t first, std::int32_t rows, std::int32_t row) {
   auto& sequence = sequences_[id];
-  sequence.fresh = {first, rows, row};
+  sequence.used = ++calls_;
   if (first == 0) sequence.lost = false;
+  if (sequence.lost) return;
+  auto& hidden = sequence.hidden;
+  const auto kept = first - sequence.first_hidden;  // later rows were proposals, or are computed again
+  if (kept < 0 || kept > hidden_rows(sequence)) {
+    hidden.clear();
+    sequence.first_hidden = first;
+  } else {
+    hidden.resize(static_cast<std::size_t>(kept) * main_->hidden(0).size());
+  }
+  hidden.reserve(hidden.size() + static_cast<std::size_t>(rows) * main_->hidden(0).size());
+  for (std::int32_t i = 0; i < rows; ++i) {
+    const auto values = main_->hidden(row + i);
+    hidden.insert(hidden.end(), values.begin(), values.end());
+  }
+  drop_computed(sequence);
 }
 
-// Returns the salt for the prefix index. An MTP layer has no row of token 0, but all rows depend on it.
+std::int32_t DraftModel::hidden_rows(const Sequence& sequence) const {
+  return sequence.hidden.empty() ? 0 : static_cast<std::int32_t>(sequence.hidden.size() / main_->hidden(0).size());
+}
+
+void DraftModel::drop_computed(Sequence& sequence) {
+  const auto rows = std::clamp(sequence.computed - sequence.first_hidden, 0, hidden_rows(sequence));
+  if (rows == 0) return;
+  sequence.first_hidden += rows;
+  auto& hidden = sequence.hidden;
+  hidden = {hidden.begin() + rows * std::ssize(main_->hidden(0)), hidden.end()};  // frees the memory of a prompt
+}
+
+bool DraftModel::must_compute(SeqId id) const {
+  const auto found = sequences_.find(id);
+  return found != sequences_.end() && hidden_rows(found->second) >= kKeptHidden;
+}
+
+// Returns the salt for the prefix index. Such a layer has no row of token 0, but all rows depend on it.
 std::uint64_t DraftModel::salt_of(std::span<const TokenId> tokens, std::uint64_t salt) const {
   constexpr std::uint64_t kMix = 0x9E3779B97F4A7C15;
-  return plan_.mtp ? salt ^ ((static_cast<std::uint64_t>(tokens.front()) + 1) * kMix) : salt;
+  return reads_hidden() ? salt ^ ((static_cast<std::uint64_t>(tokens.front()) + 1) * kMix) : salt;
 }
 
 std::int32_t DraftModel::end_of(const Sequence& sequence) const {
   const auto rows = sequence.known - offset();
-  return plan_.mtp ? std::min(sequence.fresh.first + sequence.fresh.rows, rows) : rows;
+  return reads_hidden() ? std::min(sequence.first_hidden + hidden_rows(sequence), rows) : rows;
 }
 
 // A sequence that has computed nothing itself takes blocks of the prefix index. Other sequences may have computed more
@@ -91,7 +123,7 @@ void DraftModel::find_prefix(Sequence& sequence, std::span<const TokenId> tokens
   sequence.num_inserted = sequence.blocks.size();
 }
 
-std::optional<int> DraftModel::missing(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt) {
+std::optional<int> DraftModel::set_tokens(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt) {
   const auto size = static_cast<std::int32_t>(tokens.size()), rows = size - offset();
   auto& sequence = sequences_[id];
   const auto unknown = [this](TokenId token) { return token >= vocab_size_; };
@@ -114,8 +146,12 @@ std::optional<int> DraftModel::missing(SeqId id, std::span<const TokenId> tokens
   sequence.computed = std::min({sequence.computed, static_cast<std::int32_t>(own.size()) - offset(), rows - 1});
   own.insert(own.end(), same.in2, tokens.end());
   sequence.known = size;
+  if (reads_hidden()) {  // without the rows of rejected proposals
+    const auto kept = std::clamp(rows - sequence.first_hidden, 0, hidden_rows(sequence));
+    sequence.hidden.resize(static_cast<std::size_t>(kept) * main_->hidden(0).size());
+  }
   insert_blocks(sequence);
-  if (plan_.mtp && (sequence.computed < sequence.fresh.first || end_of(sequence) < rows)) return std::nullopt;
+  if (reads_hidden() && (sequence.computed < sequence.first_hidden || end_of(sequence) < rows)) return std::nullopt;
   return rows - sequence.computed;
 }
 
@@ -127,9 +163,8 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
     if (found == sequences_.end()) continue;
     auto& sequence = found->second;
     sequence.used = calls_;
-    if (sequence.computed < sequence.fresh.first) {
-      release(sequence);
-      sequence.lost = true;
+    if (reads_hidden() && sequence.computed < sequence.first_hidden) {
+      lose(sequence);
       continue;
     }
     const auto rows = end_of(sequence) - sequence.computed;
@@ -138,17 +173,18 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
     wanted.count = std::min(wanted.count, plan_.config.session_len - sequence.known);
   }
   std::ranges::stable_sort(jobs, {}, &Job::size);  // so that no prompt delays the sequences that lack little
-  int left = plan_.mtp ? plan_.config.token_budget : std::min(max_rows, plan_.config.token_budget);
+  int left = reads_hidden() ? plan_.config.token_budget : std::min(max_rows, plan_.config.token_budget);
   std::vector<Job*> running;
   for (auto& job : jobs) {
     // It gets all blocks now. Otherwise two sequences could each wait for blocks that the other one holds.
     if (left == 0) break;
     const auto end = job.sequence->computed + job.size;
     bool fits = allocate(*job.sequence, end + job.wanted->count);
-    if (!fits && plan_.mtp) {  // without proposals, so that its hidden states are not lost
+    if (!fits && reads_hidden()) {  // without proposals, so that its hidden states are not lost
       job.wanted->count = 0;
       fits = allocate(*job.sequence, end);
     }
+    if (!fits && reads_hidden()) lose(*job.sequence);
     if (!fits) {
       job.sequence->pause = kPausedCalls;
       continue;
@@ -168,14 +204,13 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
       return !samples(*job) || std::ssize(job->wanted->proposals) >= job->wanted->count;
     });
   }
-  if (!plan_.mtp) return;
+  if (!reads_hidden()) return;
   for (const auto& job : jobs) {
     auto& sequence = *job.sequence;
+    if (sequence.lost) continue;
     sequence.computed = std::min(sequence.computed, sequence.known - offset());  // proposals are computed again
     insert_blocks(sequence);  // now, because the sequence may have ended
-  }
-  for (const auto& wanted : all) {
-    if (const auto found = sequences_.find(wanted.id); found != sequences_.end()) found->second.fresh = {};
+    drop_computed(sequence);
   }
 }
 
@@ -187,8 +222,9 @@ bool DraftModel::samples(const Job& job) const {
 // MTP: the hidden state of the token before the token of a row.
 std::span<const float> DraftModel::previous(const Job& job, std::int32_t row) const {
   if (job.last_row >= 0) return executor_->hidden(job.last_row);
-  const auto& fresh = job.sequence->fresh;
-  return main_->hidden(fresh.row + row - fresh.first);
+  const auto width = main_->hidden(0).size();
+  return std::span(job.sequence->hidden)
+      .subspan(static_cast<std::size_t>(row - job.sequence->first_hidden) * width, width);
 }
 
 // Adds the sampled tokens to the jobs whose last token is computed.
@@ -208,7 +244,7 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
     for (auto i = sequence.computed; i < sequence.computed + job.size; ++i) {
       ids.push_back(sequence.tokens[static_cast<std::size_t>(i + offset())]);
       positions.push_back(i);
-      if (plan_.mtp) hidden.push_back(previous(job, i));
+      if (reads_hidden()) hidden.push_back(previous(job, i));
     }
     job.last_row = static_cast<std::int32_t>(ids.size()) - 1;
     query_start.push_back(static_cast<std::int32_t>(ids.size()));
@@ -235,7 +271,7 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
                      .sample = rows},
                     {}, hidden);
   const auto sampled = executor_->collect();
-  if (!plan_.mtp || !rows.empty()) {  // an MTP layer computes KV even if there are no drafts
+  if (!reads_hidden() || !rows.empty()) {  // such a layer computes KV even if there are no drafts
     policy.drafted(static_cast<int>(ids.size()),
                    std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
   }
@@ -259,7 +295,7 @@ bool DraftModel::fills_block(SeqId id) const {
   if (found == sequences_.end() || !plan_.config.enable_prefix_caching) return false;
   const auto& sequence = found->second;
   const auto length = blocks_->block_len();
-  return sequence.computed >= sequence.fresh.first && end_of(sequence) / length > sequence.computed / length;
+  return sequence.computed >= sequence.first_hidden && end_of(sequence) / length > sequence.computed / length;
 }
 
 void DraftModel::forget(SeqId id) {
@@ -272,11 +308,17 @@ void DraftModel::forget(SeqId id) {
 void DraftModel::release(Sequence& sequence) {
   for (std::size_t k = 0; k < sequence.units.size(); ++k) blocks_->release_units(k, sequence.units[k].units);
   blocks_->release(sequence.blocks);
-  const auto used = sequence.used;
-  const auto fresh = sequence.fresh;
-  sequence = {};
-  sequence.used = used;
-  sequence.fresh = fresh;
+  Sequence empty;
+  empty.used = sequence.used;
+  empty.first_hidden = sequence.first_hidden;
+  empty.hidden = std::move(sequence.hidden);
+  sequence = std::move(empty);
+}
+
+void DraftModel::lose(Sequence& sequence) {
+  release(sequence);
+  sequence.hidden = std::vector<float>();  // frees the memory, unlike `= {}`
+  sequence.lost = true;
 }
 
 void DraftModel::insert_blocks(Sequence& sequence) {
@@ -311,7 +353,7 @@ bool DraftModel::allocate(Sequence& sequence, std::int32_t tokens) {
   while (!blocks_->allocate(count, sequence.blocks, units, sequence.units)) {
     Sequence* oldest = nullptr;
     for (auto& [id, other] : sequences_) {
-      if (other.used == calls_ || other.fresh.rows > 0 || other.blocks.empty()) continue;
+      if (other.used == calls_ || other.blocks.empty()) continue;
       if (oldest == nullptr || other.used < oldest->used) oldest = &other;
     }
     if (oldest == nullptr) return false;

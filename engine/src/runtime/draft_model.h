@@ -9,11 +9,12 @@
 //
 // speculative_method = mtp uses the MTP layer of the engine's model (model/decoder.h) as the draft model. Its row i
 // needs token i + 1 and the model's hidden state of token i. So the engine reports each step of the model (computed()),
-// and the layer computes the step's rows before the model's next step. The first proposal comes from the last row. For
-// further proposals, a row has the hidden state of the layer's own row before it. The KV of such rows is written again
-// when the model's hidden states are known. If hidden states are gone (the model had a prefix hit and the layer had
-// none, or another sequence took the blocks), the sequence has no proposals from then on. The prefix index knows row i
-// by the tokens 0 .. i + 1.
+// and the hidden states are kept until the layer computes these rows: when proposals are wanted, or when a sequence has
+// many of them. The first proposal comes from the last row. For further proposals, a row has the hidden state of the
+// layer's own row before it. The KV of such rows is written again when the model's hidden states are known. If hidden
+// states are missing (the model had a prefix hit and the layer had none, or another sequence took the blocks), the
+// sequence has no proposals from then on. The prefix index knows row i by the tokens 0 .. i + 1. speculative_method =
+// eagle3 uses an EAGLE-3 head in the same way. Below, "layer" means both.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,7 @@ class DraftModel {
 
   struct Wanted {
     SeqId id = 0;
-    int count = 0;  // number of proposals; MTP: 0: only KV is computed
+    int count = 0;  // number of proposals; Layer: 0: only KV is computed
     // How the engine's model samples the token after these tokens. A draft that samples in the same way, with the same
     // random number, often finds the same token, at every temperature.
     std::function<ops::SampleRow(std::span<const TokenId> tokens)> row = {};
@@ -60,19 +61,22 @@ class DraftModel {
   // Sets the tokens of a sequence: the prompt and the output so far, without placeholders. salt: SeqOptions::salt.
   // Returns the number of tokens that must be computed before the first proposal, at least 1. Empty: the sequence
   // cannot have proposals, because it is too long, has a token that the draft model does not have, or got no blocks in
-  // one of the last calls. MTP: also because hidden states are missing.
-  std::optional<int> missing(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt);
-  // Computes proposals for different sequences. Call missing() for each of them before; it must return a number.
+  // one of the last calls. Layer: also because hidden states are missing.
+  std::optional<int> set_tokens(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt);
+  // Computes proposals for different sequences. Call set_tokens() for each of them before; it must return a number.
   // max_rows: of the first step, which computes missing tokens; a sequence with more gets the rest in later calls.
-  // Reports the time of its steps to the policy. MTP: max_rows is ignored, missing() may return nothing for sequences
-  // without proposals, and `all` must have each sequence of computed() since the last call that has not ended.
+  // Reports the time of its steps to the policy. Layer: max_rows is ignored, and set_tokens() may return nothing for
+  // sequences without proposals.
   void propose(std::span<Wanted> all, int max_rows, SpeculationPolicy& policy);
 
-  bool is_mtp() const { return plan_.mtp; }
-  // MTP: the model's last step has computed tokens [first, first + rows) of a sequence, in its rows from `row` on.
-  // Rejected proposals may be among them. Valid until the model's next step, and until the next call of propose().
+  // Whether it is a layer that reads hidden states of the engine's model.
+  bool reads_hidden() const { return plan_.method->reads_hidden; }
+  // Layer: the model's last step has computed tokens [first, first + rows) of a sequence, in its rows from `row` on.
+  // Rejected proposals may be among them. Copies the hidden states.
   void computed(SeqId id, std::int32_t first, std::int32_t rows, std::int32_t row);
-  // MTP: after missing(): whether propose() for this sequence gives the prefix index another block.
+  // Layer: whether the sequence has so many hidden states that the next call of propose() must compute them.
+  bool must_compute(SeqId id) const;
+  // Layer: after set_tokens(): whether propose() for this sequence gives the prefix index another block.
   bool fills_block(SeqId id) const;
   void forget(SeqId id);  // the sequence has ended; does nothing if it is unknown
 
@@ -82,38 +86,40 @@ class DraftModel {
 
  private:
   struct Sequence {
-    std::vector<TokenId> tokens;   // of the last call of missing(), and the proposals after them
+    std::vector<TokenId> tokens;   // of the last call of set_tokens(), and the proposals after them
     std::int32_t known = 0;        // the number of tokens that are not proposals
     std::uint64_t salt = 0;        // for the prefix index
     std::int32_t computed = 0;     // the number of its first rows that have KV
-    bool lost = false;             // MTP: hidden states of its tokens are gone
+    bool lost = false;             // Layer: hidden states of its tokens are missing
     bool began = false;            // computed more than it has found in the prefix index
-    std::uint64_t used = 0;        // the last call of propose() for it
-    int pause = 0;                 // calls of missing() that still return nothing, because it got no blocks
+    std::uint64_t used = 0;        // the last call of propose() or computed() for it
+    int pause = 0;                 // calls of set_tokens() that still return nothing, because it got no blocks
     std::vector<cache::BlockId> blocks;
     std::vector<cache::UnitRange> units;    // by kind
     std::vector<cache::PrefixNode> nodes;   // of its first blocks
     std::size_t num_inserted = 0;           // blocks that were given to the prefix index
-    struct {
-      std::int32_t first = 0, rows = 0, row = 0;
-    } fresh;  // of computed(); no rows: none
+    std::int32_t first_hidden = 0;  // the row of the first one of `hidden`
+    std::vector<float> hidden;      // Layer: [rows, width] hidden states of rows that are not computed yet
   };
   struct Job {
     Wanted* wanted = nullptr;
     Sequence* sequence = nullptr;
     std::int32_t size = 0;       // the number of rows that the next step computes
-    std::int32_t last_row = -1;  // MTP: the row of its last token in the last step; -1: no step yet
+    std::int32_t last_row = -1;  // Layer: the row of its last token in the last step; -1: no step yet
   };
 
-  // Row i of a sequence has token i + 1 in an MTP layer, and token i in a draft model.
-  int offset() const { return plan_.mtp ? 1 : 0; }
+  // Row i of a sequence has token i + 1 in a layer, and token i in a draft model.
+  int offset() const { return reads_hidden() ? 1 : 0; }
   std::uint64_t salt_of(std::span<const TokenId> tokens, std::uint64_t salt) const;
-  // The end of the rows that can be computed now. MTP: whose hidden states the model's last step has computed.
+  std::int32_t hidden_rows(const Sequence& sequence) const;
+  // The end of the rows that can be computed now. Layer: whose hidden states are known.
   std::int32_t end_of(const Sequence& sequence) const;
   bool samples(const Job& job) const;  // its next step does
   std::span<const float> previous(const Job& job, std::int32_t row) const;
   void find_prefix(Sequence& sequence, std::span<const TokenId> tokens, std::uint64_t salt);
   void release(Sequence& sequence);
+  void lose(Sequence& sequence);
+  void drop_computed(Sequence& sequence);
   void insert_blocks(Sequence& sequence);
   int blocks_of(std::int32_t tokens) const { return (tokens + blocks_->block_len() - 1) / blocks_->block_len(); }
   bool allocate(Sequence& sequence, std::int32_t tokens);
@@ -126,7 +132,7 @@ class DraftModel {
   int vocab_size_ = 0;         // tokens that both models have
   bool lacks_tokens_ = false;  // the engine's model has more
   std::unordered_map<SeqId, Sequence> sequences_;
-  std::uint64_t calls_ = 0;  // of propose()
+  std::uint64_t calls_ = 0;  // of propose() and computed()
 };
 
 }  // namespace charonia::runtime

@@ -18,6 +18,7 @@
 #include "runtime/memory_plan.h"
 #include "grammar/guide_compiler.h"
 #include "runtime/settings.h"
+#include "runtime/speculative_method.h"
 
 namespace charonia {
 
@@ -59,6 +60,7 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   info.default_sampling = std::move(settings.default_sampling);
   info.warnings = std::move(settings.warnings);
   auto& config = info.config;
+  runtime::check_is_model(info.model);
   // This file is small. It is read first, so that a workspace without it fails before its weights are loaded.
   tokens_ = std::make_unique<text::TokenTable>(text::TokenTable::load(weights_dir / "token_table.safetensors"));
   thinking_rules_ = std::make_unique<runtime::ThinkingRules>(*tokens_);
@@ -91,15 +93,15 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
 
 // Before the model is loaded, so that its KV cache leaves memory for the draft model, and errors come early.
 void Engine::Impl::plan_draft(const std::filesystem::path& weights_dir) {
-  if (info.config.speculative_method != "draft_model" && info.config.speculative_method != "mtp") return;
+  const auto& method = runtime::method_of(info.config);
+  if (!method.has_drafts()) return;
   auto config = info.config;
   config.device = runtime::choose_devices(config).device;
-  model::Manifest manifest(weights_dir, config.tensor_para_size);
-  if (config.speculative_method != "mtp") manifest.drop_mtp();
+  auto manifest = runtime::manifest_of(weights_dir, config, info.model);
   auto model = info.model;
   model::round_weights(model, manifest, config.quantization);
   draft_plan_ = runtime::plan_draft(config, model, manifest, ops::cpu::free_memory());
-  if (draft_plan_ && !draft_plan_->mtp) runtime::check_vocabulary(*draft_plan_, *tokens_);
+  if (draft_plan_ && !method.reads_hidden) runtime::check_vocabulary(*draft_plan_, *tokens_);
 }
 
 void Engine::Impl::make_scheduler() {
@@ -131,10 +133,10 @@ void Engine::Impl::make_scheduler() {
                                                                 scheduler_->max_proposal_states());
     if (draft_plan_) {
       draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
-      if (!draft_plan_->mtp) info.draft_model = draft_plan_->model.model_name;
+      if (!draft_plan_->is_mtp()) info.draft_model = draft_plan_->model.model_name;
     }
-  } else if (config.speculative_method != "off") {
-    info.warnings.push_back(runtime::no_speculation(config, info.model, info.num_states > 0));
+  } else if (auto why = runtime::speculation_warning(config, info.model, info.num_states > 0); !why.empty()) {
+    info.warnings.push_back(std::move(why));
     config.speculative_method = "off";
   }
   if (scheduler_->capacity_tokens() < config.session_len) {

@@ -263,7 +263,7 @@ class Engine::Impl {
   std::unique_ptr<runtime::DraftModel> draft_;               // null: no draft model
   double draft_s_ = 0;                                       // seconds that it took since the last settled step
   std::vector<SeqId> decodes_;                               // the sequences that sampled in the last settled step
-  std::vector<SeqId> computed_;  // the sequences of the last settled step; only with an MTP layer
+  std::vector<SeqId> computed_;  // sequences of the last settled step whose tokens draft_ lacks; only if it reads_hidden()
 
   runtime::MaskThreads masks_;
   std::unique_ptr<runtime::GuideThread> guides_;

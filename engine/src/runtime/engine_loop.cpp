@@ -299,7 +299,7 @@ void Engine::Impl::deliver(Step& step, std::vector<ops::Sampled> sampled) {
   std::span<ops::Sampled> rest(sampled);
   int accepted = 0;
   decodes_.clear();
-  if (draft_ && draft_->is_mtp()) {
+  if (draft_ && draft_->reads_hidden()) {
     computed_.clear();
     for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
       const auto& part = step.plan.seqs[s];

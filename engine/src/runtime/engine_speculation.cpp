@@ -90,37 +90,44 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
 // The candidate of the draft model; its size may be 0.
 Candidate Engine::Impl::drafts_of(const Proposed& one) {
   Candidate out{.drafted = true};
-  if (!draft_ || one.most <= 0) return out;
+  if (!draft_) return out;
   const auto& completion = *one.completion;
-  const auto missing = draft_->missing(completion.id, scheduler_->tokens(completion.id), completion.salt);
-  if (!missing) return out;
+  const auto missing = draft_->set_tokens(completion.id, scheduler_->tokens(completion.id), completion.salt);
+  std::erase(computed_, completion.id);
+  if (!missing || one.most <= 0) return out;
   out.size = one.most;
   out.rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate());
-  if (draft_->is_mtp()) return out;  // it computes these tokens anyway
+  if (draft_->reads_hidden()) return out;  // it computes these tokens anyway
   out.begin_s = speculation_->begin_s(*missing, completion.max_tokens - completion.num_output);
   return out;
 }
 
-// Computes the drafts that were chosen, and the KV of an MTP layer. The drafts replace the known tokens of their
-// sequences; where there are none, because a prompt is not computed yet or blocks are missing, the known tokens remain.
+// Computes the drafts that were chosen. A layer that is far behind in a sequence computes its tokens. The drafts
+// replace the known tokens of their sequences; where there are none, because a prompt is not computed yet or blocks are
+// missing, the known tokens remain.
 void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidates) {
   std::vector<runtime::DraftModel::Wanted> wanted;
   std::vector<Proposed*> of;
+  const auto catch_up = [&](SeqId id) {
+    wanted.push_back({.id = id});
+    of.push_back(nullptr);
+  };
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (!candidates[i].drafted || candidates[i].chosen == 0) continue;
     auto& completion = *all[i].completion;
+    if (!candidates[i].drafted || candidates[i].chosen == 0) {
+      if (draft_ && draft_->must_compute(completion.id)) catch_up(completion.id);
+      continue;
+    }
     wanted.push_back({.id = completion.id,
                       .count = candidates[i].chosen,
                       .row = [&completion](auto tokens) { return completion.sample_row(tokens); }});
     of.push_back(&all[i]);
   }
-  for (const auto id : std::exchange(computed_, {})) {  // the MTP layer computes KV of all tokens
+  for (const auto id : std::exchange(computed_, {})) {  // their tokens are not set yet
     const auto found = completions_.find(id);
-    const bool drafted = std::ranges::find(wanted, id, &runtime::DraftModel::Wanted::id) != wanted.end();
-    if (found == completions_.end() || drafted) continue;
-    draft_->missing(id, scheduler_->tokens(id), found->second->salt);
-    wanted.push_back({.id = id});
-    of.push_back(nullptr);
+    if (found == completions_.end() || !draft_->must_compute(id)) continue;
+    draft_->set_tokens(id, scheduler_->tokens(id), found->second->salt);
+    catch_up(id);
   }
   if (wanted.empty()) return;
   compute_drafts(wanted);
@@ -143,11 +150,12 @@ void Engine::Impl::compute_drafts(std::span<runtime::DraftModel::Wanted> wanted)
   draft_s_ += std::chrono::duration<double>(Clock::now() - begun).count();
 }
 
-// A sequence ends. An MTP layer computes its last tokens if they fill a block of the prefix index, for the next turn.
+// A sequence ends. A layer that reads hidden states computes its last tokens if they fill a block of the prefix index,
+// for the next turn.
 void Engine::Impl::end_drafts(const Completion& completion, FinishReason reason) {
   if (!draft_) return;
-  if (draft_->is_mtp() && failure_.empty() && (reason == FinishReason::stop || reason == FinishReason::length)) {
-    draft_->missing(completion.id, scheduler_->tokens(completion.id), completion.salt);
+  if (draft_->reads_hidden() && failure_.empty() && (reason == FinishReason::stop || reason == FinishReason::length)) {
+    draft_->set_tokens(completion.id, scheduler_->tokens(completion.id), completion.salt);
     runtime::DraftModel::Wanted last{.id = completion.id};
     if (draft_->fills_block(completion.id)) compute_drafts({&last, 1});
   }

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "model/decoder.h"
+#include "model/layers.h"
 #include "model/rounding.h"
 #include "model/weights.h"
 #include "ops/cpu/free_memory.h"
@@ -106,9 +107,8 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   }
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
-  model::Manifest manifest(weights_dir, config.tensor_para_size);
-  if (config.speculative_method != "mtp") manifest.drop_mtp();
-  if (main != nullptr) manifest = manifest.mtp().value();
+  auto manifest = manifest_of(weights_dir, config, model);
+  if (main != nullptr && !model::is_head(model)) manifest = manifest.mtp().value();
   const auto limits = step_limits(config, model, has_states(manifest));
   modules_ = manifest.modules();
   slots_warning_ = resolve_adapter_slots(config, modules_);

@@ -27,7 +27,7 @@ class Executor {
   // resolved. Throws Error: unsupported (no such device), resource_exhausted (weights or cache do not fit),
   // invalid_argument (the files do not match the model).
   // reserved_bytes: memory that something else will take later. main: the executor of the whole model, for its MTP
-  // layer (plan_draft()); it must outlive this one.
+  // layer or EAGLE-3 head (plan_draft()); it must outlive this one.
   Executor(const std::filesystem::path& weights_dir, ModelConfig& model, EngineConfig& config,
            std::size_t reserved_bytes = 0, const Executor* main = nullptr);
   ~Executor();
@@ -46,7 +46,7 @@ class Executor {
   // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
 
-  // Decoder::hidden(): of a row of the collected step, until the next launch.
+  // Decoder::hidden() of a row of the collected step, until the next launch.
   std::span<const float> hidden(std::int64_t row) const;
 
   const PerKind<int>& num_blocks() const { return num_blocks_; }

@@ -135,11 +135,9 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
   return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
 }
 
-// The most proposals of a step (speculates()).
-int most_proposals(const EngineConfig& config, bool has_states) {
-  const bool on_cpu = config.device == "cpu" && config.speculative_method != "off";
-  const bool on_cuda = config.device == "cuda" && config.speculative_method == "ngram" && !has_states;
-  return on_cpu || on_cuda ? 2 * config.speculative_tokens : 0;
+// The most proposals of a step, if speculates().
+int most_proposals(const EngineConfig& config) {
+  return config.speculative_method == "off" ? 0 : 2 * config.speculative_tokens;
 }
 
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
@@ -155,7 +153,8 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
-  const auto most_proposed = std::int64_t{most_proposals(config, true)};
+  // On a GPU no step has proposals if there are states (speculation_obstacle()).
+  const auto most_proposed = config.device == "cpu" ? std::int64_t{most_proposals(config)} : 0;
   // At a snapshot, a step reads one state and writes another.
   const auto snapshots = config.enable_prefix_caching ? std::min(by_tokens, by_memory) : 0;
   const auto all = running + std::max<std::int64_t>(1, snapshots);
@@ -242,7 +241,7 @@ ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const int proposed = speculates(config, model, has_states) ? most_proposals(config, has_states) : 0;
+  const int proposed = speculates(config, model, has_states) ? most_proposals(config) : 0;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
@@ -254,18 +253,6 @@ ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model
 
 bool has_states(const model::Manifest& manifest) {
   return std::ranges::any_of(manifest.layers(), [](const auto& layer) { return layer.mixer != "attention"; });
-}
-
-bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states) {
-  return most_proposals(config, has_states) > 0 && model.model_task == "generate";
-}
-
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states) {
-  return cat("speculative_method = ", config.speculative_method, " has no effect: ",
-             model.model_task != "generate" ? "the model does not generate text"
-             : config.device != "cuda"      ? cat("device = ", config.device, " computes no tokens")
-             : has_states                   ? "device = cuda, and the model has recurrent layers"
-                                            : "device = cuda, which has only ngram");
 }
 
 model::DeviceRules rules_of(std::string_view device) {
@@ -414,8 +401,8 @@ int blocks_that_fit(const EngineConfig& config, const CacheMemory& memory) {
 }
 
 Error DraftPlan::name(const Error& error) const {
-  return {error.code(), mtp ? cat("speculative_method = mtp: ", error.what())
-                            : cat("speculative_model = ", weights_dir.string(), ": ", error.what())};
+  return {error.code(), is_mtp() ? cat("speculative_method = ", method->name, ": ", error.what())
+                                 : cat("speculative_model = ", weights_dir.string(), ": ", error.what())};
 }
 
 namespace {
@@ -456,21 +443,71 @@ std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, c
   return out;
 }
 
-// Throws Error(unsupported) if the model cannot have proposals of its MTP layer.
-void check_mtp(const EngineConfig& engine, const ModelConfig& model, const model::Manifest& manifest) {
+// Throws Error(unsupported) if the model cannot have proposals of a layer that reads its hidden states.
+void check_layer(const DraftPlan& plan, const EngineConfig& engine, const ModelConfig& model,
+                 const model::Manifest& manifest) {
+  auto why = speculation_obstacle(engine, model, has_states(manifest));
+  if (why.empty() && plan.is_mtp() && !manifest.has_mtp()) {
+    why = cat("the weights in ", manifest.dir().string(), " have no MTP layer: convert a checkpoint that has one again, "
+              "with: charonia convert MODEL --speculative-method mtp");
+  } else if (why.empty() && plan.is_mtp() && has_states(*manifest.mtp())) {
+    why = "the MTP layer is recurrent, and only layers with attention are supported: serve another model";
+  }
+  if (why.empty()) return;
+  throw Error(ErrorCode::unsupported, cat("speculative_method = ", plan.method->name, ": ", why,
+                                          ", or choose another speculative_method"));
+}
+
+// The weights folder that speculative_model names: itself, or of a workspace.
+std::filesystem::path draft_dir(const EngineConfig& engine) {
+  std::filesystem::path out = engine.speculative_model;
+  std::error_code ignored;  // reading it will say more
+  const auto inside = out / "triton_models" / "weights";
+  return exists(inside, ignored) ? inside : out;
+}
+
+// Throws Error(unsupported) if a head, or a draft model, does not belong to the model. files: of `draft`.
+void check_draft(const SpeculativeMethod& method, const ModelConfig& draft, const model::Manifest& files,
+                 const ModelConfig& model) {
   const auto refuse_if = [](bool wrong, const auto&... why) {
-    if (wrong) throw Error(ErrorCode::unsupported, cat(why..., ", or choose another speculative_method"));
+    if (wrong) throw Error(ErrorCode::unsupported, cat(why...));
   };
-  refuse_if(engine.device != "cpu", "it needs the CPU, and the device is ", engine.device, ": set device = cpu");
-  refuse_if(engine.tensor_para_size > 1, "it needs one rank, and tensor_para_size is ", engine.tensor_para_size,
-            ": set tensor_para_size = 1");
-  refuse_if(model.model_task != "generate", "the model is for task = ", model.model_task,
-            " and generates no text: serve a model that does");
-  refuse_if(!manifest.has_mtp(), "the weights in ", manifest.dir().string(),
-            " have no MTP layer: convert a checkpoint that has one again, with: charonia convert MODEL "
-            "--speculative-method mtp");
-  refuse_if(has_states(*manifest.mtp()), "the MTP layer is recurrent, and only layers with attention are supported: "
-                                         "serve another model");
+  const bool head = model::is_head(draft);
+  refuse_if(head && !method.reads_hidden, "it is an EAGLE-3 head: set speculative_method = eagle3");
+  refuse_if(!head && method.reads_hidden, "it is a model, and no EAGLE-3 head: set speculative_method = draft_model");
+  refuse_if(has_states(files),
+            "a draft model with recurrent layers is not supported, because their state cannot be taken back to "
+            "the last accepted token: choose another draft model, or speculative_method = ngram");
+  if (!head) return;
+  constexpr auto kOther = ": choose the head that was trained for this model";
+  refuse_if(draft.target_hidden_units != model.hidden_units, "it is for models with hidden_units = ",
+            draft.target_hidden_units, ", and the model has ", model.hidden_units, kOther);
+  refuse_if(draft.vocab_size != model.vocab_size, "it is for models with vocab_size = ", draft.vocab_size,
+            ", and the model has ", model.vocab_size, kOther);
+  const bool embeds = files.tensors().contains("tok_embeddings.weight");
+  refuse_if(!embeds && draft.hidden_units != model.hidden_units, "it has no embedding, and its hidden_units = ",
+            draft.hidden_units, " differ from the model's ", model.hidden_units, kOther);
+}
+
+// The layers of the model whose inputs the head reads; their number stands for the output of the last one. Throws
+// Error(unsupported) if the model does not have them.
+std::vector<int> layers_for(const ModelConfig& head, const ModelConfig& model) {
+  const int count = model.num_layer;
+  auto out = head.target_layers;
+  if (out.empty()) out = {2, count / 2, count - 3};
+  for (const int layer : out) {
+    if (layer >= 0 && layer <= count) continue;
+    throw Error(ErrorCode::unsupported, cat("it reads the input of layer ", layer, ", and the model has ", count,
+                                            " layers: choose the head that was trained for this model"));
+  }
+  return out;
+}
+
+// The memory of the hidden states that DraftModel keeps for sequences, and of a step.
+std::size_t kept_bytes(const EngineConfig& config, const ModelConfig& model) {
+  const auto rows = config.max_batch_size * kKeptHidden + config.token_budget;
+  const auto width = model::is_head(model) ? model::kHeadLayers * model.target_hidden_units : model.hidden_units;
+  return static_cast<std::size_t>(rows) * static_cast<std::size_t>(width) * sizeof(float);
 }
 
 // The MTP layer has the model's attributes.
@@ -483,7 +520,6 @@ ModelConfig mtp_model(const ModelConfig& model) {
 
 EngineConfig mtp_config(const EngineConfig& engine) {
   auto out = engine;
-  out.token_budget = std::max(engine.token_budget, engine.max_batch_size);
   out.cache_size = {};
   out.cache_users = 0;
   out.cache_chunk_size = -1;
@@ -492,59 +528,84 @@ EngineConfig mtp_config(const EngineConfig& engine) {
   return out;
 }
 
+// Plans the memory of out.model, whose manifest is `files`.
+void plan_draft_memory(DraftPlan& out, const model::Manifest& files, std::size_t of_model, std::size_t free_bytes) {
+  auto& config = out.config;
+  const model::Shard shard(out.model, files, 0);
+  const auto needs = rank_memory("cpu", rules_of("cpu"), out.model, files, shard, step_limits(config, out.model));
+  check_model_fits(config, "cpu", needs, free_bytes);
+  const auto kept = out.method->reads_hidden ? kept_bytes(config, out.model) : 0;
+  const auto taken = needs.all_but_cache() + kept + of_model;
+  const CacheMemory memory{needs.kv_block, needs.window, free_bytes - std::min(free_bytes, taken)};
+  constexpr int kSequences = 16;
+  const auto sequences = out.method->reads_hidden ? config.max_batch_size
+                                                  : std::min(kSequences, config.max_batch_size);
+  const auto wanted = std::max(blocks_of(config, config.session_len),
+                               sequences * blocks_of(config, std::min(kShortChatTokens, config.session_len)));
+  config.cache_max_entry_count = 1;  // blocks, while the number is not known
+  const auto blocks = static_cast<int>(
+      std::max<std::int64_t>(1, std::min(wanted, most_blocks(config, memory, memory.free_bytes / 4))));
+  config.cache_max_entry_count = blocks;
+  out.bytes = needs.all_but_cache() + kept + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
+}
+
 }  // namespace
+
+model::Manifest manifest_of(const std::filesystem::path& weights_dir, const EngineConfig& config,
+                            const ModelConfig& model) {
+  model::Manifest out(weights_dir, config.tensor_para_size);
+  if (config.speculative_method != "mtp") out.drop_mtp();
+  if (config.speculative_method != "eagle3") return out;
+  DraftPlan head;
+  head.weights_dir = draft_dir(config);
+  head.method = &method_of(config);
+  try {
+    const auto found = read_settings(head.weights_dir, {{"speculative_method", "off"}}).model;
+    if (model::is_head(found)) out.keep_layers(layers_for(found, model));  // otherwise plan_draft() rejects it
+  } catch (const Error& error) {
+    throw head.name(error);
+  }
+  return out;
+}
+
+void check_is_model(const ModelConfig& model) {
+  if (!model::is_head(model)) return;
+  throw Error(ErrorCode::unsupported,
+              cat(model.model_name, " is an EAGLE-3 head, and no model: serve the model that it was trained for, with "
+                  "speculative_method = eagle3, and name the head in speculative_model"));
+}
 
 std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig& model,
                                     const model::Manifest& manifest, std::size_t free_bytes) {
   DraftPlan out;
-  out.mtp = given.speculative_method == "mtp";
-  if (!out.mtp && given.speculative_method != "draft_model") return std::nullopt;
+  out.method = &method_of(given);
+  if (!out.method->has_drafts()) return std::nullopt;
+  if (out.method->reads_hidden) check_layer(out, given, model, manifest);
+  if (!speculates(given, model, has_states(manifest))) return std::nullopt;
   auto engine = given;
   try {
-    if (out.mtp) check_mtp(engine, model, manifest);
-    if (!speculates(engine, model, has_states(manifest))) return std::nullopt;
     resolve_step_sizes(engine, {.device = "cpu"});
     auto& config = out.config;
     std::optional<model::Manifest> files;
-    if (out.mtp) {
+    if (out.is_mtp()) {
       out.weights_dir = manifest.dir();
       out.model = mtp_model(model);
       config = mtp_config(engine);
       files = manifest.mtp();
     } else {
-      out.weights_dir = engine.speculative_model;
-      std::error_code ignored;  // reading it will say more
-      const auto inside = out.weights_dir / "triton_models" / "weights";
-      if (exists(inside, ignored)) out.weights_dir = inside;
+      out.weights_dir = draft_dir(engine);
       auto settings = draft_settings(engine, out.weights_dir);
       out.model = settings.model;
       config = std::move(settings.config);
       files.emplace(out.weights_dir, 1);
       files->drop_mtp();
-      if (has_states(*files)) {
-        throw Error(ErrorCode::unsupported,
-                    "a draft model with recurrent layers is not supported, because their state cannot be taken back to "
-                    "the last accepted token: choose another draft model, or speculative_method = ngram");
-      }
+      check_draft(*out.method, out.model, *files, model);
     }
-    auto rounded = out.model;
-    model::round_weights(rounded, *files, config.quantization);
-    const model::Shard shard(rounded, *files, 0);
-    const auto limits = step_limits(config, rounded);
-    const auto needs = rank_memory("cpu", rules_of("cpu"), rounded, *files, shard, limits);
-    check_model_fits(config, "cpu", needs, free_bytes);
-    const auto left = free_bytes - needs.all_but_cache();
-    const auto of_model = std::min(left, least_memory(engine, model, manifest));
-    const CacheMemory memory{needs.kv_block, needs.window, left - of_model};
-    constexpr int kSequences = 16;
-    const auto sequences = out.mtp ? config.max_batch_size : std::min(kSequences, config.max_batch_size);
-    const auto wanted = std::max(blocks_of(config, config.session_len),
-                                 sequences * blocks_of(config, std::min(kShortChatTokens, config.session_len)));
-    config.cache_max_entry_count = 1;  // blocks, while the number is not known
-    const auto blocks = static_cast<int>(
-        std::max<std::int64_t>(1, std::min(wanted, most_blocks(config, memory, memory.free_bytes / 4))));
-    config.cache_max_entry_count = blocks;
-    out.bytes = needs.all_but_cache() + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
+    if (out.method->reads_hidden) config.token_budget = std::max(engine.token_budget, engine.max_batch_size);
+    const auto unrounded = out.model;
+    model::round_weights(out.model, *files, config.quantization);
+    plan_draft_memory(out, *files, least_memory(engine, model, manifest), free_bytes);
+    out.model = unrounded;  // Executor rounds it
   } catch (const Error& error) {
     throw out.name(error);
   }
@@ -634,7 +695,7 @@ bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::size_t 
     plan.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
     // Models that are not converted yet have no table.
     const auto table = manifest.dir() / "token_table.safetensors";
-    if (!draft->mtp && exists(table) && exists(draft->weights_dir / table.filename())) {
+    if (!draft->method->reads_hidden && exists(table) && exists(draft->weights_dir / table.filename())) {
       runtime::check_vocabulary(*draft, text::TokenTable::load(table));
     }
   } catch (const Error& error) {
@@ -673,8 +734,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.config = std::move(settings.config);
   out.warnings = std::move(settings.warnings);
   const auto& config = out.config;
-  model::Manifest manifest(weights_dir, config.tensor_para_size);
-  if (config.speculative_method != "mtp") manifest.drop_mtp();
+  runtime::check_is_model(out.model);
+  auto manifest = runtime::manifest_of(weights_dir, config, out.model);
   model::round_weights(out.model, manifest, config.quantization);
   if (!manifest.files().empty()) {
     const model::WeightFiles checked(manifest);
@@ -693,8 +754,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   }
   const bool has_states = runtime::has_states(manifest);
   const auto limits = runtime::step_limits(config, out.model, has_states);
-  if (config.speculative_method != "off" && !runtime::speculates(config, out.model, has_states)) {
-    out.warnings.push_back(runtime::no_speculation(config, out.model, has_states));
+  if (auto why = runtime::speculation_warning(config, out.model, has_states); !why.empty()) {
+    out.warnings.push_back(std::move(why));
   }
   int blocks = std::numeric_limits<int>::max();
   if (!count_draft(out, manifest, std::accumulate(free.begin(), free.end(), std::size_t{0}))) blocks = 0;

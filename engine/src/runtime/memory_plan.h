@@ -16,6 +16,7 @@
 #include "model/shard.h"
 #include "ops/device.h"
 #include "ops/step.h"
+#include "runtime/speculative_method.h"
 
 namespace charonia::runtime {
 
@@ -64,13 +65,6 @@ bool has_states(const model::Manifest& manifest);
 
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
 ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
-
-// Whether steps may have proposals (runtime/proposals.h). On CUDA only n-gram matches: a draft model and an MTP layer
-// need the CPU. There a model with recurrent layers has none, because a step writes one state of each sequence. A model
-// for embeddings or scores generates no tokens. config.device must be resolved.
-bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states);
-// The warning that speculative_method has no effect.
-std::string no_speculation(const EngineConfig& config, const ModelConfig& model, bool has_states);
 
 // ---- memory of one rank ----
 
@@ -142,24 +136,34 @@ int blocks_per_chunk(int cache_chunk_size, int num_blocks);
 //
 // speculative_method = draft_model runs a second model on the CPU, as one rank. Its KV cache holds one sequence of full
 // length, or 16 sequences of 1024 tokens if that is more, but takes at most a quarter of the memory that is free beside
-// both models and one block of each cache. speculative_method = mtp runs the MTP layer of the model in the same way,
-// but its cache holds max_batch_size sequences of 1024 tokens, because the layer must see all tokens.
+// both models and one block of each cache. speculative_method = mtp runs the MTP layer of the model in the same way, and
+// eagle3 an EAGLE-3 head. Their cache holds max_batch_size sequences of 1024 tokens, because they must see all tokens.
+
+// The number of hidden states of a sequence that such a layer computes at the latest, also without proposals.
+inline constexpr int kKeptHidden = 16;
 
 struct DraftPlan {
   std::filesystem::path weights_dir;
   ModelConfig model;
   EngineConfig config;    // resolved; cache_max_entry_count is the number of its KV blocks
-  std::size_t bytes = 0;  // weights, steps and KV cache
-  bool mtp = false;       // the MTP layer of the model in weights_dir
+  std::size_t bytes = 0;  // weights, steps, KV cache and kept hidden states
+  const SpeculativeMethod* method = nullptr;
 
+  bool is_mtp() const { return method->reads_hidden && method->model.empty(); }  // then weights_dir is the model's
   // The error, with the name of the draft model or of the method.
   Error name(const Error& error) const;
 };
-// Returns the plan of speculative_model or of the MTP layer; null if steps have no proposals of either. engine, model,
+// The manifest of the engine's model, as its settings need it: with the layers whose inputs an EAGLE-3 head reads, and
+// without an MTP layer that is not used. Throws the errors of Manifest, and of the head's settings.
+model::Manifest manifest_of(const std::filesystem::path& weights_dir, const EngineConfig& config,
+                            const ModelConfig& model);
+// Throws Error(unsupported) for an EAGLE-3 head, which cannot be served alone.
+void check_is_model(const ModelConfig& model);
+// Returns the plan of the method's draft model or layer; null if the method or the model has none. engine, model,
 // manifest: of the engine's model, rounded; the device must be resolved. free_bytes: before any weights are loaded.
 // Throws Error with the name of the draft model: resource_exhausted if it does not fit, unsupported for a model that
-// cannot draft, invalid_argument for its files. speculative_method = mtp: Error(unsupported), with the remedy, if the
-// device, the number of ranks or the model have no such proposals.
+// cannot draft, invalid_argument for its files. With a method that reads hidden states: Error(unsupported), with the
+// remedy, if the device, the number of ranks or the model have no such proposals.
 std::optional<DraftPlan> plan_draft(const EngineConfig& engine, const ModelConfig& model,
                                     const model::Manifest& manifest, std::size_t free_bytes);
 

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "model/rope.h"
+#include "runtime/speculative_method.h"
 
 namespace charonia::runtime {
 namespace {
@@ -59,15 +60,15 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
                 cat("task = ", config.task, ", but this workspace was converted for task = ", out.model.model_task,
                     ". Leave task out, or convert the model again with: charonia convert MODEL --task ", config.task));
   }
-  const bool drafts = config.speculative_method == "draft_model";
-  if (drafts && config.speculative_model.empty()) {
+  const auto& method = method_of(config);
+  if (!method.model.empty() && config.speculative_model.empty()) {
     throw Error(ErrorCode::invalid_argument,
-                "speculative_method = draft_model needs speculative_model: a small model with the same vocabulary");
+                cat("speculative_method = ", method.name, " needs speculative_model: ", method.model));
   }
-  if (!drafts && !config.speculative_model.empty()) {
+  if (method.model.empty() && !config.speculative_model.empty()) {
     out.warnings.push_back(cat("speculative_model = ", config.speculative_model,
-                               " has no effect: speculative_method = ", config.speculative_method,
-                               ", and it needs draft_model"));
+                               " has no effect: speculative_method = ", method.name,
+                               ", and it needs draft_model or eagle3"));
   }
   model::apply_engine_settings(out.model, config);
   if (config.generation_config == "auto") {

@@ -172,6 +172,22 @@ void CpuOps::scale_logits(const Tensor& logits, float scale, float cap) {
   });
 }
 
+void CpuOps::scatter_logits(const Tensor& out, const Tensor& in, std::span<const std::int32_t> tokens) {
+  constexpr float kNever = -1e30F;  // finite, also after a bias, a penalty and the temperature
+  require(out.dtype == DType::f32 && in.dtype == DType::f32 && in.rows == out.rows && in.cols == std::ssize(tokens),
+          "scatter_logits", "out and in must be f32, with the same rows, and in must have a column for each token");
+  for (const auto token : tokens) {
+    require(token >= 0 && token < out.cols, "scatter_logits",
+            [&] { return cat("token ", token, " is not below the vocabulary of ", out.cols); });
+  }
+  for_rows(out.rows, out.cols, [&](std::int64_t row) {
+    auto* const to = row_of<float>(out, row);
+    const auto* const from = row_of<float>(in, row);
+    std::fill_n(to, out.cols, kNever);
+    for (std::size_t i = 0; i < tokens.size(); ++i) to[tokens[i]] = from[i];
+  });
+}
+
 void CpuOps::add_embedding(const Tensor& x, const Embedding& table, const EmbeddingSum& how) {
   const auto& t = static_cast<const CpuEmbedding&>(table);
   require(x.dtype == DType::f32 && x.cols == t.cols() && x.rows >= static_cast<std::int64_t>(ids_.size()) &&

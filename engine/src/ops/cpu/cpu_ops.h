@@ -99,6 +99,7 @@ class CpuOps : public Ops {
   void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
                const RouterParams& how, Activation activation, void* scratch, const SharedExpert& shared) override;
   void scale_logits(const Tensor& logits, float scale, float cap) override;
+  void scatter_logits(const Tensor& out, const Tensor& in, std::span<const std::int32_t> tokens) override;
   void gather_rows(const Tensor& out, const Tensor& in) override;
   void sample(const Tensor& logits) override;
 

@@ -1,4 +1,4 @@
-#include "runtime/mtp_logits.h"
+#include "runtime/draft_logits.h"
 
 #include <algorithm>
 #include <numeric>
@@ -26,6 +26,7 @@ std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, 
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<std::int32_t> blocks(static_cast<std::size_t>(positions.back() / block_len + 1));
   std::iota(blocks.begin(), blocks.end(), 0);
+  const auto window = executor.window() > 0 ? blocks : std::vector<std::int32_t>{};
   const std::vector<std::int32_t> starts = {0, static_cast<std::int32_t>(ids.size())};
   std::vector<std::int32_t> state_in, state_out;  // a model with states computes all its rows in one step
   if (executor.num_blocks().state > 0) state_in = {-1}, state_out = {0};
@@ -36,7 +37,7 @@ std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, 
   executor.launch({.ids = ids,
                    .attention = {.query_start = starts,
                                  .positions = positions,
-                                 .block_tables = {blocks, {}, {}},
+                                 .block_tables = {blocks, window, {}},
                                  .table_stride = std::ssize(blocks),
                                  .state_in = state_in,
                                  .state_out = state_out},
@@ -48,19 +49,19 @@ std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, 
 
 }  // namespace
 
-std::vector<std::vector<float>> mtp_logits(const std::filesystem::path& weights_dir,
-                                           const std::vector<TokenId>& tokens, const std::vector<TokenId>& drafted) {
+std::vector<std::vector<float>> draft_logits(const std::filesystem::path& weights_dir,
+                                             const std::vector<TokenId>& tokens, const std::vector<TokenId>& drafted,
+                                             Settings settings) {
   if (tokens.size() < 2) {
     throw Error(ErrorCode::invalid_argument, cat("tokens has ", tokens.size(), " tokens, and needs at least 2"));
   }
   const auto size = cat(tokens.size());
-  auto [model, config, sampling, warnings] = read_settings(
-      weights_dir,
-      {{"speculative_method", "mtp"}, {"device", "cpu"}, {"token_budget", size}, {"max_batch_size", size}});
-  const model::Manifest manifest(weights_dir, config.tensor_para_size);
+  settings.insert({{"device", "cpu"}, {"token_budget", size}, {"max_batch_size", size}});
+  auto [model, config, sampling, warnings] = read_settings(weights_dir, settings);
+  const auto manifest = manifest_of(weights_dir, config, model);
   auto plan = plan_draft(config, model, manifest, ops::cpu::free_memory()).value();
   Executor main(weights_dir, model, config, plan.bytes);
-  Executor mtp(plan.weights_dir, plan.model, plan.config, 0, &main);
+  Executor layer(plan.weights_dir, plan.model, plan.config, 0, &main);
   compute(main, config.cache_block_seq_len, 0, tokens, {});
   std::vector<std::span<const float>> previous;
   for (std::size_t i = 0; i + 1 < tokens.size(); ++i) previous.push_back(main.hidden(static_cast<std::int64_t>(i)));
@@ -68,11 +69,11 @@ std::vector<std::vector<float>> mtp_logits(const std::filesystem::path& weights_
   std::vector<TokenId> ids(tokens.begin() + 1, tokens.end());
   for (std::size_t step = 0;; ++step) {
     const auto first = static_cast<int>(out.size());
-    for (auto& row : compute(mtp, config.cache_block_seq_len, first, ids, previous)) {
+    for (auto& row : compute(layer, config.cache_block_seq_len, first, ids, previous)) {
       out.push_back(std::move(row.logits));
     }
     if (step == drafted.size()) return out;
-    previous = {mtp.hidden(std::ssize(ids) - 1)};
+    previous = {layer.hidden(std::ssize(ids) - 1)};
     ids = {drafted[step]};
   }
 }

@@ -1,4 +1,4 @@
-// The MTP layer of a model as the source of proposals (runtime/draft_model.h).
+// The MTP layer of a model, or its EAGLE-3 head, as the source of proposals (runtime/draft_model.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -31,7 +32,6 @@ using testing::TinyModel;
 using testing::write_tiny_workspace;
 using Tokens = std::vector<TokenId>;
 
-const Settings kMtp = {{"speculative_method", "mtp"}, {"speculative_tokens", "16"}};
 constexpr int kBlockLen = 4, kBlocksOfSlot = 32;
 
 TinyModel with_mtp() {
@@ -43,25 +43,54 @@ TinyModel with_mtp() {
 // The token after `token` in the text of predictable_model(). The text repeats after kVocab tokens.
 TokenId next_of(TokenId token) { return (token + 7) % testing::kVocab; }
 
-// A model whose next token is next_of() the last token. Its MTP layer is always right, and reads only the hidden state,
-// or only the embedding.
-TinyModel predictable_model(bool by_hidden) {
-  TinyModel out = with_mtp();
-  out.hidden = testing::kVocab;
+// Writes 0 and 1 so that layers change nothing, and the next token is next_of() the last token. `own`: the value of a
+// matrix that is not 0, by its name, row and column; empty: it is 0.
+using Value = std::function<std::optional<float>(const std::string& name, int row, int column)>;
+TinyModel predictable(TinyModel out, int fused, const Value& own) {
+  constexpr int kSize = testing::kVocab;
+  out.hidden = out.inter = kSize;
   out.end_id = 39;
   const auto places = std::make_shared<std::map<std::string, int>>();
-  out.change = [by_hidden, places](const std::string& name, float) -> float {
+  out.change = [=](const std::string& name, float) -> float {
     const int place = (*places)[name]++;
     if (name.ends_with("norm.weight")) return 1;
-    constexpr int kSize = testing::kVocab;
-    if (name == "tok_embeddings.weight") return place / kSize == place % kSize ? 1.0F : 0.0F;
-    if (name == "output.weight") return place / kSize == next_of(place % kSize) ? 5.0F : 0.0F;
-    if (name != "mtp.eh_proj.weight") return 0;
-    const int row = place / (2 * kSize), column = place % (2 * kSize);
-    if (by_hidden) return column >= kSize && row == next_of(column - kSize) ? 1.0F : 0.0F;
-    return row == column ? 1.0F : 0.0F;
+    const int columns = name.ends_with("eh_proj.weight") || name == "fc.weight" ? fused : kSize;
+    const int row = place / columns, column = place % columns;
+    if (const auto value = own(name, row, column)) return *value;
+    if (name == "tok_embeddings.weight") return row == column ? 1.0F : 0.0F;
+    if (name == "output.weight") return row == next_of(column) ? 5.0F : 0.0F;
+    return 0;
   };
   return out;
+}
+
+// Its MTP layer is always right, and reads only the hidden state, or only the embedding.
+TinyModel predictable_model(bool by_hidden) {
+  constexpr int kSize = testing::kVocab;
+  return predictable(with_mtp(), 2 * kSize, [=](const auto& name, int row, int column) -> std::optional<float> {
+    if (name != "mtp.eh_proj.weight") return {};
+    if (by_hidden) return column >= kSize && row == next_of(column - kSize) ? 1.0F : 0.0F;
+    return row == column ? 1.0F : 0.0F;
+  });
+}
+
+// A head that is always right. It reads only one of the three parts of a hidden state. In its own hidden state, the last
+// token is much larger than the others.
+TinyModel predictable_head(int part) {
+  constexpr int kSize = testing::kVocab;
+  TinyModel head;
+  head.layers = 1;
+  head.target_hidden = kSize;
+  head.has_embedding = false;
+  head.more = "norm_before_residual = 1\ntarget_layers = 0,1,1\n";
+  for (int token = kSize - 1; token >= 0; --token) head.draft_tokens.push_back(token);
+  return predictable(head, 3 * kSize, [=](const auto& name, int row, int column) -> std::optional<float> {
+    if (name == "output.weight") return kSize - 1 - row == column ? 5.0F : 0.0F;
+    if (name == "fc.weight") return column / kSize == part && row == next_of(column % kSize) ? 1.0F : 0.0F;
+    if (name.find("feed_forward.w2") != std::string::npos) return row == next_of(column) ? 9.0F : 0.0F;
+    if (name.find("feed_forward.w") != std::string::npos) return row == column ? 2.0F : 0.0F;
+    return {};
+  });
 }
 
 Tokens text_from(TokenId first, int size) {
@@ -70,20 +99,44 @@ Tokens text_from(TokenId first, int size) {
   return out;
 }
 
-class MtpTest : public testing::EngineFixtureBase {
+// Parameter: speculative_method.
+class LayerTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<std::string> {
  protected:
-  // A model whose steps the tests plan, and its MTP layer. A sequence has the blocks of a slot.
+  std::filesystem::path head() const { return dir_ / "head"; }
+  bool has_head() const { return GetParam() == "eagle3"; }
+  Settings on(Settings more = {}) const {
+    more.insert({{"speculative_method", GetParam()}, {"speculative_tokens", "16"}});
+    if (has_head()) more.insert({"speculative_model", head().string()});
+    return more;
+  }
+
+  void write(TinyModel model) {
+    model.mtp = !has_head();
+    std::filesystem::remove_all(weights());
+    write_tiny_workspace(weights(), model);
+    if (has_head()) write_tiny_workspace(head(), testing::tiny_head(model));
+  }
+
+  // With a layer or head that is always right. way: 0 or 1, how it finds the token.
+  void write_predictable(int way) {
+    auto model = predictable_model(way == 1);
+    model.mtp = !has_head();
+    write_tiny_workspace(weights(), model);
+    if (has_head()) write_tiny_workspace(head(), predictable_head(2 * way));
+  }
+
+  // A model whose steps the tests plan, and its layer. A sequence has the blocks of a slot.
   struct Models {
-    Models(const std::filesystem::path& weights, int blocks, bool prefixes) {
-      auto settings = runtime::read_settings(weights, {{"speculative_method", "mtp"},
-                                                       {"device", "cpu"},
-                                                       {"threads", "1"},
-                                                       {"max_batch_size", "8"},
-                                                       {"token_budget", "128"},
-                                                       {"session_len", "128"},
-                                                       {"enable_prefix_caching", prefixes ? "1" : "0"},
-                                                       {"cache_max_entry_count", "256"}});
-      const model::Manifest manifest(weights, 1);
+    Models(const std::filesystem::path& weights, Settings how, int blocks, bool prefixes) {
+      how.insert({{"device", "cpu"},
+                  {"threads", "1"},
+                  {"max_batch_size", "8"},
+                  {"token_budget", "128"},
+                  {"session_len", "128"},
+                  {"enable_prefix_caching", prefixes ? "1" : "0"},
+                  {"cache_max_entry_count", "256"}});
+      auto settings = runtime::read_settings(weights, how);
+      const auto manifest = runtime::manifest_of(weights, settings.config, settings.model);
       auto plan = runtime::plan_draft(settings.config, settings.model, manifest, std::size_t{1} << 30);
       plan->config.cache_max_entry_count = blocks;
       main = std::make_unique<runtime::Executor>(weights, settings.model, settings.config, plan->bytes);
@@ -122,7 +175,7 @@ class MtpTest : public testing::EngineFixtureBase {
   // count: 0 if the sequence cannot have proposals.
   static DraftModel::Wanted wanted(Models& models, std::uint64_t id, const Tokens& tokens, std::uint64_t salt,
                                    int count) {
-    if (!models.drafts->missing(id, tokens, salt)) count = 0;
+    if (!models.drafts->set_tokens(id, tokens, salt)) count = 0;
     return {.id = id, .count = count, .row = [id](auto before) {
               ops::SampleRow row;
               row.temperature = id % 3 == 0 ? 1.5F : 0;
@@ -195,22 +248,22 @@ Text new_text(Models& models, const Below& below, int slot) {
 }
 
 // Sequences come, some with a prefix hit of the model, are computed in chunks, accept some proposals, are preempted,
-// and end. The reference computes all tokens at once.
-TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
-  TinyModel norms = with_mtp(), experts = with_mtp();
+// and end. The layer falls behind in some of them. The reference computes all tokens at once.
+TEST_P(LayerTest, ProposalsDependOnTheTokensOnly) {
+  TinyModel norms, experts;
   norms.qk_norm = norms.biases = norms.post_norms = true;
   experts.experts = 5;
-  for (const auto& model : {with_mtp(), norms, experts}) {
-    write_tiny_workspace(weights(), model);
+  for (const auto& model : {TinyModel{}, norms, experts}) {
+    write(model);
     for (const auto& [blocks, prefixes] : {std::pair{200, true}, {200, false}, {30, true}}) {
       SCOPED_TRACE(blocks);
-      Models models(weights(), blocks, prefixes), reference(weights(), 100, false);
+      Models models(weights(), on(), blocks, prefixes), reference(weights(), on(), 100, false);
       std::mt19937 random(7);
       const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
       std::map<std::uint64_t, Text> texts;
       std::vector<int> free_slots = {0, 1, 2, 3, 4, 5};
       std::uint64_t next_id = 1;
-      int proposed = 0, after_hit = 0, without = 0, preempted = 0;
+      int proposed = 0, after_hit = 0, without = 0, preempted = 0, behind = 0;
       for (int round = 0; round < 250; ++round) {
         while (!free_slots.empty()) {
           texts.emplace(next_id++, new_text(models, below, free_slots.back()));
@@ -231,23 +284,26 @@ TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
         }
         if (rows.empty()) continue;
         const auto starts = models.step(rows);
-        std::vector<DraftModel::Wanted> all;
+        std::vector<DraftModel::Wanted> now;
         std::vector<int> counts;
         for (std::size_t i = 0; i < ids.size(); ++i) {
           auto& text = texts.at(ids[i]);
           const auto size = static_cast<int>(rows[i].ids.size());
           models.drafts->computed(ids[i], rows[i].first, size, starts[i]);
-          const int count = accept(text, size, below) ? below(4) : 0;
-          all.push_back(wanted(models, ids[i], text.tokens, text.salt, count));
-          counts.push_back(count);
+          counts.push_back(accept(text, size, below) ? below(4) : 0);
+          auto one = wanted(models, ids[i], text.tokens, text.salt, counts.back());
+          const bool later = counts[i] == 0 && !models.drafts->must_compute(ids[i]) && below(4) > 0;
+          behind += later ? 1 : 0;
+          if (!later) now.push_back(std::move(one));
         }
         runtime::SpeculationPolicy policy;
-        models.drafts->propose(all, 1, policy);
+        models.drafts->propose(now, 1, policy);
         models.drafts->check_integrity(texts.size());
-        for (std::size_t i = 0; i < all.size(); ++i) {
+        for (std::size_t i = 0; i < ids.size(); ++i) {
           auto& text = texts.at(ids[i]);
-          text.proposals = all[i].proposals;
-          if (all[i].sampled) {
+          const auto found = std::ranges::find(now, ids[i], &DraftModel::Wanted::id);
+          text.proposals = found == now.end() ? Tokens{} : found->proposals;
+          if (found != now.end() && found->sampled) {
             ASSERT_EQ(text.proposals, fresh(reference, ids[i], text.tokens, counts[i])) << "round " << round;
             ++proposed;
             after_hit += text.hit ? 1 : 0;
@@ -264,6 +320,7 @@ TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
       EXPECT_GT(proposed, 20);
       EXPECT_GT(without, 0);
       EXPECT_GT(preempted, 5);
+      EXPECT_GT(behind, 100);
       if (blocks == 200) {
         EXPECT_EQ(after_hit > 0, prefixes);
       }
@@ -271,12 +328,30 @@ TEST_F(MtpTest, ProposalsDependOnTheTokensOnly) {
   }
 }
 
+// Each of these steps adds a token.
+TEST_P(LayerTest, HiddenStatesOfRejectedProposalsAreNotKept) {
+  write({});
+  Models models(weights(), on(), 100, false);
+  Tokens tokens = {1, 2, 3};
+  for (int added = 0; added < runtime::kKeptHidden; ++added) {
+    const auto first = added == 0 ? 0 : static_cast<std::int32_t>(tokens.size()) - 1;
+    Tokens rows(tokens.begin() + first, tokens.end());
+    rows.resize(rows.size() + (added == 0 ? 0 : 16), 7);
+    models.step({{0, first, rows}});
+    models.drafts->computed(1, first, static_cast<std::int32_t>(rows.size()), 0);
+    tokens.push_back(4);
+    const auto missing = models.drafts->set_tokens(1, tokens, 0);
+    ASSERT_EQ(missing, static_cast<int>(tokens.size()) - 1);
+    EXPECT_EQ(models.drafts->must_compute(1), *missing >= runtime::kKeptHidden) << added;
+  }
+}
+
 // A hidden state or a token of another position would give other proposals.
-TEST_F(MtpTest, AllProposalsOfAnExactLayerAreAccepted) {
-  for (const bool by_hidden : {false, true}) {
-    write_tiny_workspace(weights(), predictable_model(by_hidden));
+TEST_P(LayerTest, AllProposalsOfAnExactLayerAreAccepted) {
+  for (const int way : {0, 1}) {
+    write_predictable(way);
     for (const float temperature : {0.0F, 0.5F}) {
-      const auto one = engine(kMtp);
+      const auto one = engine(on());
       auto next = request(text_from(3, 3), 25);
       next.sampling.temperature = temperature;
       EXPECT_EQ(testing::tokens_of(*one, next), testing::tokens_of(*engine(), next));
@@ -284,7 +359,7 @@ TEST_F(MtpTest, AllProposalsOfAnExactLayerAreAccepted) {
       EXPECT_GE(stats.proposed_tokens, 8);
       EXPECT_EQ(stats.accepted_tokens, stats.proposed_tokens);
     }
-    const auto several = engine(kMtp);
+    const auto several = engine(on());
     std::vector<std::unique_ptr<Collector>> all;
     for (int i = 0; i < 8; ++i) {
       all.push_back(std::make_unique<Collector>(*several, request(text_from(i, 5 + 9 * i), 9)));
@@ -300,8 +375,8 @@ TEST_F(MtpTest, AllProposalsOfAnExactLayerAreAccepted) {
 }
 
 // The first decode of an engine always has proposals, because no time is measured. It comes after the prefix hit.
-TEST_F(MtpTest, ThereAreProposalsAfterPrefixHitsAndInSessions) {
-  write_tiny_workspace(weights(), predictable_model(true));
+TEST_P(LayerTest, ThereAreProposalsAfterPrefixHitsAndInSessions) {
+  write_predictable(1);
   const auto expect_proposals = [](Engine& one, Request second) {
     const auto steps = one.stats().proposed_tokens;
     EXPECT_EQ(steps, 0);
@@ -314,7 +389,7 @@ TEST_F(MtpTest, ThereAreProposalsAfterPrefixHitsAndInSessions) {
   };
   for (const int size : {30, 31, 32, 33}) {
     SCOPED_TRACE(size);
-    const auto same = engine(kMtp), session = engine(kMtp);
+    const auto same = engine(on()), session = engine(on());
     testing::tokens_of(*same, request(text_from(2, size), 1));
     expect_proposals(*same, request(text_from(2, size), 6));
     auto turn = request(text_from(2, size), 1);
@@ -326,14 +401,15 @@ TEST_F(MtpTest, ThereAreProposalsAfterPrefixHitsAndInSessions) {
   }
 }
 
-TEST_F(MtpTest, AModelThatCannotHaveProposalsIsRejectedByName) {
-  const auto expect_refused = [&](const TinyModel& model, const std::string& why, Settings settings = {}) {
+TEST_P(LayerTest, AModelThatCannotHaveProposalsIsRejectedByName) {
+  const auto expect_refused = [&](const TinyModel& model, const std::string& why, const Settings& settings = {}) {
     std::filesystem::remove_all(weights());
     write_tiny_workspace(weights(), model);
-    settings.insert(kMtp.begin(), kMtp.end());
+    write_tiny_workspace(head(), testing::tiny_head(model));
     for (const auto& call : std::initializer_list<std::function<void()>>{
-             [&] { engine(settings); }, [&] { plan_memory(weights(), settings, 0); }}) {
-      expect_error(ErrorCode::unsupported, {"speculative_method = mtp: ", why, "or choose another"}, call);
+             [&] { engine(on(settings)); }, [&] { plan_memory(weights(), on(settings), 0); }}) {
+      expect_error(ErrorCode::unsupported, {"speculative_method = " + GetParam() + ": ", why, "or choose another"},
+                   call);
     }
   };
   const auto variants = testing::model_variants();
@@ -342,21 +418,21 @@ TEST_F(MtpTest, AModelThatCannotHaveProposalsIsRejectedByName) {
   TinyModel embeds = with_mtp(), ranks;
   embeds.more = "model_task = embed\n";
   ranks.ranks = 2;
-  expect_refused({}, "no MTP layer");
-  expect_refused({}, "charonia convert MODEL --speculative-method mtp");
-  expect_refused(states, "the MTP layer is recurrent");
+  if (!has_head()) {
+    expect_refused({}, "no MTP layer");
+    expect_refused({}, "charonia convert MODEL --speculative-method mtp");
+    expect_refused(states, "the MTP layer is recurrent");
+  }
   expect_refused(embeds, "task = embed");
   expect_refused(ranks, "tensor_para_size is 2");
   expect_refused(with_mtp(), "the device is null", {{"device", "null"}});
 }
 
-TEST_F(MtpTest, ThePlanCountsItsMemory) {
-  write_tiny_workspace(weights(), with_mtp());
+TEST_P(LayerTest, ThePlanCountsItsMemory) {
+  write({});
   const Settings cpu = {{"device", "cpu"}, {"cache_max_entry_count", "0.5"}, {"max_batch_size", "1000"}};
-  auto mtp = kMtp;
-  mtp.insert(cpu.begin(), cpu.end());
   const std::int64_t memory = 40 << 20;
-  const auto without = plan_memory(weights(), cpu, memory), with = plan_memory(weights(), mtp, memory);
+  const auto without = plan_memory(weights(), cpu, memory), with = plan_memory(weights(), on(cpu), memory);
   EXPECT_EQ(without.speculative_bytes, 0);
   EXPECT_GT(with.speculative_bytes, without.weight_bytes / 3);
   EXPECT_EQ(with.weight_bytes, without.weight_bytes);
@@ -364,6 +440,68 @@ TEST_F(MtpTest, ThePlanCountsItsMemory) {
   std::filesystem::remove_all(weights());
   write_tiny_workspace(weights());
   EXPECT_EQ(plan_memory(weights(), cpu, memory).weight_bytes, without.weight_bytes) << "the layer is not loaded";
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, LayerTest, ::testing::Values("mtp", "eagle3"),
+                         [](const auto& info) { return info.param; });
+
+class HeadTest : public testing::EngineFixtureBase {
+ protected:
+  Settings with(const std::string& method) const {
+    return {{"speculative_method", method}, {"speculative_model", (dir_ / "head").string()}};
+  }
+};
+
+TEST_F(HeadTest, AHeadThatDoesNotBelongToTheModelIsRejectedByName) {
+  write_tiny_workspace(weights());
+  const auto expect_refused = [&](const TinyModel& head, const std::string& why, const std::string& method = "eagle3",
+                                  ErrorCode code = ErrorCode::unsupported) {
+    std::filesystem::remove_all(dir_ / "head");
+    write_tiny_workspace(dir_ / "head", head);
+    for (const auto& call : std::initializer_list<std::function<void()>>{
+             [&] { engine(with(method)); }, [&] { plan_memory(weights(), with(method), 0); }}) {
+      expect_error(code, {"speculative_model = " + (dir_ / "head").string(), why}, call);
+    }
+  };
+  const auto good = testing::tiny_head({});
+  const auto changed = [&](const std::function<void(TinyModel&)>& change) {
+    auto out = good;
+    change(out);
+    return out;
+  };
+  expect_refused({}, "no EAGLE-3 head: set speculative_method = draft_model");
+  expect_refused(good, "it is an EAGLE-3 head: set speculative_method = eagle3", "draft_model");
+  expect_refused(changed([](auto& head) { head.target_hidden = 48; }), "hidden_units = 48, and the model has 32");
+  expect_refused(changed([](auto& head) { head.vocab = 60; }), "vocab_size = 60, and the model has 40");
+  expect_refused(changed([](auto& head) { head.has_embedding = false; }), "its hidden_units = 16 differ");
+  expect_refused(changed([](auto& head) { head.more = "target_layers = 0,1,3\n"; }), "input of layer 3");
+  expect_refused(changed([](auto& head) { head.more.clear(); }), "input of layer -1");
+  expect_refused(changed([](auto& head) { head.more = "target_layers = 0,1\n"; }), "target_layers has 2 layers");
+  expect_refused(changed([](auto& head) { head.draft_tokens.resize(41); }), "draft_vocab_size = 41", "eagle3",
+                 ErrorCode::invalid_argument);
+  write_tiny_workspace(dir_ / "head", changed([](auto& head) { head.draft_tokens.back() = 40; }));
+  expect_error(ErrorCode::invalid_argument, {"draft_tokens.safetensors must have", "tokens (draft_vocab_size) below 40"},
+               [&] { engine(with("eagle3")); });
+}
+
+TEST_F(HeadTest, AHeadWithoutLayersReadsThreeOfTheModel) {
+  TinyModel model;
+  model.layers = 9;
+  write_tiny_workspace(weights(), model);
+  auto head = testing::tiny_head(model);
+  head.more.clear();
+  write_tiny_workspace(dir_ / "head", head);
+  const auto settings = runtime::read_settings(weights(), with("eagle3"));
+  const auto manifest = runtime::manifest_of(weights(), settings.config, settings.model);
+  EXPECT_EQ(manifest.kept_layers(), (std::vector{2, 4, 6}));
+}
+
+TEST_F(HeadTest, AHeadIsNotServedAlone) {
+  write_tiny_workspace(weights(), testing::tiny_head({}));
+  for (const auto& call : std::initializer_list<std::function<void()>>{[&] { engine(); },
+                                                                       [&] { plan_memory(weights(), {}, 0); }}) {
+    expect_error(ErrorCode::unsupported, {"tiny is an EAGLE-3 head, and no model", "speculative_model"}, call);
+  }
 }
 
 }  // namespace
