@@ -11,7 +11,6 @@ from pathlib import Path
 from charonia.errors import CharoniaError, ModelError
 from charonia.units import spell_bytes
 
-_DENIED = (PermissionError, NotADirectoryError, FileExistsError)
 _FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -37,8 +36,12 @@ def explained(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = Path(error.filename or "/")
-        denied = isinstance(error, _DENIED) and (folder in place.parents or place in (folder, *folder.parents))
+        place = Path(error.filename) if error.filename else None
+        above = place in (folder, *folder.parents)
+        if above and isinstance(error, NotADirectoryError | FileExistsError):
+            file = nearest(folder)
+            raise ModelError(f"{what} cannot be written: {file} is not a folder: choose another folder") from error
+        denied = isinstance(error, PermissionError) and (above or (place is not None and folder in place.parents))
         if not (denied or is_full_or_read_only(error)):
             raise
         raise ModelError(f"{what} cannot be written: {reason(error, folder)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,10 +55,21 @@ class ServeError(CharoniaError):
     """`charonia serve` cannot go on. The text names the fault and the remedy. It may have the last lines of a log."""
 
 
+def as_given(text: str, path: Path, given: str) -> str:
+    """Put what the user gave into a text that names a path. A file below the path follows in parentheses, because the
+    user's file or model may not have it under this name."""
+
+    def name(match: re.Match[str]) -> str:
+        return f"{given} ({match[1]})" if match[1] else given
+
+    # The path is not a part of a longer path, and a full stop after it is not a part of its name.
+    return re.sub(rf"(?<![\w./~-]){re.escape(str(path))}(?![\w-]|\.\w)(?:/([\w./-]*\w))?", name, text)
+
+
 @contextmanager
-def named_as_given(folder: Path, given: str) -> Iterator[None]:
-    """Put what the user gave into errors that name the folder that was made of it."""
+def named_as_given(path: Path, given: str) -> Iterator[None]:
+    """Put what the user gave into errors that name the path that was made of it."""
     try:
         yield
     except CharoniaError as error:
-        raise type(error)(str(error).replace(str(folder), given), error.status) from error
+        raise type(error)(as_given(str(error), path, given), error.status) from error

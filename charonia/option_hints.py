@@ -73,12 +73,24 @@ class HintingGroup(TyperGroup):
             return super().invoke(ctx)
         except Exception as error:
             if hasattr(error, "possibilities"):
-                command = error.ctx.command  # type: ignore[attr-defined]
-                name = str(error.option_name).replace("_", "-")  # type: ignore[attr-defined]
-                if hint := HINTS.get(name) or (_variable(name) if command.name == "serve" else ""):
-                    error.message = f"No such option: {error.option_name}: {_for_command(hint, command)}"  # type: ignore[attr-defined]
+                name = str(error.option_name)  # type: ignore[attr-defined]
+                if remedy := _remedy(name.replace("_", "-"), error.ctx):  # type: ignore[attr-defined]
+                    error.message = f"No such option: {name}: {remedy}"  # type: ignore[attr-defined]
                     error.possibilities = None
             raise
+
+
+def _remedy(option: str, ctx: Any) -> str:
+    """Return what replaces an unknown option of a command; empty if nothing is known."""
+    command = ctx.command
+    models = {"model", "models"} & {one.name for one in command.params if one.param_type_name == "argument"}
+    if models and option in ("--model", "--model-path"):
+        path = ctx.command_path.removeprefix(ctx.find_root().command_path)
+        return f"the model is an argument: charonia{path} MODEL"
+    if option in HINTS:
+        return _for_command(HINTS[option], command)
+    variable = _variable(option) if command.name == "serve" else ""
+    return f"set the variable {variable}" if variable else ""
 
 
 def _variable(option: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia import disk
-from charonia.errors import CharoniaError, ModelError
+from charonia.errors import CharoniaError, ModelError, as_given
 from charonia.generation_config import FILE, PREFIX, sampling_defaults
 from charonia.gguf.config import generation_config, hf_config
 from charonia.gguf.folder_names import LINK, only_model_in
@@ -77,7 +77,9 @@ def _explained(file: Path) -> Iterator[None]:
     try:
         yield
     except CharoniaError as error:
-        text = str(error).replace(str(file.resolve()), str(file))
+        text = str(error)
+        for part in shards_of(file):
+            text = as_given(text, part.resolve(), str(part))
         raise type(error)(text if str(file) in text else f"{file}: {text}", error.status) from error
     except OSError:
         raise

@@ -8,9 +8,10 @@ import importlib.util
 import socket
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
+from charonia import _engine
 from charonia.errors import ServeError
 from charonia.serve.access import Port
 
@@ -44,6 +45,12 @@ def check_packages(*, own_triton: bool, gateway: bool, liveness: bool) -> None:
                 f"package {package.split('=')[0]} is not installed, and serving needs it: "
                 f"run {sys.executable} -m pip install {package}, or use make serve in a checkout"
             )
+
+
+def check_device(inference: Mapping[str, str]) -> None:
+    """Checks that a GPU can be used if device = cuda. inference: the inference parameters."""
+    if inference.get("device") == "cuda" and (why := _engine.why_no_gpu()):
+        raise ServeError(f"device = cuda: {why}. Fix this, or choose --device auto (CHARONIA_DEVICE)")
 
 
 def option_of(variable: str) -> str:

@@ -159,6 +159,7 @@ class _Stack:
             checks.check_ports(access.ports(settings))
             if settings.gateway and not self._check_gateway():
                 return
+            checks.check_device(self._inference)
             self._inference = prepare_draft(self._inference, root, self._say, held)
             served = prepare_all(settings, root, self._inference, self._say, held)
             shares.check_folders(served, self._inference)

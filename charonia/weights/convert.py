@@ -732,49 +732,51 @@ def _make(
                 f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
             )
         source = read_source(location.path, dtype, setting_of(settings), mtp=mtp_of(settings), head=head)
-    found = source.spec.quantization.method if source.spec.quantization else DENSE
-    if model_format not in (AUTO_FORMAT, found):
-        raise ModelError(f"--model-format {model_format}: the weights of {model} are {found}: omit this option")
-    progress = Progress(show_progress)
-    for note in source.spec.notes:
-        progress.warn(note)
-    if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
-        progress.warn(cached, lasting=False)
-    if found == "mxfp4" and not source.spec.interleaved_experts:
-        progress.warn(
-            f"{model}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
-            "GPT-OSS. The files do not record this: if all gate rows come first, the results are wrong"
-        )
-    if force and workspace.is_held(destination.expanduser()):
-        file = destination.expanduser() / workspace.LOCKED
-        progress.warn(
-            f"{destination} is in use by a server (`fuser -v {file}` shows which): that server continues with files "
-            "that it has loaded, and uses the new ones after a restart",
-            lasting=False,
-        )
-    link = link and source.linkable
-    if source.is_head:
-        unused = [*(key for key in settings if key != METHOD), *(["--chat-template"] if chat_template else [])]
-        if unused:
-            raise InvalidRequestError(f"{model} is an EAGLE-3 head, without a use for {', '.join(unused)}: omit them")
-        with workspace.atomic_folder(destination, force) as root:
-            write_weights(source, root / workspace.WEIGHTS, link=link, settings={}, progress=progress)
-            workspace.write_notes(root, progress.lasting)
-            (root / workspace.LOCKED).parent.mkdir(parents=True)
-            (root / workspace.LOCKED).touch()  # Triton does not serve a head
-        return destination.expanduser().absolute()
-    tokenizer = load_tokenizer(source.folder)
-    if chat_template is not None:
-        replace_chat_template(tokenizer, chat_template)
-    prepare_tokenizer(source.folder, tokenizer, source.spec)
-    with workspace.atomic_folder(destination, force) as root:
-        write_weights(source, root / workspace.WEIGHTS, link=link, settings=settings, progress=progress)
-        for note in source_notes(source.folder, tokenizer):
+        found = source.spec.quantization.method if source.spec.quantization else DENSE
+        if model_format not in (AUTO_FORMAT, found):
+            raise ModelError(f"--model-format {model_format}: the weights of {model} are {found}: omit this option")
+        progress = Progress(show_progress)
+        for note in source.spec.notes:
             progress.warn(note)
-        ends = source.spec.config.model_task != "generate"
-        copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER, ends=ends)
-        _write_models(root)
-        workspace.write_notes(root, progress.lasting)
+        if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
+            progress.warn(cached, lasting=False)
+        if found == "mxfp4" and not source.spec.interleaved_experts:
+            progress.warn(
+                f"{model}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
+                "GPT-OSS. The files do not record this: if all gate rows come first, the results are wrong"
+            )
+        if force and workspace.is_held(destination.expanduser()):
+            file = destination.expanduser() / workspace.LOCKED
+            progress.warn(
+                f"{destination} is in use by a server (`fuser -v {file}` shows which): that server continues with "
+                "files that it has loaded, and uses the new ones after a restart",
+                lasting=False,
+            )
+        link = link and source.linkable
+        if source.is_head:
+            unused = [*(key for key in settings if key != METHOD), *(["--chat-template"] if chat_template else [])]
+            if unused:
+                raise InvalidRequestError(
+                    f"{model} is an EAGLE-3 head, without a use for {', '.join(unused)}: omit them"
+                )
+            with workspace.atomic_folder(destination, force) as root:
+                write_weights(source, root / workspace.WEIGHTS, link=link, settings={}, progress=progress)
+                workspace.write_notes(root, progress.lasting)
+                (root / workspace.LOCKED).parent.mkdir(parents=True)
+                (root / workspace.LOCKED).touch()  # Triton does not serve a head
+            return destination.expanduser().absolute()
+        tokenizer = load_tokenizer(source.folder)
+        if chat_template is not None:
+            replace_chat_template(tokenizer, chat_template)
+        prepare_tokenizer(source.folder, tokenizer, source.spec)
+        with workspace.atomic_folder(destination, force) as root:
+            write_weights(source, root / workspace.WEIGHTS, link=link, settings=settings, progress=progress)
+            for note in source_notes(source.folder, tokenizer):
+                progress.warn(note)
+            ends = source.spec.config.model_task != "generate"
+            copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER, ends=ends)
+            _write_models(root)
+            workspace.write_notes(root, progress.lasting)
     return destination.expanduser().absolute()
 
 

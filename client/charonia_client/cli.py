@@ -22,12 +22,16 @@ from charonia_client.tools import Tools
 DEFAULT_PORT = 33337
 
 
+_SCHEME = re.compile(r"(?!https?:)[a-z][a-z0-9+.-]*://[^/]*/", re.IGNORECASE)  # with the authority
+
+
 def _target(text: str) -> str:
-    """Convert HOST, HOST:PORT, [IPv6] or [IPv6]:PORT to gRPC's format."""
-    host, colon, port = text.rpartition(":")
-    if "/" not in text and (not colon or text.endswith("]")):
+    """Convert HOST, HOST:PORT, [IPv6] or [IPv6]:PORT to gRPC's format. HOST may have a scheme of gRPC: dns:///HOST."""
+    address = text[match.end() :] if (match := _SCHEME.match(text)) else text
+    host, colon, port = address.rpartition(":")
+    if "/" not in address and (not colon or address.endswith("]")):
         return f"{text}:{DEFAULT_PORT}"
-    if "/" in text or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if "/" in address or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise typer.BadParameter(f"{text!r} is not HOST:PORT, for example localhost:{DEFAULT_PORT}")
     return text
 

@@ -326,6 +326,14 @@ void bind_measurements(py::module_& m) {
   m.def(
       "num_gpus", &ops::num_cuda_devices,
       "Number of GPUs that device = auto can use.");
+  m.def(
+      "why_no_gpu",
+      [] {
+        std::string why;
+        if (ops::num_cuda_devices() == 0) ops::cuda_devices(why);
+        return why;
+      },
+      "The reason why no GPU can be used; empty if one can.");
 }
 
 void bind_plan(py::module_& m) {

@@ -151,8 +151,9 @@ def test_wrong_address_is_named(target: str) -> None:
     assert done.returncode == 2 and "is not HOST:PORT" in done.stderr
 
 
-def test_missing_server_is_reported_immediately() -> None:
-    target = f"127.0.0.1:{free_ports(1)[0]}"
+@pytest.mark.parametrize("scheme", ["", "dns:///", "ipv4:"])
+def test_missing_server_is_reported_immediately(scheme: str) -> None:
+    target = f"{scheme}127.0.0.1:{free_ports(1)[0]}"
     done = piped("Hello\n", target)
     assert done.returncode == 1
     assert target in done.stderr

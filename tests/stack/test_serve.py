@@ -125,9 +125,7 @@ NO_CUDA = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 @NO_CUDA
 def test_missing_gpu_ends_with_one_message(make_stack: Callable[..., Stack]) -> None:
     text = refused(make_stack(CHARONIA_DEVICE="cuda"))
-    said = [line for line in text.splitlines() if "device = cuda" in line]
-    assert len(said) == 1
-    assert "failed to load 'engine'" in said[0]
+    assert text.count("device = cuda") == 1 and "choose --device auto" in text and "Starting Triton" not in text
 
 
 def test_start_is_announced_and_interrupt_ends_stack(make_stack: Callable[..., Stack]) -> None:
@@ -296,8 +294,8 @@ def test_second_signal_ends_stack_with_running_requests(make_stack: Callable[...
 
         wait_until(press_again)
         assert stack.wait() == 130
-    said = stack.log_file.read_text().partition("Stopping; ")[2].splitlines()[1:]
-    assert said == ["Ending without waiting for running requests"]
+    text = stack.log_file.read_text()
+    assert text.splitlines().count("Ending without waiting for running requests") == 1 and "killed" not in text
     nothing_is_left(stack)
 
 

@@ -14,11 +14,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from charonia import __version__, _engine, cli, doctor
+from charonia.__main__ import main
 from charonia.api.options import _GROUPS
 from charonia.bench import records
 from charonia.bench.random_model import SHAPES, write_random_model
@@ -428,7 +430,13 @@ def test_a_full_disk_is_one_sentence(
 
 @pytest.mark.parametrize(
     ("option", "hint"),
-    [("--max-model-len", "--session-len"), ("--ctx-size=9", "--session-len"), ("--log-format", "CHARONIA_LOG_FORMAT")],
+    [
+        ("--max-model-len", "here --session-len"),
+        ("--ctx-size=9", "here --session-len"),
+        ("--log-format", "set the variable CHARONIA_LOG_FORMAT"),
+        ("--model", "the model is an argument: charonia serve MODEL"),
+        ("--model_path=m", "the model is an argument: charonia serve MODEL"),
+    ],
 )
 def test_an_option_of_another_server_gets_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str, hint: str
@@ -437,7 +445,7 @@ def test_an_option_of_another_server_gets_a_hint(
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     error = capsys.readouterr().err
-    assert f"No such option: {option.partition('=')[0]}: here {hint}" in " ".join(error.split())
+    assert f"No such option: {option.partition('=')[0]}: {hint}" in " ".join(error.split())
 
 
 def test_a_hint_for_a_command_without_the_option_names_the_setting(
@@ -459,6 +467,18 @@ def test_hints_name_options_that_exist_and_are_in_the_docs() -> None:
     for option, hint in HINTS.items():
         assert f"| `{option}` | {hint} |" in page
         assert set(re.findall(r"(?<!\S)--[a-z-]+", hint)) <= options | {"--file"}, hint
+
+
+def test_an_interrupt_while_the_command_is_imported_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupts:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "charonia.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "charonia.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        main()
 
 
 def test_version_is_an_option_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

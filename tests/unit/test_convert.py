@@ -377,6 +377,22 @@ def test_a_target_that_cannot_be_written_is_named(
         convert(model, tmp_path / "w")
 
 
+@pytest.mark.parametrize("target", ["file/w", "file/a/w"])
+def test_a_file_in_the_place_of_the_targets_folder_is_named(model: Path, tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match=rf"w cannot be written: {tmp_path}/file is not a folder: choose another"):
+        convert(model, tmp_path / target)
+
+
+def test_a_fault_of_the_model_is_not_a_fault_of_the_target(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (str(model / "config.json" / "x"), None):
+        monkeypatch.setattr(workspace.Manifest, "save", raised(OSError(errno.ENOTDIR, "reason", name)))
+        with pytest.raises(NotADirectoryError):
+            convert(model, tmp_path / "w")
+
+
 def test_an_end_token_that_the_model_cannot_generate_is_left_out(model: Path, tmp_path: Path) -> None:
     edit_config(model, eos_token_id=2)
     size = json.loads((model / "config.json").read_text())["vocab_size"]

@@ -184,6 +184,8 @@ def test_defaults_in_scripts_and_compose_equal_the_definitions() -> None:
     (grace,) = {value for name, value in compared if name == "CHARONIA_STOP_GRACE_PERIOD"}
     seconds = f"{2 * float(defined['CHARONIA_DRAIN_TIMEOUT_S']) + AFTER_DRAINS_S:g}"
     assert grace == f"{seconds}s"
+    example = (ROOT / ".env.example").read_text(encoding="utf-8")
+    assert f"at least twice as many and {AFTER_DRAINS_S} more.\n#CHARONIA_STOP_GRACE_PERIOD={grace}\n" in example
     limit = f"twice `drain_timeout_s` plus {AFTER_DRAINS_S} s"
     pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("contracts.md", "operations.md")}
     assert f"{limit} before SIGKILL ({seconds} s by" in pages["contracts.md"]

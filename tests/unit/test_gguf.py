@@ -19,6 +19,7 @@ from gguf_models import VOCAB, gguf_type, random_blocks, write_pair
 from hub_double import HubDouble
 
 from charonia import Engine, ModelError, Output, SamplingParams, UnsupportedError
+from charonia.errors import as_given
 from charonia.families import describe
 from charonia.gguf import folder as gguf_folder
 from charonia.gguf import reader
@@ -184,6 +185,41 @@ def test_errors_name_the_gguf_file_that_was_given(tmp_path: Path, monkeypatch: p
     ):
         with pytest.raises(UnsupportedError, match=r"^m\.gguf: tensors are computed together"):
             act()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/run/gguf/m: no layers", "m.gguf: no layers"),
+        ("/run/gguf/m/config.json: no layers", "m.gguf (config.json): no layers"),
+        ("read /run/gguf/m/a/b.txt. Also '/run/gguf/m'.", "read m.gguf (a/b.txt). Also 'm.gguf'."),
+        *[(text, text) for text in ("/run/gguf/m-2: x", "/run/gguf/m.gguf: x", "/run/gguf/mm", "/x/run/gguf/m: x")],
+    ],
+)
+def test_only_whole_paths_are_named_as_given(text: str, expected: str) -> None:
+    assert as_given(text, Path("/run/gguf/m"), "m.gguf") == expected
+
+
+def test_errors_of_writing_name_the_gguf_file_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path / "m.gguf", tmp_path / "dense", {"else": "Q8_0"})
+    monkeypatch.chdir(tmp_path)
+    tokenizer = workspace.locate("m.gguf").path / "tokenizer.json"
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ModelError(f"{tokenizer}: a fault")
+
+    monkeypatch.setattr("charonia.weights.convert.build_token_table", fails)
+    with pytest.raises(ModelError, match=r"^m\.gguf \(tokenizer\.json\): a fault"):
+        convert("m.gguf", tmp_path / "w")
+
+
+def test_errors_about_another_part_name_it_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pair(tmp_path / "m.gguf", tmp_path / "unused", MIXED, split=6)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    parts[1].write_bytes(parts[1].read_bytes()[:99])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=rf"^{parts[0].name}: {parts[1].name} is not a complete GGUF file"):
+        workspace.locate(parts[0].name)
 
 
 def test_reader_finds_the_places_of_the_package_gguf(tmp_path: Path) -> None:
