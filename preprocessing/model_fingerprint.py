@@ -52,6 +52,8 @@ SETTINGS: dict[str, str | None] = {
     "max_sessions": None,
     "session_dir": None,
     "lora_adapters": None,
+    "lora_device_adapters": None,
+    "lora_max_rank": None,
     "kv_offload_path": None,
     "kv_offload_size": None,
     "kv_offload_memory": None,

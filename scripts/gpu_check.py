@@ -324,6 +324,7 @@ def measure_gap(clock: Clock) -> Iterator[Record]:
     from torch.profiler import ProfilerActivity, profile
 
     from charonia import Engine, SamplingParams
+    from charonia.bench.limits import busy_and_gaps
 
     emulated, on_gpu = bool(os.environ["GPU_CHECK_EMULATED"]), clock.device == "cuda"
     rows = 64 if emulated else 2048
@@ -354,19 +355,6 @@ def measure_gap(clock: Clock) -> Iterator[Record]:
     yield record("gap", "kernels", "ms", busy / 1e3, what="time in which a kernel ran")
     for rank, (length, before, after) in enumerate(gaps[:10]):
         yield record("gap", "gap", "us", length, what=f"{1 + rank}: {before[:60]} -> {after[:60]}")
-
-
-def busy_and_gaps(kernels: Sequence[tuple[float, float, str]]) -> tuple[float, list[tuple[float, str, str]]]:
-    """kernels: (begin, end, name). Return the time with a kernel, and the gaps, largest first, with neighbours."""
-    busy, gaps = 0.0, []
-    last_end, last_name = None, ""
-    for begin, end, name in sorted(kernels):
-        if last_end is not None and begin > last_end:
-            gaps.append((begin - last_end, last_name, name))
-        busy += max(0.0, end - (begin if last_end is None else max(begin, last_end)))
-        if last_end is None or end > last_end:
-            last_end, last_name = end, name
-    return busy, sorted(gaps, reverse=True)
 
 
 PDL: dict[str, dict[str, str]] = {
@@ -428,6 +416,16 @@ def measure_decodes(clock: Clock, schemes: Sequence[str], few: bool = False) -> 
                 if one.name in ("decode", "weights"):
                     case = {"weights": scheme or "bf16", "reproducible": reproducible, "batch": one.case["batch"]}
                     yield record("decode", one.name, one.unit, one.value, **case)
+
+
+def measure_adapters(clock: Clock) -> Iterator[Record]:
+    """An 8B model without and with LoRA adapters, whose tokens must be the same alone and in a batch."""
+    from charonia.bench.adapters import run_checked_adapters
+
+    emulated = bool(os.environ["GPU_CHECK_EMULATED"])
+    batch, rank, prompt, output = (3, 4, 8, 6) if emulated else (8, 16, 256, 64)
+    for one in run_checked_adapters(str(model_of("", emulated)), batch, rank, prompt, output):
+        yield record("adapters", one.name, one.unit, one.value, **one.case)
 
 
 measure_decode = partial(measure_decodes, schemes=("",))
@@ -493,9 +491,10 @@ def decide(stage: str, records: Sequence[Record]) -> Iterator[str]:
 STAGES: dict[str, tuple[float, Run]] = {
     "build": (150, build), "probe": (5, probe), "cpp_tests": (40, cpp_tests), "python_tests": (35, python_tests),
     **{name: (guess_s, partial(measured, name)) for name, guess_s in (
-        ("limits", 30), ("decode", 60), ("pdl", 45), ("lib", 20), ("gap", 35), ("yard", 15), ("decode_w4a16", 60))},
+        ("limits", 30), ("decode", 60), ("pdl", 45), ("lib", 20), ("gap", 35), ("yard", 15), ("decode_w4a16", 60),
+        ("adapters", 60))},
 }  # fmt: skip
-LATER = ("gap", "yard", "decode_w4a16")  # not in a run without names of stages, because they do not fit its budget
+LATER = ("gap", "yard", "decode_w4a16", "adapters")  # only in runs that name them: they do not fit the budget
 
 
 def measure(name: str) -> int:

@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from charonia.bench.records import Record
 from charonia.bench.static import phases
 from charonia.bench.targets import GREEDY
 from charonia.engine_settings import Setting
-from charonia.errors import InvalidRequestError
+from charonia.errors import InternalError, InvalidRequestError
 from charonia.weights import workspace
 from charonia.weights.adapted_modules import module_places
 from charonia.weights.convert import read_source
@@ -26,6 +27,7 @@ from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.tensor_parallel import split
 
 _WARMUP_TOKENS = 8
+_BY_CPU_TIME = ", by CPU time"
 
 
 def run_adapters(
@@ -41,26 +43,15 @@ def run_adapters(
 ) -> list[Record]:
     """Measure the model alone and with an adapter for each sequence, alternately. An adapter changes all modules that
     adapters can change. The records have tokens per second of both, and the second as a share of the first, in
-    percent: by the clock, and by the CPU time of this process, which other processes change less. The CPU time of
-    decode is left out if it is less than that of prefill: it is a difference, so the noise of prefill is in it."""
+    percent: by the clock, and on a CPU by the CPU time of this process, which other processes change less. The CPU
+    time of decode is left out if it is less than the CPU time of prefill: it is a difference, so the noise of prefill
+    is in it."""
     if min(batch, rank, prompt, runs) < 1 or output < 2:
         raise InvalidRequestError("batch size, rank, prompt length and runs must be at least 1, the output at least 2")
-    chosen: dict[str, Setting] = {
-        "session_len": prompt + output,
-        "max_batch_size": batch,
-        "enable_prefix_caching": False,
-        **settings,
-    }
     names = [f"adapter-{index}" for index in range(batch)]
     found: dict[str, list[_Seconds]] = {"none": [], "adapters": []}
-    with (
-        tempfile.TemporaryDirectory(prefix="charonia-") as folder,
-        Engine.from_pretrained(model, dtype="auto", show_progress=True, **chosen) as engine,
-    ):
-        shapes = _modules(model)
-        for index, name in enumerate(names):
-            _write_adapter(Path(folder, name), shapes, rank, index)
-            engine.load_adapter(name, Path(folder, name))
+    with _engine(model, batch, rank, prompt + output, settings) as engine:
+        on_cpu = engine.info.device == "cpu"  # on a GPU the CPU's time says nothing
         generator = np.random.default_rng(0)
 
         def draw() -> list[list[int]]:
@@ -81,10 +72,62 @@ def run_adapters(
         Record.of("adapters", name, unit, values, case=case)
         for phase, count in counts.items()
         for name, unit, values in _figures(phase, count, found["none"], found["adapters"])
+        if on_cpu or not name.endswith(_BY_CPU_TIME)
     ]
-    if not _has_cpu_time("decode", [*found["none"], *found["adapters"]]):
+    if on_cpu and not _has_cpu_time("decode", [*found["none"], *found["adapters"]]):
         console.print("the CPU time of decode is too short to measure: take more output tokens or shorter prompts")
     return records
+
+
+def run_checked_adapters(model: str, batch: int, rank: int, prompt: int, output: int) -> list[Record]:
+    """run_adapters() with one run. First check, with fewer slots than adapters, that tokens do not depend on the batch.
+    Raise InternalError if they do."""
+    sizes = {"batch": batch, "rank": rank, "prompt": prompt, "output": output}
+    fewer: dict[str, Setting] = {"reproducible": True, "lora_device_adapters": batch - 1}
+    if not tokens_are_equal_in_a_batch(model, **sizes, settings=fewer):
+        raise InternalError("tokens with adapters differ alone and in a batch, or two adapters have the same tokens")
+    return run_adapters(model, **sizes, runs=1, settings={}, console=Console())
+
+
+def tokens_are_equal_in_a_batch(
+    model: str, *, batch: int, rank: int, prompt: int, output: int, settings: dict[str, Setting]
+) -> bool:
+    """Return whether requests with different adapters have the same tokens and log probabilities alone and in a batch,
+    and others than each other and than the model alone."""
+    names = [f"adapter-{index}" for index in range(batch)]
+    sampling = SamplingParams(max_tokens=output, ignore_eos=True, logprobs=0, **GREEDY)
+    with _engine(model, batch, rank, prompt + output, settings) as engine:
+        one: list[int] = np.random.default_rng(0).integers(3, engine.info.vocab_size, prompt).tolist()
+
+        def completions(loras: list[str]) -> list[tuple[list[int], list[float]]]:
+            outputs = engine.generate([one] * len(loras), sampling, lora=loras)
+            return [(found.token_ids, found.logprobs) for found in outputs]
+
+        [plain] = completions([""])
+        alone = [completions([name])[0] for name in names]
+        return alone == completions(names) and all([plain, *alone].count(one) == 1 for one in alone)
+
+
+@contextmanager
+def _engine(model: str, batch: int, rank: int, length: int, settings: dict[str, Setting]) -> Iterator[Engine]:
+    """An engine with random adapters `adapter-0` to `adapter-<batch - 1>` of all modules."""
+    chosen: dict[str, Setting] = {
+        "session_len": length,
+        "max_batch_size": batch,
+        "enable_prefix_caching": False,
+        "lora_device_adapters": batch,
+        "lora_max_rank": rank,
+        **settings,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="charonia-") as folder,
+        Engine.from_pretrained(model, dtype="auto", show_progress=True, **chosen) as engine,
+    ):
+        shapes = _modules(model)
+        for index in range(batch):
+            _write_adapter(Path(folder, f"adapter-{index}"), shapes, rank, index)
+            engine.load_adapter(f"adapter-{index}", Path(folder, f"adapter-{index}"))
+        yield engine
 
 
 @dataclass(frozen=True)
@@ -122,7 +165,7 @@ def _figures(
     yield name, "tokens/s", [tokens / one.wall[phase] for one in adapted]
     yield name, share, [100 * a.wall[phase] / b.wall[phase] for a, b in pairs]
     if _has_cpu_time(phase, [*alone, *adapted]):
-        yield f"{name}, by CPU time", share, [100 * a.cpu[phase] / b.cpu[phase] for a, b in pairs]
+        yield f"{name}{_BY_CPU_TIME}", share, [100 * a.cpu[phase] / b.cpu[phase] for a, b in pairs]
 
 
 def _modules(model: str) -> dict[str, tuple[int, int]]:

@@ -1,8 +1,9 @@
-"""The limits of the device, measured in the same run as the figures: bytes read per second, and the rate of GEMMs."""
+"""The limits of the device, measured in the same run as the figures: bytes read per second, the rate of GEMMs, and the
+time between kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,3 +71,16 @@ def _gemm_flops(torch: Any) -> float:
     a, b = (torch.randn(_MATRIX, _MATRIX, device="cuda").to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     return float(2.0 * _MATRIX**3 / seconds_of(torch, 11, lambda: torch.mm(a, b, out=out))[5])
+
+
+def busy_and_gaps(kernels: Sequence[tuple[float, float, str]]) -> tuple[float, list[tuple[float, str, str]]]:
+    """kernels: (begin, end, name). Return the time with a kernel, and the gaps, largest first, with neighbours."""
+    busy, gaps = 0.0, []
+    last_end, last_name = None, ""
+    for begin, end, name in sorted(kernels):
+        if last_end is not None and begin > last_end:
+            gaps.append((begin - last_end, last_name, name))
+        busy += max(0.0, end - (begin if last_end is None else max(begin, last_end)))
+        if last_end is None or end > last_end:
+            last_end, last_name = end, name
+    return busy, sorted(gaps, reverse=True)

@@ -144,8 +144,8 @@ def rotate(
 
 
 def _plans(served: Sequence[Served], inference: Mapping[str, str], plan: Callable[..., Plan] | None) -> list[Plan]:
-    """The plans of the models. Their num_blocks leave no room for adapters and kv_offload_memory: callers reduce the
-    cache."""
+    """The plans of the models. Their num_blocks leave no room for kv_offload_memory and, on CPUs, for adapters: callers
+    reduce the cache."""
     from charonia.weights.plan import make_plan
 
     return [_planned(one, {**inference, **_of_first(one, inference)}, plan or make_plan) for one in served]
@@ -155,7 +155,10 @@ def _planned(one: Served, settings: dict[str, str], plan: Callable[..., Plan]) -
     made = plan(one.workspace, settings)
     if not made.adapter_bytes + made.offload_bytes:
         return made
-    alone = plan(one.workspace, {**settings, "lora_adapters": "", "kv_offload_memory": ""})
+    left_out = {"kv_offload_memory": ""}
+    if made.device == "cpu":  # on GPUs the slots for adapters are beside the cache
+        left_out["lora_adapters"] = ""
+    alone = plan(one.workspace, {**settings, **left_out})
     return replace(alone, adapter_bytes=made.adapter_bytes, offload_bytes=made.offload_bytes)
 
 
@@ -187,9 +190,9 @@ def _check_host_memory(served: Sequence[Served], plans: Sequence[Plan]) -> None:
             f"{one.name} takes {spell_bytes(size)}" for one, size in zip(served, sizes, strict=True) if size
         )
         raise ServeError(
-            "the models do not fit together: per-layer embeddings that GPUs read, and kv_offload_memory, take host "
-            f"memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, lower "
-            "kv_offload_memory, or free memory"
+            "the models do not fit together: per-layer embeddings and adapters of GPUs, and kv_offload_memory, take "
+            f"host memory, of which {parts}, and {spell_bytes(free)} are free. Serve fewer or smaller models, leave "
+            "out LoRA adapters, lower kv_offload_memory, or free memory"
         )
 
 
@@ -278,7 +281,8 @@ def _refusal(
         f"{spell_bytes(max(count, 1) * _block_bytes(made) // divisor)} of keys and values at least"
         for one, made, divisor, count in zip(served, plans, divisors, blocks, strict=True)
     ]
+    adapters = "leave out LoRA adapters, " if any(made.adapter_bytes for made in plans) else ""
     return (
         f"the models do not fit together: {'; '.join(parts)}. {spell_bytes(free)} are free. Serve fewer, smaller or "
-        "quantised models, lower max_batch_size, token_budget or the size of the cache, or free memory"
+        f"quantised models, {adapters}lower max_batch_size, token_budget or the size of the cache, or free memory"
     )

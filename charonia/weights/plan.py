@@ -65,8 +65,8 @@ class Plan:
     num_window_blocks: int = 0
     state_bytes: int = 0  # of one state of the recurrent layers; 0: there are none, and no states
     num_states: int = 0  # of running sequences and of snapshots
-    adapter_bytes: int = 0  # of the LoRA adapters in the settings
-    host_bytes: int = 0  # of weights that GPUs read from host memory; not in weight_bytes
+    adapter_bytes: int = 0  # of the LoRA adapters in the settings; on a GPU of the slots for them
+    host_bytes: int = 0  # of weights that GPUs read from host memory, and of LoRA adapters on a GPU
     quantization: str = "none"  # the setting: how weights are rounded while they are loaded
     speculative_bytes: int = 0  # of the draft model, MTP layer or head: weights, steps and KV cache; 0: none
     offload_bytes: int = 0  # kv_offload_memory: KV that was evicted, in host memory
@@ -268,7 +268,7 @@ def show(plan: Plan, users: int | None, context: int | None, console: Console) -
     window_block = f"window block: {plan.cache_block_seq_len} of the last {plan.window} tokens"
     rows = [
         ("weights", plan.weight_bytes),
-        *([("weights in host memory", plan.host_bytes)] if plan.host_bytes else []),
+        *([("in host memory", plan.host_bytes)] if plan.host_bytes else []),
         *([("LoRA adapters", plan.adapter_bytes)] if plan.adapter_bytes else []),
         ("activations and steps", plan.activation_bytes),
         *(

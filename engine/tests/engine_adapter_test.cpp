@@ -1,10 +1,8 @@
-// LoRA adapters: a request with an adapter gets the tokens of a model with merged weights in any batch.
+// LoRA adapters of an engine: their names, files, memory and prefixes.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "adapter_folder.h"
-#include "base/text.h"
-#include "engine_fixture.h"
+#include "adapter_fixture.h"
 
 namespace charonia {
 namespace {
@@ -15,85 +13,7 @@ using testing::TinyAdapter;
 using testing::TinyModel;
 using testing::write_tiny_workspace;
 
-class EngineAdapterTest : public testing::EngineFixtureBase {
- protected:
-  // Writes a model and adapters a, b ... Returns the setting that loads them.
-  Settings write(const TinyModel& model, int adapters) const {
-    write_tiny_workspace(weights(), model);
-    std::string list;
-    for (int i = 0; i < adapters; ++i) {
-      const std::string name(1, static_cast<char>('a' + i));
-      TinyAdapter(weights(), static_cast<unsigned>(i), 1 + 4 * i).write(dir_ / name);
-      list += cat(i == 0 ? "" : ",", name, "=", (dir_ / name).string());
-    }
-    return {{"lora_adapters", list}};
-  }
-};
-
-std::vector<Request> requests(const std::vector<std::string>& names) {
-  std::vector<Request> out;
-  for (const int length : {1, 7, 40}) {
-    for (const auto& name : names) {
-      std::vector<TokenId> ids;
-      for (int i = 0; i < length; ++i) ids.push_back((i * i + 7 * length) % testing::kVocab);
-      auto& one = out.emplace_back(request(ids, 30));
-      one.sampling.logprobs = 0;
-      one.lora_name = name;
-    }
-  }
-  return out;
-}
-
-TEST_F(EngineAdapterTest, TokensEqualThoseOfAModelWithMergedWeights) {
-  TinyModel plain, recurrent, experts, per_layer, bf16;
-  recurrent.mixers = {"delta_net", "attention", "short_conv"};
-  recurrent.layers = 3;
-  recurrent.attention_gate = true;
-  experts.experts = 4, experts.shared_inter = 24;
-  per_layer.per_layer = 8;
-  per_layer.post_norms = true;
-  for (const int ranks : {1, 2}) {
-    for (auto model : {plain, recurrent, experts, per_layer}) {
-      model.ranks = ranks;
-      const auto settings = write(model, 1);
-      const TinyAdapter adapter(weights(), 0, 1);
-      write_tiny_workspace(dir_ / "merged", adapter.merged(model));
-      const auto got = testing::completions(weights(), settings, requests({"a"}));
-      testing::expect_near(got, testing::completions(dir_ / "merged", {}, requests({""})), 1e-3F);
-      EXPECT_NE(got.back().logprobs, testing::completions(weights(), {}, requests({""})).back().logprobs);
-    }
-  }
-}
-
-TEST_F(EngineAdapterTest, AQuantisedModelHasTheChangesOfItsValues) {
-  TinyModel model;
-  model.quantised = {.layout = "gptq", .dtype = "U4", .group = 16, .shuffled = true};
-  const auto settings = write(model, 1);
-  const auto got = testing::completions(weights(), settings, requests({"a"}));
-  model.quantised->as_floats = true;
-  write_tiny_workspace(weights(), model);
-  testing::expect_near(got, testing::completions(weights(), settings, requests({"a"})), 1e-3F);
-}
-
-// The steps mix adapters, prefill in chunks, decodes, prefix hits and preemption.
-TEST_F(EngineAdapterTest, ARequestGetsTheSameBitsAloneAndInAnyBatch) {
-  for (const auto* const type : {"fp32", "bf16"}) {
-    TinyModel model;
-    model.weight_type = type;
-    auto settings = write(model, 3);
-    const std::vector<std::string> names = {"", "a", "b", "c"};
-    const auto all = requests(names);
-    std::vector<testing::Completion> expected;
-    for (const auto& one : all) expected.push_back(testing::completions(weights(), settings, {one}).front());
-    EXPECT_NE(expected[0].logprobs, expected[1].logprobs);
-    EXPECT_NE(expected[1].logprobs, expected[2].logprobs);
-    settings["token_budget"] = "24";
-    settings["cache_size"] = std::string(type) == "fp32" ? "49152" : "24576";  // less than all requests need
-    const auto engine = this->engine(settings);
-    for (int round = 0; round < 2; ++round) testing::expect_near(testing::completions(*engine, all), expected, 0);
-    EXPECT_GT(engine->stats().num_preemptions, 0);
-  }
-}
+class EngineAdapterTest : public testing::AdapterFixture {};
 
 TEST_F(EngineAdapterTest, BlocksOfAPromptAreFoundOnlyWithTheSameAdapter) {
   const auto settings = write({}, 2);
@@ -250,7 +170,10 @@ TEST_F(EngineAdapterTest, APlanRejectsTheAdaptersThatTheEngineRejects) {
   EXPECT_EQ(plan_memory(weights(), settings).adapter_bytes, bytes);
   EXPECT_EQ(this->engine(settings)->adapters().size(), 1U);
   settings["device"] = "cuda";
-  expect_error(ErrorCode::unsupported, {"adapter a", "cuda"}, [&] { plan_memory(weights(), settings, 1 << 30); });
+  EXPECT_EQ(plan_memory(weights(), settings, 1 << 30).config.lora_device_adapters, 1);
+  settings["lora_max_rank"] = "1";
+  expect_error(ErrorCode::invalid_argument, {"adapter a", "lora_max_rank"},
+               [&] { plan_memory(weights(), settings, 1 << 30); });
 }
 
 TEST_F(EngineAdapterTest, AdaptersThatTheEngineCannotComputeAreRejectedByName) {
@@ -355,7 +278,8 @@ TEST_F(EngineAdapterTest, TheFactorFollowsPatternsAndTheRoot) {
   write_tiny_workspace(weights(), model);
   const auto run = [&](const TinyAdapter& adapter) {
     adapter.write(dir_ / "x");
-    return testing::completions(weights(), {{"lora_adapters", cat("x=", (dir_ / "x").string())}}, requests({"x"}));
+    return testing::completions(weights(), {{"lora_adapters", cat("x=", (dir_ / "x").string())}},
+                                testing::adapter_requests({"x"}));
   };
   // Multiplies B by a factor, as a change of alpha does.
   const auto scaled = [&](const std::function<double(const std::string&, int)>& factor) {

@@ -28,6 +28,11 @@ class ForwardingOps : public ops::Ops {
   void upload(void* device, const void* host, std::size_t bytes) override { to_->upload(device, host, bytes); }
   void download(void* host, const void* device, std::size_t bytes) override { to_->download(host, device, bytes); }
 
+  bool has_adapter_slots() const override { return to_->has_adapter_slots(); }
+  void make_adapter_slots(const ops::AdapterSlots& slots) override { to_->make_adapter_slots(slots); }
+  std::unique_ptr<ops::Buffer> allocate_host(std::size_t bytes) override { return to_->allocate_host(bytes); }
+  void fill_adapter_slot(int slot, const ops::Buffer& image) override { to_->fill_adapter_slot(slot, image); }
+
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override {
     return to_->make_linear(parts, bias, weight);
@@ -84,6 +89,9 @@ class ForwardingOps : public ops::Ops {
   void add_low_rank(const ops::Tensor& out, const ops::Tensor& in,
                     std::span<const ops::LowRankRows> changes) override {
     to_->add_low_rank(out, in, changes);
+  }
+  void add_adapters(const ops::Tensor& out, const ops::Tensor& in, int weight) override {
+    to_->add_adapters(out, in, weight);
   }
   void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override {
     to_->qk_squares(sums, qkv, q_size, k_size);

@@ -230,6 +230,26 @@ TEST(StepSizes, OnTheCpuAStepMayHaveTheRowsOfAllTokensForMeans) {
   EXPECT_EQ(rows("cpu"), 64) << "a step has a row of each sequence";
 }
 
+TEST(StepSizes, ProposalsHaveRowsOnDevicesThatComputeThem) {
+  EngineConfig config;
+  config.token_budget = 512, config.max_batch_size = 64, config.speculative_tokens = 8;
+  const auto rows = [&](const char* device, const char* method, bool has_states = false) {
+    config.device = device;
+    config.speculative_method = method;
+    return step_limits(config, {}, has_states).max_logits_rows;
+  };
+  EXPECT_EQ(rows("cuda", "off"), 64);
+  for (const auto* const device : {"cpu", "cuda"}) {
+    EXPECT_EQ(rows(device, "ngram"), 64 + 2 * 8);
+  }
+  EXPECT_EQ(rows("cpu", "ngram", true), 64 + 2 * 8);
+  EXPECT_EQ(rows("cuda", "ngram", true), 64);
+  EXPECT_EQ(rows("cpu", "draft_model"), 64 + 2 * 8);
+  EXPECT_EQ(rows("cuda", "draft_model"), 64);
+  EXPECT_NE(speculation_warning(config, {}, false).find("set device = cpu or speculative_method = ngram"), std::string::npos);
+  EXPECT_EQ(rows("null", "ngram"), 64);
+}
+
 TEST(StepSizes, UnresolvedSizesAreAnError) {
   const auto refused = [](const auto& use, const EngineConfig& config, const std::string& name) {
     expect_error(ErrorCode::internal, {name + " = 0 was not resolved"}, [&] { use(config); });

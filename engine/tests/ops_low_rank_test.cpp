@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "low_rank_change.h"
 #include "ops_support.h"
 
 namespace charonia::ops {
@@ -11,70 +12,21 @@ namespace {
 class LowRankTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Device, LowRankTest, testing::ValuesIn(device_names()), [](const auto& i) { return i.param; });
 
-// A change of a weight, with its matrices on the host.
-struct Change {
+// A change in the device's memory.
+struct Change : HostChange {
   LowRank on_device;
-  Matrix a;                // [ranks, in_features]
-  std::vector<Matrix> bs;  // of each part: [columns, ranks of the part]
-  std::vector<float> scales;
   std::vector<std::unique_ptr<Buffer>> memory;
 
-  Change(Ops& ops, Random& random, DType type, std::int64_t in, std::int64_t out, bool one_part) {
-    on_device.type = type;
-    on_device.in_features = in;
-    on_device.out_features = out;
-    std::int64_t column = uniform(random, 0, 3), elements = 0;
-    while (column < out) {
-      LowRank::Part part{.first_column = column,
-                         .columns = std::min<std::int64_t>(one_part ? out : uniform(random, 1, 200), out - column),
-                         .first_rank = on_device.ranks,
-                         .ranks = one_part ? 37 : uniform(random, 1, 40),
-                         .b = elements};
-      column += part.columns + uniform(random, 0, 5);
-      on_device.ranks += part.ranks;
-      elements += on_device.b_elements(part);
-      bs.push_back(Matrix::random(random, type, part.columns, part.ranks, 0.3F));
-      on_device.parts.push_back(part);
-    }
-    a = Matrix::random(random, type, on_device.ranks, in, 0.3F);
-    Matrix stored_a(type, 1, on_device.a_elements()), b(type, 1, elements);
-    for (std::int64_t j = 0; j < on_device.ranks; ++j) {
-      for (std::int64_t k = 0; k < in; ++k) stored_a.set(0, on_device.a_at(j, k), a.at(j, k));
-    }
-    for (std::size_t p = 0; p < bs.size(); ++p) {
-      const auto& part = on_device.parts[p];
-      for (std::int64_t c = 0; c < part.columns; ++c) {
-        for (std::int64_t j = 0; j < part.ranks; ++j) {
-          b.set(0, on_device.b_at(part, j, c), bs[p].at(c, j));
-        }
-      }
-    }
-    for (std::int64_t j = 0; j < on_device.ranks; ++j) scales.push_back(static_cast<float>(uniform(random, 1, 4)));
+  Change(Ops& ops, Random& random, DType type, std::int64_t in, std::int64_t out, bool one_part)
+      : HostChange(random, type, in, out, one_part), on_device(shape) {
     const auto upload = [&](const void* data, std::size_t bytes) {
       auto buffer = ops.allocate(bytes);
       ops.upload(buffer->data(), data, bytes);
       return memory.emplace_back(std::move(buffer))->data();
     };
     on_device.a = upload(stored_a.bytes.data(), stored_a.bytes.size());
-    on_device.b = upload(b.bytes.data(), b.bytes.size());
+    on_device.b = upload(stored_b.bytes.data(), stored_b.bytes.size());
     on_device.scales = static_cast<const float*>(upload(scales.data(), scales.size() * sizeof(float)));
-  }
-
-  // Of all columns.
-  std::vector<double> of(const Matrix& in, std::int64_t row) const {
-    std::vector<double> out(static_cast<std::size_t>(on_device.out_features));
-    for (std::size_t p = 0; p < bs.size(); ++p) {
-      const auto& part = on_device.parts[p];
-      for (std::int64_t j = 0; j < part.ranks; ++j) {
-        double t = 0;
-        for (std::int64_t k = 0; k < in.cols; ++k) t += double{in.at(row, k)} * a.at(part.first_rank + j, k);
-        t *= scales[static_cast<std::size_t>(part.first_rank + j)];
-        for (std::int64_t c = 0; c < part.columns; ++c) {
-          out[static_cast<std::size_t>(part.first_column + c)] += t * bs[p].at(c, j);
-        }
-      }
-    }
-    return out;
   }
 };
 

@@ -168,6 +168,24 @@ TEST(SpeculationPolicy, TriesAgainAfterManyStepsWithoutProposals) {
   EXPECT_EQ(tried, 10);
 }
 
+// An asynchronous device: choose() is called only if proposals are likely.
+TEST(SpeculationPolicy, WaitsForTokensOnlyIfProposalsAreLikelyOrTriedAgain) {
+  SpeculationPolicy cheap, expensive;
+  for (int rows = 1; rows <= 9; ++rows) cheap.measured(rows, 1), expensive.measured(rows, rows);
+  int waited = 0, tried = 0;
+  for (int i = 0; i < 640; ++i) {
+    Candidates one = {{.size = 8, .rate = 0.5}}, none(1);
+    EXPECT_TRUE(cheap.would_choose(1, one));
+    EXPECT_FALSE(cheap.would_choose(1, none));
+    if (!expensive.would_choose(1, one)) continue;
+    ++waited;
+    expensive.choose(1, one);
+    tried += one[0].chosen > 0;
+  }
+  EXPECT_EQ(waited, 10);
+  EXPECT_EQ(tried, 10);
+}
+
 // A step takes 1 with any rows, and a step of the draft model `cost` for each row.
 SpeculationPolicy with_draft_cost(double cost) {
   SpeculationPolicy policy;

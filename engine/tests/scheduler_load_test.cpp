@@ -35,6 +35,8 @@ cache::UnitKind states(int num_units, int chunk = 0) {
 struct Client {
   std::vector<TokenId> prompt, expected;
   Voice voice;
+  std::uint64_t adapter = 0;
+  int slot = -1;  // of its adapter, since it runs
   bool all_rows = false;
   std::vector<TokenId> expected_rows, rows;  // of the prompt, if all are requested
   std::int32_t cached_tokens = -1;
@@ -114,6 +116,11 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     client.prompt = prompt;
     client.voice = {.salt = salt, .seed = static_cast<std::uint64_t>(below(3))};
     client.all_rows = all_rows;
+    if (parent != 0) {
+      client.adapter = clients_.at(parent).adapter;
+    } else if (load_.limits.adapter_slots > 0) {
+      client.adapter = static_cast<std::uint64_t>(below(6));
+    }
     client.expected = generate_alone(prompt, static_cast<std::size_t>(total), client.voice,
                                      all_rows ? &client.expected_rows : nullptr);
     voices_[id] = client.voice;
@@ -121,6 +128,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
                    {.priority = below(3) - 1,
                     .owner = id % 3,
                     .salt = salt,
+                    .adapter = client.adapter,
                     .all_rows = all_rows,
                     .parent = parent,
                     .scope = std::to_string(salt)});
@@ -295,6 +303,20 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     ASSERT_EQ(scheduler_.waiting_tokens(), tokens);
   }
 
+  // The adapters of running sequences have different slots, which do not change while a sequence runs.
+  void check_adapters() {
+    std::map<int, std::uint64_t> in_slots;
+    for (auto& [id, client] : clients_) {
+      const int slot = scheduler_.adapter_slot(id), before = std::exchange(client.slot, slot);
+      const bool runs = !scheduler_.blocks(id).empty();
+      ASSERT_EQ(slot >= 0, runs && client.adapter != 0 && load_.limits.adapter_slots > 0);
+      ASSERT_LT(slot, std::max(1, load_.limits.adapter_slots));
+      if (slot < 0) continue;
+      ASSERT_EQ(in_slots.try_emplace(slot, client.adapter).first->second, client.adapter);
+      ASSERT_TRUE(before == slot || before < 0);
+    }
+  }
+
   // Makes a plan and checks it. Empty if the pool's memory failed during it.
   std::optional<StepPlan> next_plan() {
     std::vector<SeqId> decodes;
@@ -327,6 +349,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
       EXPECT_TRUE(times == 1 || (may_hold && times == 0)) << "a decode is not in the plan";
     }
     check_plan(scheduler_, *plan, load_.limits);
+    check_adapters();
     for (const auto id : plan->impossible) {
       EXPECT_GT(blocks_for(scheduler_.tokens(id).size()), pool_->num_blocks());
       ++impossible_;
@@ -425,7 +448,7 @@ TEST_P(RandomLoad, EverySequenceGetsTheSameTokensAsAlone) {
   EXPECT_EQ(scheduler_.loaded_tokens() > 0, load_.stores);
 }
 
-// 37 loads, 4 seeds, 2 depths, at least 1500 steps: more than 440,000 in all.
+// 40 loads, 4 seeds, 2 depths, at least 1500 steps: more than 480,000 in all.
 INSTANTIATE_TEST_SUITE_P(
     Loads, RandomLoad,
     testing::Combine(
@@ -435,6 +458,9 @@ INSTANTIATE_TEST_SUITE_P(
                         Load{"budget_of_one", 10, 2, {5, 1}, 16, true, true},
                         Load{"budget_below_batch", 12, 3, {12, 4}, 24, true, true},
                         Load{"one_at_a_time", 30, 4, {1, 16, 1}, 30, true, false},
+                        Load{"one_adapter", 700, 4, {16, 64, 0, 2048, 1, 1}, 40, true, false},
+                        Load{"few_adapters", 16, 2, {8, 16, 0, 2048, 1, 2}, 24, true, true},
+                        Load{"enough_adapters", 16, 2, {8, 16, 0, 2048, 1, 8}, 24, true, true},
                         Load{"no_prefixes", 16, 2, {8, 16}, 24, false, true},
                         Load{"few_rows", 26, 4, {6, 40, 6}, 40, true, true},
                         Load{"stores", 16, 2, {8, 16}, 24, true, true, 0, 0, {}, true},

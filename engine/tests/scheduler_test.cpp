@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "charonia/error.h"
+#include "schedule/adapter_slots.h"
 #include "scheduler_support.h"
 
 namespace charonia::schedule {
@@ -394,6 +395,85 @@ TEST_F(SchedulerTurns, SequencesRunInTheOrderOfArrivalIfNoneWaits) {
     bed.step();
   }
   EXPECT_EQ(ids_of(step(bed.scheduler)), (std::vector<SeqId>{1, 2, 3, 4, 5}));
+}
+
+// Sequences with adapters that never end.
+class SchedulerAdapters : public testing::Test {
+ protected:
+  void add(SeqId id, std::uint64_t adapter, int priority = 0) {
+    bed_.scheduler.add(id, {1, 2}, 1000, {.priority = priority, .adapter = adapter});
+  }
+  std::vector<SeqId> running() {
+    auto out = ids_of(step(bed_.scheduler));
+    std::ranges::sort(out);
+    return out;
+  }
+  int slot(SeqId id) const { return bed_.scheduler.adapter_slot(id); }
+
+  Bed bed_{64, 100, {8, 100, 0, 2048, 1, 2}};
+};
+
+TEST_F(SchedulerAdapters, SequencesThatNeedNoNewSlotOvertakeOneWithoutSlot) {
+  add(1, 11);
+  add(2, 12);
+  add(3, 13);
+  add(4, 11);
+  add(5, 14);
+  add(6, 0);
+  for (int step = 0; step < 2; ++step) EXPECT_EQ(running(), (std::vector<SeqId>{1, 2, 4, 6}));
+  EXPECT_EQ(slot(3), -1);
+  EXPECT_EQ(slot(1), slot(4));
+  EXPECT_EQ(slot(6), -1);
+  EXPECT_TRUE(bed_.scheduler.remove(2));
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 3, 4, 6}));
+  EXPECT_NE(slot(1), slot(3));
+}
+
+TEST_F(SchedulerAdapters, AfterSomePlansOnlySequencesWithoutAnAdapterOvertakeOneWithoutSlot) {
+  add(1, 11);
+  add(2, 12);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2}));
+  add(3, 13);
+  for (int step = 1; step < kOvertakenPlans; ++step) running();
+  add(4, 11);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2, 4}));
+  add(5, 11);
+  add(6, 0);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2, 4, 6}));
+  EXPECT_TRUE(bed_.scheduler.remove(2));
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 3, 4, 5, 6}));
+}
+
+TEST_F(SchedulerAdapters, ALowerPriorityDoesNotOvertakeOneWithoutSlot) {
+  add(1, 11);
+  add(2, 12);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2}));
+  add(3, 13, 1);
+  add(4, 0);
+  add(5, 11);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2}));
+  add(6, 0, 1);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2, 6}));
+}
+
+TEST_F(SchedulerAdapters, TheAdapterThatWasUsedLongestAgoLosesItsSlot) {
+  add(1, 11);
+  add(2, 12);
+  EXPECT_EQ(running(), (std::vector<SeqId>{1, 2}));
+  const int of_11 = slot(1), of_12 = slot(2);
+  EXPECT_TRUE(bed_.scheduler.remove(1));
+  EXPECT_TRUE(bed_.scheduler.remove(2));
+  add(3, 12);  // still in its slot
+  EXPECT_EQ(running(), (std::vector<SeqId>{3}));
+  EXPECT_EQ(slot(3), of_12);
+  add(4, 13);
+  EXPECT_EQ(running(), (std::vector<SeqId>{3, 4}));
+  EXPECT_EQ(slot(4), of_11);
+  EXPECT_TRUE(bed_.scheduler.remove(3));
+  EXPECT_TRUE(bed_.scheduler.remove(4));
+  add(5, 11);
+  EXPECT_EQ(running(), (std::vector<SeqId>{5}));
+  EXPECT_EQ(slot(5), of_12);
 }
 
 TEST(SchedulerFork, AParentMustHaveTheSamePromptAndSalt) {

@@ -44,6 +44,7 @@ class StepCopy {
         logits_rows_(input.logits_rows.begin(), input.logits_rows.end()),
         prompt_tokens_(input.prompt_tokens.begin(), input.prompt_tokens.end()),
         rotary_rows_(input.attention.rotary_rows.begin(), input.attention.rotary_rows.end()),
+        adapters_(input.adapters.begin(), input.adapters.end()),
         state_in_(input.attention.state_in.begin(), input.attention.state_in.end()),
         state_out_(input.attention.state_out.begin(), input.attention.state_out.end()),
         row_states_(input.attention.row_states.begin(), input.attention.row_states.end()),
@@ -69,6 +70,7 @@ class StepCopy {
             .logits_rows = logits_rows_,
             .sample = rows_,
             .prompt_tokens = prompt_tokens_,
+            .adapters = adapters_,
             .block_copies = block_copies_};
   }
 
@@ -78,8 +80,8 @@ class StepCopy {
   }
 
   PerKind<std::span<const std::int32_t>> block_tables_;
-  std::vector<std::int32_t> ids_, query_start_, positions_, logits_rows_, prompt_tokens_, rotary_rows_, state_in_,
-      state_out_, row_states_;
+  std::vector<std::int32_t> ids_, query_start_, positions_, logits_rows_, prompt_tokens_, rotary_rows_, adapters_,
+      state_in_, state_out_, row_states_;
   std::vector<BlockCopy> block_copies_;
   std::int64_t table_stride_;
   std::vector<ops::SampleRow> rows_;

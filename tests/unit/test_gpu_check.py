@@ -17,6 +17,8 @@ sys.path.append(str(ROOT / "scripts"))
 import gpu_check  # noqa: E402
 from gpu_check import LATER, STAGES, Outcome, Run  # noqa: E402
 
+from charonia.bench.limits import busy_and_gaps  # noqa: E402
+
 GTEST = """\
 [==========] Running 4 tests from 2 test suites.
 [ RUN      ] CudaRows.sums
@@ -83,7 +85,7 @@ def test_probe_reports_bits_and_names_wrong_instructions(out: Path, monkeypatch:
 
 def test_busy_time_counts_overlapping_kernels_once() -> None:
     kernels = [(0.0, 4.0, "a"), (1.0, 2.0, "b"), (3.0, 5.0, "c"), (9.0, 10.0, "d"), (11.0, 12.0, "e")]
-    assert gpu_check.busy_and_gaps(kernels) == (7.0, [(4.0, "c", "d"), (1.0, "d", "e")])
+    assert busy_and_gaps(kernels) == (7.0, [(4.0, "c", "d"), (1.0, "d", "e")])
 
 
 def test_stage_that_does_not_fit_is_left_out_and_results_are_written(out: Path) -> None:

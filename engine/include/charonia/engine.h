@@ -53,7 +53,7 @@ struct MemoryPlan {
   std::string device;  // "cpu" | "cuda" | "null"
   std::string device_note;
   std::int64_t weight_bytes = 0;      // of all ranks
-  std::int64_t host_bytes = 0;        // of weights that GPUs read from host memory; not in weight_bytes
+  std::int64_t host_bytes = 0;        // of weights that GPUs read from host memory, and of adapters on a GPU
   std::int64_t activation_bytes = 0;  // and other memory that steps need
   std::int64_t speculative_bytes = 0;  // of the draft model: weights, steps and KV cache; 0: there is none
   std::int64_t offload_bytes = 0;     // kv_offload_memory; on a CPU of the same memory
@@ -61,7 +61,7 @@ struct MemoryPlan {
   std::int64_t kv_block_bytes = 0;    // of one block in the layers without a window
   std::int64_t kv_window_block_bytes = 0;  // in the layers with a window
   std::int64_t state_bytes = 0;            // a sequence's state of the recurrent layers
-  std::int64_t adapter_bytes = 0;          // of config.lora_adapters, at most
+  std::int64_t adapter_bytes = 0;          // of config.lora_adapters, at most; on a GPU of its slots
   std::int64_t free_bytes = 0;  // memory that is free now
   int num_blocks = 0;           // according to the cache settings
   int num_window_blocks = 0;    // blocks of the layers with a window; 0 if there are none

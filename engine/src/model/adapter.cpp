@@ -1,6 +1,7 @@
 #include "model/adapter.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -28,13 +29,19 @@ struct Planned {
   // By module and first column of A: pieces of one module share its A.
   std::map<std::pair<const Module*, std::int64_t>, std::int64_t> first_ranks;
   std::int64_t elements = 0;                // of B
-  std::size_t a = 0, b = 0, scales = 0;     // bytes from the beginning of the memory
+  // Bytes from the beginning of the memory. header: of ops::SlotChange, on a device with adapter slots.
+  std::size_t a = 0, b = 0, scales = 0, header = 0;
 };
 
 struct Plan {
   std::map<const ops::Linear*, Planned> changes;
   std::size_t bytes = 0;
 };
+
+std::size_t aligned(std::size_t bytes) {
+  constexpr std::size_t kAlignment = 64;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // A matrix on the host that is written element by element.
 class Elements {
@@ -46,11 +53,11 @@ class Elements {
     if (type_ == DType::f32) {
       std::memcpy(to, &value, sizeof value);
     } else {
-      const auto bits = float_to_bf16(value);
+      const auto bits = type_ == DType::f16 ? float_to_f16(value) : float_to_bf16(value);
       std::memcpy(to, &bits, sizeof bits);
     }
   }
-  void upload(ops::Device& device, void* to) const { device.upload(to, data_.data(), data_.size()); }
+  void copy(std::byte* to) const { std::ranges::copy(data_, to); }
 
  private:
   DType type_;
@@ -61,7 +68,10 @@ class Elements {
 float value_at(const AdapterFiles& files, const Module& module, const ops::HostMatrix& matrix, std::int64_t row,
                std::int64_t col, DType type) {
   const float value = float_at(matrix.row(row), static_cast<std::size_t>(col), matrix.dtype);
-  if (!std::isfinite(type == DType::bf16 ? bf16_to_float(float_to_bf16(value)) : value)) {
+  const float stored = type == DType::bf16  ? bf16_to_float(float_to_bf16(value))
+                       : type == DType::f16 ? f16_to_float(float_to_f16(value))
+                                            : value;
+  if (!std::isfinite(stored)) {
     files.refuse(cat("module ", module.name, " has the value ", value, ", which is not finite (NaN or infinity) in ",
                      to_string(type), ": train it again"));
   }
@@ -86,7 +96,7 @@ std::int64_t rows_of(const ModulePlace& place) {
 }
 
 // Gives the change its parts, and its matrices their places from byte `bytes` on.
-void plan_change(Planned& plan, const ops::Linear& weight, DType type, std::size_t& bytes) {
+void plan_change(Planned& plan, const ops::Linear& weight, DType type, bool with_slots, std::size_t& bytes) {
   auto& change = plan.change;
   change.type = type;
   change.in_features = weight.in_features();
@@ -103,23 +113,26 @@ void plan_change(Planned& plan, const ops::Linear& weight, DType type, std::size
                                                                     .b = plan.elements});
     plan.elements += change.b_elements(part);
   }
-  const auto place = [&](std::int64_t count, DType of) {
-    constexpr std::size_t kAlignment = 64;
-    const auto at = bytes;
-    bytes += (static_cast<std::size_t>(count) * size_of(of) + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
+  const auto place = [&](std::size_t size) { return std::exchange(bytes, bytes + aligned(size)); };
+  const auto place_of = [&](std::int64_t count, DType of) {
+    return place(static_cast<std::size_t>(count) * size_of(of));
   };
-  plan.a = place(change.a_elements(), type);
-  plan.b = place(plan.elements, type);
-  plan.scales = place(change.ranks, DType::f32);
+  if (with_slots) plan.header = place(sizeof(ops::SlotChange) + change.parts.size() * sizeof(ops::SlotPart));
+  plan.a = place_of(change.a_elements(), type);
+  plan.b = place_of(plan.elements, type);
+  if (!with_slots) plan.scales = place_of(change.ranks, DType::f32);
 }
 
-Plan plan_changes(const AdapterFiles& files, const Modules& modules, const LinearPlaces& places, int rank, DType type) {
-  if (modules.places.empty()) {
-    files.refuse_feature(
-        "this workspace has no names of the model's modules: it comes from a GGUF file or from an older version. "
-        "Use the model's Hugging Face folder, or convert it again with charonia convert");
+void plan_all(Plan& plan, const AdaptedWeights& weights) {
+  if (weights.slots != nullptr) plan.bytes = aligned(weights.slots->size() * sizeof(std::int64_t));
+  for (auto& [weight, change] : plan.changes) {
+    plan_change(change, *weight, weights.type, weights.slots != nullptr, plan.bytes);
   }
+}
+
+Plan plan_changes(const AdapterFiles& files, const AdaptedWeights& weights) {
+  const auto& [modules, places, slots, rank, type] = weights;
+  if (modules.places.empty()) files.refuse_feature(std::string(kNoModules));
   Plan out;
   std::map<const std::vector<ModulePlace>*, std::string_view> taken;
   for (const auto& module : files.modules()) {
@@ -146,19 +159,19 @@ Plan plan_changes(const AdapterFiles& files, const Modules& modules, const Linea
       out.changes[linear.weight].pieces.push_back({&module, &place, linear.first_row + place.first_row, columns});
     }
   }
-  for (auto& [weight, change] : out.changes) plan_change(change, *weight, type, out.bytes);
+  plan_all(out, weights);
   return out;
 }
 
-// Reads the matrices of a change into the adapter's memory.
-ops::LowRank read_change(const AdapterFiles& files, Planned&& plan, ops::Device& device, std::byte* memory) {
-  auto& change = plan.change;
+// Reads the matrices of a change into the adapter's memory. Returns the scales of its ranks.
+std::vector<float> read_matrices(const AdapterFiles& files, const Planned& plan, std::byte* memory) {
+  const auto& change = plan.change;
   Elements a(change.type, change.a_elements()), b(change.type, plan.elements);
-  Elements scales(DType::f32, change.ranks);
+  std::vector<float> scales(static_cast<std::size_t>(change.ranks));
   for (const auto& [key, first_rank] : plan.first_ranks) {
     const auto& module = *key.first;
     for (std::int64_t j = 0; j < module.a.rows; ++j) {
-      scales.set(first_rank + j, module.scale);
+      scales[static_cast<std::size_t>(first_rank + j)] = module.scale;
       for (std::int64_t k = 0; k < change.in_features; ++k) {
         a.set(change.a_at(first_rank + j, k), value_at(files, module, module.a, j, key.second + k, change.type));
       }
@@ -174,47 +187,134 @@ ops::LowRank read_change(const AdapterFiles& files, Planned&& plan, ops::Device&
       }
     }
   }
-  a.upload(device, memory + plan.a);
-  b.upload(device, memory + plan.b);
-  scales.upload(device, memory + plan.scales);
+  a.copy(memory + plan.a);
+  b.copy(memory + plan.b);
+  return scales;
+}
+
+// The change of a device that reads it where it is.
+ops::LowRank change_in(Planned& plan, std::span<const float> scales, std::byte* memory) {
+  auto change = std::move(plan.change);
+  std::memcpy(memory + plan.scales, scales.data(), scales.size_bytes());
   change.a = memory + plan.a;
   change.b = memory + plan.b;
   change.scales = reinterpret_cast<const float*>(memory + plan.scales);
-  return std::move(change);
+  return change;
 }
 
-}  // namespace
-
-Adapter::Adapter(const AdapterFiles& files, const Modules& modules, const LinearPlaces& places, ops::Device& device,
-                 int rank, DType type) {
-  auto plan = plan_changes(files, modules, places, rank, type);
-  memory_ = device.allocate(plan.bytes);
-  for (auto& [weight, change] : plan.changes) {
-    changes_.emplace(weight, read_change(files, std::move(change), device, memory_->as<std::byte>()));
+// Writes the header of a change into an image.
+void write_header(const Planned& plan, std::span<const float> scales, int weight, std::byte* image) {
+  const auto& change = plan.change;
+  const auto offset = [](std::size_t at) { return static_cast<std::int64_t>(at); };
+  const ops::SlotChange header{.a = offset(plan.a),
+                               .ranks = static_cast<std::int32_t>(change.ranks),
+                               .parts = static_cast<std::int32_t>(change.parts.size())};
+  reinterpret_cast<std::int64_t*>(image)[weight] = offset(plan.header);
+  auto* const to = image + plan.header;
+  std::memcpy(to, &header, sizeof header);
+  for (std::size_t i = 0; i < change.parts.size(); ++i) {
+    const auto& part = change.parts[i];
+    const ops::SlotPart written{.b = offset(plan.b + static_cast<std::size_t>(part.b) * size_of(change.type)),
+                                .first_column = static_cast<std::int32_t>(part.first_column),
+                                .columns = static_cast<std::int32_t>(part.columns),
+                                .first_rank = static_cast<std::int32_t>(part.first_rank),
+                                .ranks = static_cast<std::int32_t>(part.ranks),
+                                .scale = scales[static_cast<std::size_t>(part.first_rank)]};
+    std::memcpy(to + sizeof header + i * sizeof written, &written, sizeof written);
   }
 }
 
-std::size_t Adapter::bytes_of(const AdapterFiles& files, const Modules& modules, const LinearPlaces& places, int rank,
-                              DType type) {
-  return plan_changes(files, modules, places, rank, type).bytes;
-}
+// The weights of a model that is not loaded: each tensor is a Linear of its own.
+class UnloadedWeights {
+ public:
+  UnloadedWeights(const Modules& modules, int rank) {
+    for (const auto& [name, found] : modules.places) {
+      for (const auto& place : found) {
+        if (place.rank.value_or(rank) != rank) continue;
+        tensors_[place.tensor].grow(place.first_row + rows_of(place), place.cols.second - place.cols.first);
+      }
+    }
+    for (const auto& [name, linear] : tensors_) {
+      places.emplace(name, LinearPlace{&linear, 0, linear.out_features(), linear.in_features()});
+    }
+    slots = slot_weights(places);
+  }
 
-std::size_t Adapter::bytes_of(const AdapterFiles& files, const Modules& modules, int rank, DType type) {
+  LinearPlaces places;
+  SlotWeights slots;
+
+ private:
   struct Unloaded : ops::Linear {
     void grow(std::int64_t rows, std::int64_t cols) { n_ = std::max(n_, rows), k_ = cols; }
   };
-  std::map<std::string_view, Unloaded> tensors;
-  for (const auto& [name, found] : modules.places) {
-    for (const auto& place : found) {
-      if (place.rank.value_or(rank) != rank) continue;
-      tensors[place.tensor].grow(place.first_row + rows_of(place), place.cols.second - place.cols.first);
+  std::map<std::string_view, Unloaded> tensors_;
+};
+
+}  // namespace
+
+SlotWeights slot_weights(const LinearPlaces& places) {
+  SlotWeights out;
+  for (const auto& [name, place] : places) out.try_emplace(place.weight, static_cast<int>(out.size()));
+  return out;
+}
+
+Adapter::Adapter(const AdapterFiles& files, const AdaptedWeights& weights, ops::Device& device) {
+  static std::atomic<std::uint64_t> last{0};
+  id_ = ++last;
+  auto plan = plan_changes(files, weights);
+  memory_ = device.allocate_host(plan.bytes);
+  auto* const memory = memory_->as<std::byte>();
+  if (weights.slots != nullptr) std::memset(memory, 0, weights.slots->size() * sizeof(std::int64_t));
+  for (auto& [weight, change] : plan.changes) {
+    const auto scales = read_matrices(files, change, memory);
+    if (weights.slots != nullptr) {
+      write_header(change, scales, weights.slots->at(weight), memory);
+    } else {
+      changes_.emplace(weight, change_in(change, scales, memory));
     }
   }
-  LinearPlaces places;
-  for (const auto& [name, linear] : tensors) {
-    places.emplace(name, LinearPlace{&linear, 0, linear.out_features(), linear.in_features()});
+}
+
+std::size_t Adapter::bytes_of(const AdapterFiles& files, const AdaptedWeights& weights) {
+  return plan_changes(files, weights).bytes;
+}
+
+std::size_t Adapter::bytes_of(const AdapterFiles& files, const Modules& modules, int rank, DType type,
+                              bool with_slots) {
+  const UnloadedWeights model(modules, rank);
+  return bytes_of(files, {modules, model.places, with_slots ? &model.slots : nullptr, rank, type});
+}
+
+ops::AdapterSlots Adapter::slots_of(const AdaptedWeights& weights, int count, int max_rank) {
+  std::vector<Module> all;
+  all.reserve(weights.modules.places.size());
+  Plan plan;
+  for (const auto& [name, places] : weights.modules.places) {
+    auto& module = all.emplace_back();
+    module.a.rows = module.b.cols = max_rank;
+    for (const auto& place : places) {
+      const auto found = weights.places.find(place.tensor);
+      if (place.rank.value_or(weights.rank) != weights.rank || found == weights.places.end()) continue;
+      const auto& linear = found->second;
+      plan.changes[linear.weight].pieces.push_back(
+          {&module, &place, linear.first_row + place.first_row, rows_of(place)});
+    }
   }
-  return bytes_of(files, modules, places, rank, type);
+  plan_all(plan, weights);
+  ops::AdapterSlots out{.count = count, .bytes = plan.bytes, .weights = {}};
+  out.weights.resize(weights.slots->size());
+  for (const auto& [weight, index] : *weights.slots) {
+    out.weights[static_cast<std::size_t>(index)].in_features = weight->in_features();
+  }
+  for (const auto& [weight, change] : plan.changes) {
+    out.weights[static_cast<std::size_t>(weights.slots->at(weight))].ranks = change.change.ranks;
+  }
+  return out;
+}
+
+ops::AdapterSlots Adapter::slots_of(const Modules& modules, int rank, DType type, int count, int max_rank) {
+  const UnloadedWeights model(modules, rank);
+  return slots_of({modules, model.places, &model.slots, rank, type}, count, max_rank);
 }
 
 }  // namespace charonia::model

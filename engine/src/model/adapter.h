@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -23,28 +24,51 @@ struct LinearPlace {
 };
 using LinearPlaces = std::map<std::string, LinearPlace, std::less<>>;  // by canonical name
 
+// Why a model without modules (Manifest::modules()) has no adapters, with the remedy.
+inline constexpr std::string_view kNoModules =
+    "this workspace has no names of the model's modules: it comes from a GGUF file or from an older version. Use the "
+    "model's Hugging Face folder, or convert it again with charonia convert";
+
+// The weights that adapters can change, with their indices in ops::AdapterSlots::weights.
+using SlotWeights = std::unordered_map<const ops::Linear*, int>;
+SlotWeights slot_weights(const LinearPlaces& places);
+
+// The weights of a rank, for its adapters.
+struct AdaptedWeights {
+  const Modules& modules;
+  const LinearPlaces& places;
+  const SlotWeights* slots = nullptr;  // of a device with adapter slots; null: the device has none
+  int rank = 0;
+  DType type = DType::f32;  // of activations
+};
+
 // Immutable, so that steps and other threads may read it.
 class Adapter {
  public:
-  // Divides the adapter's matrices as the weights of the rank are divided. type: of activations. Throws
-  // Error(unsupported) for a module that the engine cannot change, and invalid_argument for matrices of other shapes
-  // and for values that are not finite.
-  Adapter(const AdapterFiles& files, const Modules& modules, const LinearPlaces& places, ops::Device& device, int rank,
-          DType type);
+  // Divides the adapter's matrices as the weights of the rank are divided. Throws Error(unsupported) for a module that
+  // the engine cannot change, and invalid_argument for matrices of other shapes and for values that are not finite.
+  Adapter(const AdapterFiles& files, const AdaptedWeights& weights, ops::Device& device);
   // Returns bytes() of the adapter with these arguments. Throws the errors of the constructor, except for values.
-  static std::size_t bytes_of(const AdapterFiles& files, const Modules& modules, const LinearPlaces& places, int rank,
-                              DType type);
-  // The same for a model that is not loaded, as if each tensor were a Linear of its own: at least bytes().
-  static std::size_t bytes_of(const AdapterFiles& files, const Modules& modules, int rank, DType type);
+  static std::size_t bytes_of(const AdapterFiles& files, const AdaptedWeights& weights);
+  // The same for a model that is not loaded, as if each tensor were a Linear of its own: at least bytes(). with_slots:
+  // for a device with adapter slots.
+  static std::size_t bytes_of(const AdapterFiles& files, const Modules& modules, int rank, DType type, bool with_slots);
+  // Returns slots for adapters of all modules with rank max_rank.
+  static ops::AdapterSlots slots_of(const AdaptedWeights& weights, int count, int max_rank);
+  // The same for a model that is not loaded: at least as large.
+  static ops::AdapterSlots slots_of(const Modules& modules, int rank, DType type, int count, int max_rank);
 
-  // Null if the adapter does not change the weight.
+  // Null if the adapter does not change the weight. On a device without adapter slots.
   const ops::LowRank* change_of(const ops::Linear& weight) const {
     const auto found = changes_.find(&weight);
     return found == changes_.end() ? nullptr : &found->second;
   }
+  const ops::Buffer& image() const { return *memory_; }  // on a device with adapter slots
+  std::uint64_t id() const { return id_; }               // never 0, never used for another one
   std::int64_t bytes() const { return static_cast<std::int64_t>(memory_->bytes()); }
 
  private:
+  std::uint64_t id_;
   // One allocation, because the system limits the number of mappings.
   std::unique_ptr<ops::Buffer> memory_;
   std::unordered_map<const ops::Linear*, ops::LowRank> changes_;

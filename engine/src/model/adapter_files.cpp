@@ -16,6 +16,7 @@
 #include "base/sha256.h"
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/low_rank.h"
 
 namespace charonia::model {
 namespace {
@@ -118,9 +119,8 @@ AdapterFiles::AdapterFiles(std::string name, std::filesystem::path folder)
         }
         return SafetensorsFile::open(folder_ / kWeights);
       }()) {
-  const auto config = config_text();
-  read_modules(read_config(config));
-  make_digest(config);
+  config_ = config_text();
+  read_modules(read_config(config_));
 }
 
 void AdapterFiles::refuse(const std::string& what) const {
@@ -145,14 +145,14 @@ std::string AdapterFiles::config_text() const {
   return text;
 }
 
-void AdapterFiles::make_digest(std::string_view config) {
-  auto text = sha256_hex(config);
+std::string AdapterFiles::digest() const {
+  auto text = sha256_hex(config_);
   for (const auto tensor : file_.names()) {
     const auto view = file_.tensor(tensor);
     text += cat(tensor.size(), " ", tensor, to_string(view.dtype), shape_text(view.shape),
                 sha256_hex({reinterpret_cast<const char*>(view.data.data()), view.data.size()}));
   }
-  digest_ = sha256_hex(text);
+  return sha256_hex(text);
 }
 
 AdapterFiles::Scales AdapterFiles::read_config(std::string_view text) const {
@@ -248,8 +248,8 @@ void AdapterFiles::read_modules(const Scales& scales) {
       refuse(cat("module ", name, " has lora_A [", rank, ", ", module.a.cols, "] and lora_B [", module.b.rows, ", ",
                  module.b.cols, "], whose ranks differ"));
     }
-    if (rank > kMaxRank) {
-      refuse_feature(cat("module ", name, " has rank ", rank, ", and the largest is ", kMaxRank,
+    if (rank > ops::LowRank::kMaxRanks) {
+      refuse_feature(cat("module ", name, " has rank ", rank, ", and the largest is ", ops::LowRank::kMaxRanks,
                          ": merge the adapter into the model"));
     }
     if (!scales.ranks.contains(rank)) {

@@ -14,8 +14,6 @@ namespace charonia::model {
 
 class AdapterFiles {
  public:
-  static constexpr std::int64_t kMaxRank = 256;
-
   // The change of a module's weight: scale * b a. Views stay valid as long as the AdapterFiles.
   struct Module {
     std::string name;     // as in the model of transformers, such as model.layers.0.self_attn.q_proj
@@ -31,8 +29,8 @@ class AdapterFiles {
   const std::filesystem::path& folder() const { return folder_; }
   const std::vector<Module>& modules() const { return modules_; }  // at least one
   int max_rank() const;
-  // 64 hexadecimal digits: a SHA-256 of all that was read. Equal adapters have the same one.
-  const std::string& digest() const { return digest_; }
+  // Computes 64 hexadecimal digits: a SHA-256 of all that was read. Equal adapters have the same one.
+  std::string digest() const;
 
   // Throws Error with the adapter's name, its folder and `what`.
   [[noreturn]] void refuse(const std::string& what) const;
@@ -44,13 +42,12 @@ class AdapterFiles {
   std::string config_text() const;
   Scales read_config(std::string_view text) const;
   void read_modules(const Scales& scales);
-  void make_digest(std::string_view config);
 
   std::string name_;
   std::filesystem::path folder_;
   SafetensorsFile file_;
+  std::string config_;
   std::vector<Module> modules_;
-  std::string digest_;
 };
 
 }  // namespace charonia::model

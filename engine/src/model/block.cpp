@@ -5,6 +5,11 @@ namespace {
 
 // Adds the changes of a weight by the rows' adapters.
 void add_changes(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) {
+  if (step.shape.adapters) {
+    const auto found = step.slot_weights->find(&weight);
+    if (found != step.slot_weights->end()) step.ops.add_adapters(out, in, found->second);
+    return;
+  }
   thread_local std::vector<ops::LowRankRows> changes;
   changes.clear();
   for (const auto& [adapter, rows] : step.adapters) {
@@ -22,7 +27,7 @@ void StepContext::linear(const ops::Tensor& out, const ops::Tensor& in, const op
 
 void StepContext::gated_linear(const ops::Tensor& out, const ops::Tensor& gate_up, const ops::Tensor& in,
                                const ops::Linear& weight, ops::Activation activation) const {
-  if (adapters.empty()) return ops.gated_linear(out, gate_up, in, weight, activation);
+  if (!has_adapters()) return ops.gated_linear(out, gate_up, in, weight, activation);
   linear(gate_up, in, weight);
   ops.gated_activation(out, gate_up, activation);
 }

@@ -26,7 +26,15 @@ struct StepContext {
   ops::KvCache& cache;
   std::byte* memory;  // of the activations
   ops::Tensor residual{};  // the residual stream, before the block's output is added
-  std::span<const AdapterRows> adapters{};  // of the step's rows that have one
+  std::span<const AdapterRows> adapters{};    // of the step's rows that have one; on a device without adapter slots
+  const SlotWeights* slot_weights = nullptr;  // of a device with adapter slots
+
+  // Whether rows may have adapters, which need the inputs of weights.
+  bool has_adapters() const { return shape.adapters || !adapters.empty(); }
+  // Operations::announce_linear(), unless adapters need the input too.
+  void announce_linear(const ops::Linear& weight) const {
+    if (!has_adapters()) ops.announce_linear(weight);
+  }
 
   // Operations::linear() and gated_linear(), with the changes of the weight by the rows' adapters.
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) const;

@@ -93,6 +93,7 @@ void Decoder::load(const WeightFiles& files) {
                         : loader.linear({{{"eh_proj.weight", hidden, 2 * hidden}}}, {});
   }
   places_ = std::move(loader.places);
+  slot_weights_ = slot_weights(places_);
   if (!shard_.is_mtp) load_ends(files, loader);
   if (is_head(config_)) draft_tokens_ = draft_tokens(config_, files.manifest().dir());
   files.drop_pages();
@@ -126,11 +127,32 @@ void Decoder::prepare(ops::KvCache& cache) {
 }
 
 std::unique_ptr<Adapter> Decoder::make_adapter(const AdapterFiles& files, const Modules& modules) const {
-  return std::make_unique<Adapter>(files, modules, places_, ops_, shard_.rank, plan_.precision.activation);
+  return std::make_unique<Adapter>(files, adapted_weights(modules), ops_);
 }
 
 std::size_t Decoder::adapter_bytes(const AdapterFiles& files, const Modules& modules) const {
-  return Adapter::bytes_of(files, modules, places_, shard_.rank, plan_.precision.activation);
+  return Adapter::bytes_of(files, adapted_weights(modules));
+}
+
+AdaptedWeights Decoder::adapted_weights(const Modules& modules) const {
+  return {modules, places_, ops_.has_adapter_slots() ? &slot_weights_ : nullptr, shard_.rank,
+          plan_.precision.activation};
+}
+
+void Decoder::make_adapter_slots(const Modules& modules, int count, int max_rank) {
+  ops_.make_adapter_slots(Adapter::slots_of(adapted_weights(modules), count, max_rank));
+  in_slots_.assign(static_cast<std::size_t>(count), 0);
+}
+
+// Copies the step's adapters to their slots, if they are not there.
+void Decoder::fill_slots(std::span<const std::int32_t> slots, std::span<const Adapter* const> adapters) {
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    if (slots[s] < 0) continue;
+    auto& in_slot = in_slots_.at(static_cast<std::size_t>(slots[s]));
+    if (in_slot == adapters[s]->id()) continue;
+    ops_.fill_adapter_slot(slots[s], adapters[s]->image());
+    in_slot = adapters[s]->id();
+  }
 }
 
 void Decoder::group_rows(const ops::StepInput& input, std::span<const Adapter* const> adapters) {
@@ -146,7 +168,11 @@ void Decoder::group_rows(const ops::StepInput& input, std::span<const Adapter* c
 
 void Decoder::launch(const ops::StepInput& input, std::span<const Adapter* const> adapters,
                      std::span<const std::span<const float>> previous) {
-  group_rows(input, adapters);
+  if (ops_.has_adapter_slots()) {
+    fill_slots(input.adapters, adapters);
+  } else {
+    group_rows(input, adapters);
+  }
   fuses_ = !previous.empty() && std::ssize(previous.front()) == plan_.fused.cols;
   auto* to = activation_memory_->as<std::byte>() + (fuses_ ? plan_.states : plan_.previous).offset;
   for (const auto row : previous) {
@@ -180,6 +206,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   const ops::Tensor unwritten{nullptr, normed.dtype, normed.rows, normed.cols, normed.stride};
   step.residual = residual;
   step.adapters = adapters_;
+  step.slot_weights = &slot_weights_;
   ops_.embed(residual, embedding(), embedding_scale_);
   const bool head = is_head(config_);
   if (head) {
@@ -199,7 +226,7 @@ void Decoder::issue(const ops::StepShape& shape) {
     // In a parallel block, several weights read the norm's output.
     const auto* const weight = part.block->input_weight();
     const bool joined = head && i == 0;
-    if (weight != nullptr && !config_.parallel_block && !joined) ops_.announce_linear(*weight);
+    if (weight != nullptr && !config_.parallel_block && !joined) step.announce_linear(*weight);
     if (!joined) {
       ops_.rms_norm(part.same_input ? unwritten : normed, residual, pending,
                     norm_params(data(norms.before), pending_norms));

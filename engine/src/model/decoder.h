@@ -40,12 +40,16 @@ class Decoder {
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits,
           const Decoder* main = nullptr);
 
+  // On a device with adapter slots: makes them, for adapters of ranks up to max_rank. Call it before prepare().
+  void make_adapter_slots(const Modules& modules, int count, int max_rank);
+
   // Call once, after the cache is created. All steps use this cache.
   void prepare(ops::KvCache& cache);
 
   // Issues the step, from its token ids to its samples. ops.collect() returns the samples. adapters: of each sequence;
-  // null: none. Empty: no sequence has one. previous: for each row of an MTP layer or a head, the hidden state of the
-  // token before the row's token: of the main decoder in all rows, or the decoder's own in all rows.
+  // null: none. Empty: no sequence has one. On a device with adapter slots, input.adapters has the slots of them.
+  // previous: for each row of an MTP layer or a head, the hidden state of the token before the row's token: of the main
+  // decoder in all rows, or the decoder's own in all rows.
   void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {},
               std::span<const std::span<const float>> previous = {});
 
@@ -73,6 +77,8 @@ class Decoder {
   void load_ends(const WeightFiles& files, WeightLoader& loader);
   std::span<const std::int32_t> rotary_rows(const ops::StepInput& input);
   void group_rows(const ops::StepInput& input, std::span<const Adapter* const> adapters);
+  void fill_slots(std::span<const std::int32_t> slots, std::span<const Adapter* const> adapters);
+  AdaptedWeights adapted_weights(const Modules& modules) const;
   void issue(const ops::StepShape& shape);
   void issue_joined(const StepContext& step, const ops::Tensor& residual);
   void issue_head_input(const StepContext& step, const ops::Tensor& residual);
@@ -108,6 +114,8 @@ class Decoder {
 
   LinearPlaces places_;  // of the weights that adapters can change
   std::vector<AdapterRows> adapters_;  // of the current step
+  SlotWeights slot_weights_;
+  std::vector<std::uint64_t> in_slots_;  // Adapter::id() of the adapter in each slot; 0: none
 
   ops::KvCache* cache_ = nullptr;
   ops::Ops::Issue issue_;

@@ -46,7 +46,7 @@ class Mlp final : public Block {
 
   void issue(const StepContext& step, const ops::Tensor& out, const ops::Tensor& in) override {
     const auto gated = step.view(gated_);
-    step.ops.announce_linear(*down_weight_);
+    step.announce_linear(*down_weight_);
     step.gated_linear(gated, step.view(gate_up_), in, *gate_up_weight_, activation_);
     step.linear(out, gated, *down_weight_);
   }

@@ -43,7 +43,7 @@ class PerLayerEmbedding final : public Block {
     const int size = config_.per_layer_embedding;
     const auto gated = step.view(gated_);
     step.linear(groups(step, inputs_, size, layer_, 1), in, *gate_);
-    step.ops.announce_linear(*projection_);
+    step.announce_linear(*projection_);
     step.ops.gated_activation(gated, groups(step, inputs_, size, layer_, 2), activation_of(config_));
     step.linear(out, gated, *projection_);
   }

@@ -101,6 +101,18 @@ void Operations::add_low_rank(const Tensor&, const Tensor&, std::span<const LowR
   throw Error(ErrorCode::unsupported, "LoRA adapters are not supported on this device: use device = cpu");
 }
 
+void Operations::add_adapters(const Tensor&, const Tensor&, int) {
+  throw Error(ErrorCode::internal, "ops::add_adapters: this device has no adapter slots");
+}
+
+void Device::make_adapter_slots(const AdapterSlots&) {
+  throw Error(ErrorCode::internal, "ops::make_adapter_slots: this device has no adapter slots");
+}
+
+void Device::fill_adapter_slot(int, const Buffer&) {
+  throw Error(ErrorCode::internal, "ops::fill_adapter_slot: this device has no adapter slots");
+}
+
 void Operations::latent_store(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const LatentParams&, KvCache&,
                               int, int) {
   throw Error(ErrorCode::unsupported, "latent attention (MLA) is not supported on this device: set device = cpu");

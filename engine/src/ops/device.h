@@ -14,6 +14,7 @@
 #include "base/cache_kind.h"
 #include "base/dtype.h"
 #include "ops/kv_quant.h"
+#include "ops/low_rank.h"
 #include "ops/quant_weight.h"
 #include "ops/tensor.h"
 
@@ -172,6 +173,17 @@ class Device {
   virtual void download_parts(std::byte* host, std::span<const DevicePart> parts) {
     for (const auto& part : parts) download(std::exchange(host, host + part.bytes), part.data, part.bytes);
   }
+
+  // Adapter slots (low_rank.h), on a device that has them. The images of adapters are in host memory.
+  virtual bool has_adapter_slots() const { return false; }
+  // Call once, before Steps::prepare(). Throws Error(resource_exhausted).
+  virtual void make_adapter_slots(const AdapterSlots& slots);
+  // Host memory that the device copies from without a wait of the caller, if the system has enough of it. On a device
+  // whose memory is host memory, the same as allocate().
+  virtual std::unique_ptr<Buffer> allocate_host(std::size_t bytes) { return allocate(bytes); }
+  // Copies an image to a slot. Ordered after the steps that were run before, and before the next step. The image must
+  // live until the next step is collected.
+  virtual void fill_adapter_slot(int slot, const Buffer& image);
 
   // Stacks `parts` along the rows (out_features). Each part may have its own element type and is converted to `weight`.
   // bias: empty, or one entry per part (an entry without data means zeros).

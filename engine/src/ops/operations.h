@@ -191,6 +191,9 @@ class Operations {
   // Adds to rows of out [rows, n] GEMM type or f32 the change of a weight by LoRA adapters, for in [rows, k] activation
   // type. A row is in at most one entry of `changes`. Throws Error(unsupported) on a device without it.
   virtual void add_low_rank(const Tensor& out, const Tensor& in, std::span<const LowRankRows> changes);
+  // The same on a device with adapter slots, for the adapters of StepInput::adapters. weight: its index in
+  // AdapterSlots::weights.
+  virtual void add_adapters(const Tensor& out, const Tensor& in, int weight);
 
   // sums [rows, 2] f32 = the sums of the squares of the first q_size elements of each row of qkv, and of the next
   // k_size.

@@ -59,7 +59,9 @@ class TokenMask {
 struct SampleRow : RowSampling {  // greedy sampling breaks ties by the lowest id
   std::uint64_t seed = 0;
   std::int64_t position = 0;   // position of the token to sample; the random number is a function of (seed, position)
-  std::uint64_t sequence = 0;  // id of the row's sequence: the same in all its steps, never used for another sequence
+  // Id of the row's sequence: the same in all its steps, never used for another sequence. Rows of a sequence are
+  // neighbours. If there are several, the tokens of all but the first may not follow: they come after proposals.
+  std::uint64_t sequence = 0;
   std::span<const std::int32_t> prompt;  // token ids, for the penalties
   std::span<const std::int32_t> output;  // token ids sampled so far that the host knows
   std::int32_t pending = -1;  // >= 0: the token after `output` is the sample of row `pending` of the previous step
@@ -94,6 +96,9 @@ struct StepInput {
   // [sequences]: prompt lengths, which the model needs for rotary scaling. Devices ignore them. Empty: rotation depends
   // only on positions.
   std::span<const std::int32_t> prompt_tokens = {};
+  // [sequences]: the slots of their adapters (Device::fill_adapter_slot()); -1: none. Empty: no sequence has one, or
+  // the device has no slots.
+  std::span<const std::int32_t> adapters = {};
   // Blocks that are copied before the step computes. Decoder::launch() passes them to copy_blocks().
   std::span<const BlockCopy> block_copies = {};
 };
@@ -102,6 +107,7 @@ struct StepInput {
 // numbers. Rows beyond the input have undefined contents and no results.
 struct StepShape {
   std::int64_t rows = 0, logits_rows = 0;
+  bool adapters = false;  // rows may have adapters in slots
 };
 
 // The limits of an engine's steps, and the layout of its KV blocks.
@@ -111,7 +117,8 @@ struct StepLimits {
   int max_positions = 0;  // of a sequence: session_len
   int block_len = 0;      // of the KV cache; 0: any
   int kv_quant_bits = 0;  // KvLayout::quant_bits
-  int max_logits_rows = 0;  // in a step; 0: max_sequences. Only the CPU allows more than max_sequences
+  // In a step; 0: max_sequences. More than max_sequences: rows of prompts on the CPU, and rows of proposals.
+  int max_logits_rows = 0;
 
   int logits_rows() const { return max_logits_rows > 0 ? max_logits_rows : max_sequences; }
 };

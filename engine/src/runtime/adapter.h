@@ -46,11 +46,24 @@ struct AdapterFolder {
 // Reads "NAME=FOLDER,NAME=FOLDER". Throws Error(invalid_argument).
 std::vector<AdapterFolder> adapter_folders(std::string_view list);
 
+// Throws Error(unsupported) for a device without adapters; on CUDA because it has no slots for them.
 [[noreturn]] void refuse_adapter_on(std::string_view device, std::string_view name);
+// Throws Error(invalid_argument) if the rank of an adapter is larger than lora_max_rank of a device with slots.
+void check_rank(const model::AdapterFiles& files, int lora_max_rank);
+
+// Throws Error(resource_exhausted) if the adapters of a GPU, of this size, do not fit into host memory. free_bytes:
+// beside everything else.
+void check_host_memory(const EngineConfig& config, std::int64_t adapter_bytes, std::int64_t free_bytes);
+
+// Resolves lora_device_adapters and lora_max_rank if config.device is cuda. modules: of the model. Without modules no
+// adapter can be loaded, so there are no slots. Returns a warning if the settings ask for slots then; otherwise empty.
+// Reads the files of config.lora_adapters, and throws the errors of reading them. Throws Error(invalid_argument) if
+// lora_max_rank is too large.
+std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& modules);
 
 // Returns the memory that config.lora_adapters need on each rank, at most: the engine may store a matrix once that
-// counts for two tensors here. type: of activations. Reads the files, and throws the errors of loading them, except
-// for values.
+// counts for two tensors here. On CUDA this is memory of the host. type: of activations. lora_max_rank must be
+// resolved. Reads the files, and throws the errors of loading them, except for values.
 std::vector<std::size_t> adapter_bytes(const EngineConfig& config, std::string_view model_name,
                                        const model::Modules& modules, DType type);
 

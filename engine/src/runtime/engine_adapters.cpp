@@ -11,7 +11,7 @@ namespace charonia {
 
 void Engine::Impl::load_adapter(const std::string& name, const std::filesystem::path& folder) {
   runtime::check_adapter_name(name, folder, info.model.model_name);
-  if (executor_->asynchronous()) runtime::refuse_adapter_on(info.device, name);
+  if (!executor_->takes_adapters()) runtime::refuse_adapter_on(info.device, name);
   const std::lock_guard one(adapters_mutex_);  // one load at a time
   const model::AdapterFiles files(name, folder);
   if (const auto loaded = find_adapter(name)) {

@@ -62,7 +62,8 @@ void Engine::Impl::run() {
 }
 
 void Engine::Impl::step() {
-  auto* const next = in_flight_ == nullptr || may_overlap(*in_flight_) ? launch_next() : nullptr;
+  const bool may_launch = in_flight_ == nullptr || (may_overlap(*in_flight_) && !may_propose(*in_flight_));
+  auto* const next = may_launch ? launch_next() : nullptr;
   if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr) settle(*running);
   if (next == nullptr) return;
   if (executor_->asynchronous()) {
@@ -92,7 +93,7 @@ bool Engine::Impl::wants_mask(const StepPlan& plan) const {
 // Returns the step that was launched; null if there is nothing to compute before the step in flight is settled.
 Engine::Impl::Step* Engine::Impl::launch_next() {
   if (completions_.empty()) return nullptr;
-  if (speculation_) propose();
+  if (speculation_ && in_flight_ == nullptr) propose();
   auto plan = scheduler_->plan();
   // A sequence with a mask begins. This step is planned again after the step in flight is settled.
   if (in_flight_ != nullptr && wants_mask(plan)) return nullptr;
@@ -125,6 +126,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                      .logits_rows = step.logits_rows,
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
+                     .adapters = step.adapter_slots,
                      .block_copies = step.plan.block_copies},
                     step.adapters);
   count(Metric::engine_steps, 1);
@@ -143,6 +145,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.masks.clear();
   step.histories.clear();
   step.adapters.clear();
+  step.adapter_slots.clear();
   step.num_accepted = 0;
   step.streams = 0;
   std::size_t table_stride = 0;
@@ -171,6 +174,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
     step.query_start.push_back(static_cast<std::int32_t>(step.ids.size()));
     step.prompt_tokens.push_back(completion.num_input());
     step.adapters.push_back(completion.state.adapter);
+    if (executor_->adapter_slots() > 0) step.adapter_slots.push_back(scheduler_->adapter_slot(part.id));
     const auto blocks = scheduler_->blocks(part.id);
     const auto row = static_cast<std::ptrdiff_t>(s * table_stride);
     std::ranges::copy(blocks, step.block_tables.full.begin() + row);

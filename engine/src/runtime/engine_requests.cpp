@@ -466,6 +466,7 @@ void Engine::Impl::make_completions(RequestState& state) {
                     {.priority = request.priority,
                      .owner = std::hash<std::string>{}(request.owner),
                      .salt = salt,
+                     .adapter = state.adapter ? state.adapter->id : 0,
                      .all_rows = is_first && (wants_rows || is_mean),
                      .parent = is_first || resumes ? 0 : first.id,
                      .scope = state.kv_scope});

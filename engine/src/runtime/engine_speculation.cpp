@@ -53,6 +53,22 @@ void Engine::Impl::propose() {
   }
 }
 
+// Whether the next step waits for the samples of the running step: these accept its proposals, or decide about new
+// proposals that the tokens so far make likely.
+bool Engine::Impl::may_propose(const Step& running) {
+  if (!speculation_) return false;
+  if (std::ranges::any_of(running.plan.seqs, [](const auto& part) { return part.num_proposed > 0; })) return true;
+  std::vector<Candidate> known;
+  for (const auto id : decodes_) {
+    const auto found = completions_.find(id);
+    if (found == completions_.end() || found->second->mask) continue;
+    const auto one = propose_known(id);
+    known.push_back({.size = static_cast<int>(one->proposal.tokens.size()),
+                     .rate = one->completion->acceptance.rate(one->proposal.confidence)});
+  }
+  return speculation_->would_choose(scheduler_->num_running(), known);
+}
+
 // The proposal that needs no model; it may have no tokens. With jump_forward the provider of a mask forces tokens
 // itself, and then there are no proposals.
 std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
@@ -64,7 +80,9 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   // The last token of a completion is sampled after a proposal, or without one.
   const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
                              completion.max_tokens - completion.num_output - 1});
-  auto proposal = completion.source->propose(scheduler_->tokens(id), most);
+  auto tokens = scheduler_->tokens(id);
+  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
+  auto proposal = completion.source->propose(tokens, most);
   check_guess(completion, proposal, most);
   return Proposed{&completion, most, std::move(proposal)};
 }

@@ -41,7 +41,8 @@ struct Executor::Rank {
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
-    const auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
+    auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
+    count_adapter_slots(needs, model::rules_of(*ops), config, model, manifest, ops->rank());
     step_bytes = needs.steps;
     const auto free = free_memory();
     left = free - std::min(free, needs.all_but_cache());
@@ -54,6 +55,11 @@ struct Executor::Rank {
     const auto* const of_main = main == nullptr ? nullptr : main->ranks_.front()->decoder.get();
     decoder = std::make_unique<model::Decoder>(model, files, *ops, limits, of_main);
     layout = decoder->kv_layout();
+  }
+
+  void make_adapter_slots(const model::Modules& modules, const EngineConfig& config) {
+    if (config.lora_device_adapters == 0) return;
+    decoder->make_adapter_slots(modules, config.lora_device_adapters, config.lora_max_rank);
   }
 
   // Call it after load(). Memory that is planned but not yet written counts as used.
@@ -103,12 +109,18 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
   auto manifest = manifest_of(weights_dir, config, model);
   if (main != nullptr && !model::is_head(model)) manifest = manifest.mtp().value();
-  const auto limits = step_limits(config, model);
-  model::round_weights(model, manifest, config.quantization);
+  const auto limits = step_limits(config, model, has_states(manifest));
   modules_ = manifest.modules();
+  slots_warning_ = resolve_adapter_slots(config, modules_);
+  model::round_weights(model, manifest, config.quantization);
   const model::WeightFiles files(std::move(manifest));
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](Rank& rank) { rank.load(model, files, limits, main); });
+  if (std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->has_adapter_slots(); })) {
+    adapter_slots_ = config.lora_device_adapters;
+    max_adapter_rank_ = config.lora_max_rank;
+    on_ranks([&](Rank& rank) { rank.make_adapter_slots(modules_, config); });
+  }
   num_blocks_ = blocks_by_kind(config, cache_memory(*ranks_.front()), blocks_of_all(config));
   for (const auto kind : kCacheKinds) {
     chunk_blocks_[kind] = committed_[kind] = blocks_per_chunk(config.cache_chunk_size, num_blocks_[kind]);
@@ -173,14 +185,21 @@ std::span<const float> Executor::hidden(std::int64_t row) const { return ranks_.
 
 std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model::AdapterFiles& files,
                                                                    std::int64_t reserved_bytes) const {
+  const bool in_host_memory = adapter_slots_ > 0;  // without the KV cache
+  if (in_host_memory) check_rank(files, max_adapter_rank_);
   const auto bytes = sum([&](const Rank& rank) { return rank.decoder->adapter_bytes(files, modules_); });
-  const auto reserved = untouched_bytes() + reserved_bytes;
-  const auto free = sum([](const Rank& rank) { return rank.ops->free_memory(); });
+  const auto reserved = reserved_bytes + (in_host_memory ? 0 : untouched_bytes());
+  const auto free = in_host_memory ? static_cast<std::int64_t>(ops::cpu::free_memory())
+                                   : sum([](const Rank& rank) { return rank.ops->free_memory(); });
   if (bytes + reserved > free) {
+    const auto* const where = !in_host_memory ? "beside the KV cache: unload another adapter, or lower "
+                                                "cache_max_entry_count"
+                              : reserved_bytes > 0 ? "in host memory, beside kv_offload_memory: unload another adapter, "
+                                                     "lower kv_offload_memory, or free memory"
+                                                   : "in host memory: unload another adapter, or free memory";
     throw Error(ErrorCode::resource_exhausted,
                 cat("adapter ", files.name(), " needs ", bytes, " bytes, and only ",
-                    std::max<std::int64_t>(0, free - reserved),
-                    " are free beside the KV cache: unload another adapter, or lower cache_max_entry_count"));
+                    std::max<std::int64_t>(0, free - reserved), " are free ", where));
   }
   std::vector<std::unique_ptr<model::Adapter>> out;
   for (const auto& rank : ranks_) out.push_back(rank->decoder->make_adapter(files, modules_));
@@ -203,17 +222,16 @@ std::string Executor::device() const { return std::string(ranks_.front()->ops->d
 
 std::string Executor::instruction_set() const { return std::string(ranks_.front()->ops->instruction_set()); }
 
-std::string Executor::warning() const {
+std::vector<std::string> Executor::warnings() const {
   std::vector<std::string> different;
-  for (const auto& rank : ranks_) {
-    auto warning = rank->ops->warning();
+  const auto add = [&different](std::string warning) {
     if (!warning.empty() && std::ranges::find(different, warning) == different.end()) {
       different.push_back(std::move(warning));
     }
-  }
-  std::string all;
-  for (const auto& warning : different) all += cat(all.empty() ? "" : "; ", warning);
-  return all;
+  };
+  for (const auto& rank : ranks_) add(rank->ops->warning());
+  add(slots_warning_);
+  return different;
 }
 
 std::vector<std::string> Executor::kernel_report() const {

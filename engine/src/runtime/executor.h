@@ -39,8 +39,8 @@ class Executor {
   // Issues a step. The input's arrays must live until launch() returns, and if the executor is not asynchronous, until
   // the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error is
   // from the first rank that fails, and names this rank if there are several.
-  // adapters: of each sequence; null: none. They must live until the step is collected. previous: see
-  // Decoder::launch().
+  // adapters: of each sequence; null: none. They must live until the step is collected. With adapter_slots(),
+  // input.adapters has their slots. previous: see Decoder::launch().
   void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters,
               std::span<const std::span<const float>> previous = {});
   // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
@@ -57,9 +57,13 @@ class Executor {
   // Error(resource_exhausted): then some ranks may have the memory, which does no harm. Call it between steps.
   void commit_blocks(CacheKind kind, int num_blocks);
 
+  // False: the device has no memory for adapters. If the model has no adapters, make_adapter() throws.
+  bool takes_adapters() const { return !asynchronous_ || adapter_slots_ > 0 || modules_.places.empty(); }
+  // The most adapters of a step; 0: no limit.
+  int adapter_slots() const { return adapter_slots_; }
   // Makes a LoRA adapter for each rank. May be called from any thread, while steps run. Throws the errors of
-  // model::Adapter, and Error(resource_exhausted) if there is not enough memory beside the KV cache and
-  // reserved_bytes.
+  // model::Adapter and check_rank(), and Error(resource_exhausted) if there is not enough memory beside the KV cache
+  // and reserved_bytes.
   std::vector<std::unique_ptr<model::Adapter>> make_adapter(const model::AdapterFiles& files,
                                                             std::int64_t reserved_bytes) const;
 
@@ -71,7 +75,7 @@ class Executor {
 
   std::string device() const;           // "cpu" | "cuda" | "null"
   std::string instruction_set() const;  // "avx512", "sm_90", ...
-  std::string warning() const;          // ops::Ops::warning(), the different ones of all ranks; empty if none
+  std::vector<std::string> warnings() const;  // the different ones of all ranks' Ops::warning(), and of the settings
   std::vector<std::string> kernel_report() const;  // ops::Ops::report() of all ranks. Call it between steps
   // Sums over all ranks.
   std::int64_t gemms_rejected() const;
@@ -95,6 +99,8 @@ class Executor {
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
+  int adapter_slots_ = 0, max_adapter_rank_ = 0;
+  std::string slots_warning_;
   model::Modules modules_;
   PerKind<int> num_blocks_, chunk_blocks_, committed_;
   std::unique_ptr<RankThreads> threads_;

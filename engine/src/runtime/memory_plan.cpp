@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,8 @@
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/experts_workspace.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
+#include "ops/cuda/graph/decode_buckets.h"
+#include "ops/cuda/low_rank_workspace.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/adapter.h"
 #include "runtime/devices.h"
@@ -62,6 +65,16 @@ void require_step_sizes(const EngineConfig& config) {
   }
 }
 
+// Estimate of the memory of captured decode steps of one kind (CudaOps), besides those without adapters and proposals.
+// more_kernels: of a step. CUDA takes 64 KiB for each kernel of a graph before version 12.4 (PyTorch's documentation,
+// "CUDAGraph Trees"). Later drivers take 30 % of it (issue 5517 of vLLM).
+std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows, std::size_t more_kernels) {
+  constexpr std::size_t kKernel = std::size_t{20} << 10;
+  constexpr std::size_t kOfLayer = 16;  // kernels; a layer with a delta net or a shared expert may have a few more
+  const auto steps = cuda::decode_buckets(std::min(max_rows, sampled_rows)).size();
+  return steps * (kOfLayer * static_cast<std::size_t>(model.num_layer) + more_kernels) * kKernel;
+}
+
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
   constexpr std::size_t kWorkspaces = 66 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (18 MiB), inputs (16 MiB)
@@ -70,12 +83,15 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
   // Counts of tokens for penalties (16 bits each), token masks (1 bit each), and histograms of logits.
   constexpr std::size_t kHistograms = 16384;
   const auto vocab = static_cast<std::size_t>(model.vocab_size);
-  const auto sampled = static_cast<std::size_t>(limits.max_sequences);
+  const auto sampled = static_cast<std::size_t>(limits.logits_rows());
   const auto collectives = shard.ranks == 1 ? 0
                                             : static_cast<std::size_t>(limits.max_rows) *
                                                   static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
                                                   static_cast<std::size_t>(shard.ranks);
-  const auto of_steps = kFixed + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+  const auto graphs = limits.logits_rows() > limits.max_sequences
+                          ? graph_bytes(model, limits.max_rows, limits.logits_rows(), 0)
+                          : 0;
+  const auto of_steps = kFixed + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
   return kWorkspaces + std::max(of_steps, cuda::kGemmOperandBytes);
 }
 
@@ -119,9 +135,9 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
   return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
 }
 
-// The most proposals of a step. Only on the CPU (speculates()).
+// The most proposals of a step, if speculates().
 int most_proposals(const EngineConfig& config) {
-  return config.device == "cpu" && config.speculative_method != "off" ? 2 * config.speculative_tokens : 0;
+  return config.speculative_method == "off" ? 0 : 2 * config.speculative_tokens;
 }
 
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
@@ -137,10 +153,12 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
+  // On a GPU no step has proposals if there are states (speculation_obstacle()).
+  const auto most_proposed = config.device == "cpu" ? std::int64_t{most_proposals(config)} : 0;
   // At a snapshot, a step reads one state and writes another.
   const auto snapshots = config.enable_prefix_caching ? std::min(by_tokens, by_memory) : 0;
   const auto all = running + std::max<std::int64_t>(1, snapshots);
-  return static_cast<int>(all + std::min<std::int64_t>(most_proposals(config), std::max<std::int64_t>(all / 3, 1)));
+  return static_cast<int>(all + std::min(most_proposed, std::max<std::int64_t>(all / 3, 1)));
 }
 
 std::size_t one_block_each(const PerKind<std::size_t>& bytes) { return bytes.full + bytes.window + bytes.state; }
@@ -219,11 +237,11 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device) {
   if (config.max_batch_size == 0) config.max_batch_size = size_by(kSequences, device);
 }
 
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model) {
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states) {
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const int proposed = speculates(config, model) ? most_proposals(config) : 0;
+  const int proposed = speculates(config, model, has_states) ? most_proposals(config) : 0;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
@@ -298,6 +316,22 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   return out;
 }
 
+void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, const EngineConfig& config,
+                         const ModelConfig& model, const model::Manifest& manifest, int rank) {
+  if (config.device != "cuda" || config.lora_device_adapters == 0) return;
+  const auto type = rules.precision(model::data_type(model)).activation;
+  const auto slots =
+      model::Adapter::slots_of(manifest.modules(), rank, type, config.lora_device_adapters, config.lora_max_rank);
+  memory.adapters = static_cast<std::size_t>(slots.count) * slots.bytes;
+  const auto limits = step_limits(config, model, has_states(manifest));
+  const auto kinds = limits.max_logits_rows > limits.max_sequences ? 2U : 1U;  // with proposals
+  if (config.cuda_graphs) {
+    memory.steps += kinds * graph_bytes(model, limits.max_rows, limits.max_logits_rows, 2 * slots.weights.size());
+  }
+  // Twice, because two tensors may be one weight, such as gate and up.
+  memory.steps += 2 * cuda::low_rank_workspace_bytes(slots, config.token_budget, type == DType::f32);
+}
+
 void check_model_fits(const EngineConfig& config, std::string_view device, const RankMemory& memory,
                       std::size_t free_bytes, std::size_t reserved_bytes) {
   require_step_sizes(config);
@@ -308,15 +342,19 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
   throw Error(ErrorCode::resource_exhausted,
               cat("the model does not fit: its weights take ", text(memory.weights), ", the activations of ",
                   config.token_budget, " tokens (token_budget) and ", config.max_batch_size,
-                  " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights), ", one KV block ",
-                  text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
+                  " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights - memory.adapters),
+                  memory.adapters > 0 ? cat(", ", config.lora_device_adapters, " LoRA adapters of rank ",
+                                            config.lora_max_rank, " ", text(memory.adapters))
+                                      : "",
+                  ", one KV block ", text(kv_block), ", and ", text(free_bytes), " are free on the device (", device,
                   reserved_bytes > 0 ? cat(", beside ", text(reserved_bytes), " for speculative_method = ",
                                            config.speculative_method)
                                      : "",
                   "). ",
                   half_fits ? "Set quantization = w8a16, which halves most 16-bit weights, or take" : "Take",
                   " a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
-                  "max_batch_size, ", reserved_bytes > 0 ? "set speculative_method = ngram, " : "", "or free memory"));
+                  "max_batch_size, ", memory.adapters > 0 ? "lower lora_device_adapters or lora_max_rank, " : "",
+                  reserved_bytes > 0 ? "set speculative_method = ngram, " : "", "or free memory"));
 }
 
 void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_bytes) {
@@ -408,7 +446,7 @@ std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, c
 // Throws Error(unsupported) if the model cannot have proposals of a layer that reads its hidden states.
 void check_layer(const DraftPlan& plan, const EngineConfig& engine, const ModelConfig& model,
                  const model::Manifest& manifest) {
-  auto why = speculation_obstacle(engine, model);
+  auto why = speculation_obstacle(engine, model, has_states(manifest));
   if (why.empty() && plan.is_mtp() && !manifest.has_mtp()) {
     why = cat("the weights in ", manifest.dir().string(), " have no MTP layer: convert a checkpoint that has one again, "
               "with: charonia convert MODEL --speculative-method mtp");
@@ -543,7 +581,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
   out.method = &method_of(given);
   if (!out.method->has_drafts()) return std::nullopt;
   if (out.method->reads_hidden) check_layer(out, given, model, manifest);
-  if (!speculates(given, model)) return std::nullopt;
+  if (!speculates(given, model, has_states(manifest))) return std::nullopt;
   auto engine = given;
   try {
     resolve_step_sizes(engine, {.device = "cpu"});
@@ -631,18 +669,22 @@ void refuse(MemoryPlan& plan, std::string warning) {
   plan.num_blocks = plan.num_window_blocks = plan.num_states = 0;
 }
 
+void refuse_unless(MemoryPlan& plan, const auto& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resource_exhausted) throw;
+    refuse(plan, error.what());
+  }
+}
+
 // host_bytes: the free memory of the host, if it is not the memory of the model.
 void count_offload(MemoryPlan& plan, std::int64_t host_bytes) {
   if (plan.config.kv_offload_path.empty() && plan.config.kv_offload_memory.empty()) return;
   plan.offload_bytes = parse_bytes(plan.config.kv_offload_memory).value_or(0);
   if (plan.num_blocks == 0) return;  // the last warning says why
   const auto left = plan.device == "cpu" ? left_bytes(plan) : host_bytes - plan.host_bytes;
-  try {
-    runtime::check_offload(plan.config, plan.device, left, plan.warnings);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::resource_exhausted) throw;
-    refuse(plan, error.what());
-  }
+  refuse_unless(plan, [&] { runtime::check_offload(plan.config, plan.device, left, plan.warnings); });
 }
 
 // The draft model or MTP layer. Returns false, with a warning, if it does not fit. Throws the errors of plan_draft().
@@ -656,25 +698,30 @@ bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::size_t 
     if (!draft->method->reads_hidden && exists(table) && exists(draft->weights_dir / table.filename())) {
       runtime::check_vocabulary(*draft, text::TokenTable::load(table));
     }
-    return true;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::resource_exhausted) throw;
     plan.warnings.push_back(error.what());
     return false;
   }
+  return true;
 }
 
-// The engine loads them after it has reserved the memory of the cache.
-void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules) {
+// The engine loads them after it has reserved the memory of the cache. A GPU has slots for some of them, which
+// plan.adapter_bytes already has; all are in host memory. host_bytes: as in count_offload().
+void count_adapters(MemoryPlan& plan, const model::Manifest& manifest, const model::DeviceRules& rules,
+                    std::int64_t host_bytes) {
   const auto type = rules.precision(model::data_type(plan.model)).activation;
-  for (const auto bytes : runtime::adapter_bytes(plan.config, plan.model.model_name, manifest.modules(), type)) {
-    plan.adapter_bytes += static_cast<std::int64_t>(bytes);
+  const bool in_host_memory = plan.device == "cuda";
+  const auto of_ranks = runtime::adapter_bytes(plan.config, plan.model.model_name, manifest.modules(), type);
+  const auto bytes = static_cast<std::int64_t>(std::accumulate(of_ranks.begin(), of_ranks.end(), std::size_t{0}));
+  const auto left = (in_host_memory ? host_bytes - plan.host_bytes : left_bytes(plan)) - plan.offload_bytes;
+  (in_host_memory ? plan.host_bytes : plan.adapter_bytes) += bytes;
+  if (plan.num_blocks == 0 || bytes <= left) return;
+  if (in_host_memory) {
+    return refuse_unless(plan, [&] { runtime::check_host_memory(plan.config, bytes, left); });
   }
-  const auto left = left_bytes(plan) - (plan.device == "cpu" ? plan.offload_bytes : 0);
-  if (plan.num_blocks == 0 || plan.adapter_bytes <= left) return;
-  refuse(plan, cat("the LoRA adapters do not fit: they take ", bytes_text(plan.adapter_bytes), ", and ",
-                   bytes_text(left), " are free beside the model, ",
-                   plan.speculative_bytes > 0 ? "its draft model, " : "",
+  refuse(plan, cat("the LoRA adapters do not fit: they take ", bytes_text(bytes), ", and ", bytes_text(left),
+                   " are free beside the model, ", plan.speculative_bytes > 0 ? "its draft model, " : "",
                    "and its KV cache. Leave an adapter out, lower cache_max_entry_count, or free memory"));
 }
 
@@ -702,8 +749,12 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const auto free = free_memory(choice, ranks, memory_bytes);
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
-  const auto limits = runtime::step_limits(config, out.model);
-  if (auto why = runtime::speculation_warning(config, out.model); !why.empty()) {
+  if (auto warning = runtime::resolve_adapter_slots(out.config, manifest.modules()); !warning.empty()) {
+    out.warnings.push_back(std::move(warning));
+  }
+  const bool has_states = runtime::has_states(manifest);
+  const auto limits = runtime::step_limits(config, out.model, has_states);
+  if (auto why = runtime::speculation_warning(config, out.model, has_states); !why.empty()) {
     out.warnings.push_back(std::move(why));
   }
   int blocks = std::numeric_limits<int>::max();
@@ -711,13 +762,15 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
-    const auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
+    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
+    runtime::count_adapter_slots(needs, rules, config, out.model, manifest, rank);
+    out.adapter_bytes += static_cast<std::int64_t>(needs.adapters);
     const auto all_free = free[static_cast<std::size_t>(rank)];
     const auto draft = static_cast<std::size_t>(out.speculative_bytes) / static_cast<std::size_t>(ranks);
     const auto free_bytes = all_free - std::min(all_free, draft);
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
     out.host_bytes += static_cast<std::int64_t>(needs.host);
-    out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights);
+    out.activation_bytes += static_cast<std::int64_t>(needs.all_but_cache() - needs.weights - needs.adapters);
     for (const auto kind : kCacheKinds) kv_block[kind] += static_cast<std::int64_t>(needs.kv_block[kind]);
     out.window = needs.window;
     out.free_bytes += static_cast<std::int64_t>(all_free);
@@ -743,8 +796,9 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   out.kv_window_block_bytes = kv_block.window;
   out.state_bytes = kv_block.state;
   out.kv_token_bytes = (kv_block.full + kv_block.window) / config.cache_block_seq_len;
-  count_offload(out, memory_bytes == 0 ? static_cast<std::int64_t>(ops::cpu::free_memory()) : kUnknown);
-  count_adapters(out, manifest, rules);
+  const auto host_bytes = memory_bytes == 0 ? static_cast<std::int64_t>(ops::cpu::free_memory()) : kUnknown;
+  count_offload(out, host_bytes);
+  count_adapters(out, manifest, rules, host_bytes);
   return out;
 }
 

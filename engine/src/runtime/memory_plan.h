@@ -64,7 +64,7 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device);
 bool has_states(const model::Manifest& manifest);
 
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model);
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
 
 // ---- memory of one rank ----
 
@@ -78,14 +78,20 @@ struct RankMemory {
   std::size_t activations = 0;
   std::size_t loaded_steps = 0;   // for steps, allocated with the weights: scratch memory for dequantised weights
   std::size_t steps = 0;          // for steps, allocated later: arrays, workspace, captured CUDA graphs
+  std::size_t adapters = 0;       // slots of LoRA adapters on a GPU, allocated with the weights
   PerKind<std::size_t> kv_block{};  // one block or state of each kind, in all its layers
   int window = 0;                   // KvLayout::window
   bool quantised = false;           // some weights are
 
-  std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps; }
+  std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps + adapters; }
 };
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits);
+
+// Adds the memory of LoRA adapters on a GPU: their slots, and what steps with adapters need. The settings must be
+// resolved.
+void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, const EngineConfig& config,
+                         const ModelConfig& model, const model::Manifest& manifest, int rank);
 
 // Throws Error(resource_exhausted), with the numbers and the remedy, if not even one KV block fits next to the model.
 // reserved_bytes: of the draft model or MTP layer, not in free_bytes.

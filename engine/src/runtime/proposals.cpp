@@ -146,6 +146,12 @@ bool SpeculationPolicy::probes() {
   return true;
 }
 
+bool SpeculationPolicy::would_choose(int decodes, std::span<Candidate> known) {
+  if (best_of(decodes, known).best > 0) return true;
+  const bool any = std::ranges::any_of(known, [](const Candidate& one) { return one.size > 0; });
+  return any && ++skipped_ + 1 >= kProbeInterval;
+}
+
 void SpeculationPolicy::choose(int decodes, std::span<Candidate> candidates) { choose(decodes, candidates, {}); }
 
 bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts) {

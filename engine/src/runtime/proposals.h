@@ -92,6 +92,9 @@ class SpeculationPolicy {
   // Also considers other candidates of the same sequences, in the same order, and some of them may be drafted. Returns
   // whether these are chosen instead of `known`. One whose drafts cost too much is then replaced by the known one.
   bool choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts);
+  // Returns whether choose() is likely to choose some of these, before the last tokens are known. If not, this counts as
+  // a choice without proposals.
+  bool would_choose(int decodes, std::span<Candidate> known);
   // A step without prefill has been computed. rows: its decodes and proposals.
   void measured(int rows, double seconds) { times_.add(rows, seconds); }
 

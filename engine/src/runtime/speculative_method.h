@@ -1,5 +1,5 @@
-// The methods of speculation: what each of them needs, and whether a model with its settings has it. Models with
-// recurrent layers may have each of them; the layer or model that makes drafts must have attention only.
+// The methods of speculation: what each of them needs, and whether a model with its settings has it. On the CPU, models
+// with recurrent layers may have each of them; the layer or model that makes drafts must have attention only.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@ namespace charonia::runtime {
 struct SpeculativeMethod {
   std::string_view name;      // value of speculative_method
   std::string_view model{};   // what speculative_model names; empty: the method needs none
+  bool on_cuda = false;       // also on CUDA devices, for models without recurrent layers
   bool reads_hidden = false;  // it has a layer that reads the hidden states of the engine's model, on one rank. If it
                               // cannot run, the engine does not start; other methods only cause a warning
 
@@ -20,7 +21,7 @@ struct SpeculativeMethod {
 };
 inline constexpr std::array kSpeculativeMethods = {
     SpeculativeMethod{.name = "off"},
-    SpeculativeMethod{.name = "ngram"},
+    SpeculativeMethod{.name = "ngram", .on_cuda = true},
     SpeculativeMethod{.name = "draft_model", .model = "a small model with the same vocabulary"},
     SpeculativeMethod{.name = "mtp", .reads_hidden = true},
     SpeculativeMethod{.name = "eagle3", .model = "an EAGLE-3 head for this model", .reads_hidden = true},
@@ -28,14 +29,14 @@ inline constexpr std::array kSpeculativeMethods = {
 // The method of the settings.
 const SpeculativeMethod& method_of(const EngineConfig& config);
 
-// Why steps cannot have proposals (runtime/proposals.h), with the remedy; empty: they can. Only on the CPU: a step with
-// proposals needs known tokens, so it cannot overlap with the step before it, and the other devices overlap steps. A
-// model for embeddings or scores generates no tokens. config.device must be resolved.
-std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& model);
+// Why steps cannot have proposals (runtime/proposals.h), with the remedy; empty: they can. A GPU writes
+// one state of each sequence in a step, so a model with recurrent layers has no proposals there. A model for embeddings
+// or scores generates no tokens. config.device must be resolved.
+std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& model, bool has_states);
 
 // Whether steps may have proposals.
-bool speculates(const EngineConfig& config, const ModelConfig& model);
+bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states);
 // The warning that speculative_method has no effect; empty if it has.
-std::string speculation_warning(const EngineConfig& config, const ModelConfig& model);
+std::string speculation_warning(const EngineConfig& config, const ModelConfig& model, bool has_states);
 
 }  // namespace charonia::runtime

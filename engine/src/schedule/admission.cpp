@@ -28,6 +28,7 @@ bool Scheduler::Impl::admit(Seq& seq, StepPlan& plan) {
   rounds.admitted(seq.priority, seq.round);
   waiting_tokens -= seq.prompt_tokens;
   seq.state = State::running;
+  adapters.take(seq.adapter);
   running.insert(std::ranges::upper_bound(running, &seq, Before{}), &seq);
   for (std::size_t k = 0; k < num_kinds(); ++k) units_reserve[k] += static_cast<int>(will_need_more_units(seq, k));
   if (seq.has_computed_prompt()) queue_children(seq);  // it was preempted, and its prompt was found in the index

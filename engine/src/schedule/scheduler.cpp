@@ -32,6 +32,7 @@ void Scheduler::Impl::enqueue(Seq& seq) {
 
 void Scheduler::Impl::stop_running(Seq& seq) {
   running.erase(std::ranges::lower_bound(running, &seq, Before{}));
+  adapters.release(seq.adapter);
   pool.release(seq.blocks);
   seq.blocks.clear();
   for (std::size_t k = 0; k < num_kinds(); ++k) pool.release_units(k, seq.units[k].units);
@@ -39,7 +40,7 @@ void Scheduler::Impl::stop_running(Seq& seq) {
   seq.units_need.clear();
   seq.nodes.clear();
   seq.computed = seq.planned = seq.inserted_blocks = seq.need = 0;
-  seq.prefill_end = seq.branch = 0;
+  seq.prefill_end = seq.branch = seq.plans_without_slot = 0;
   seq.last_snapshot = {};
   seq.load.reset();
   seq.counts_loaded = false;
@@ -129,6 +130,7 @@ void Scheduler::add(SeqId id, std::vector<TokenId> prompt, std::int32_t max_tota
   seq.arrival = impl_->arrivals++;
   seq.salt = options.salt;
   seq.scope = options.scope;
+  seq.adapter = options.adapter;
   seq.all_rows = options.all_rows;
   seq.prompt_tokens = static_cast<std::int32_t>(prompt.size());
   seq.max_total_tokens = max_total_tokens;
@@ -259,6 +261,10 @@ std::span<const TokenId> Scheduler::tokens(SeqId id) const { return impl_->at(id
 std::span<const TokenId> Scheduler::proposed(SeqId id) const { return impl_->at(id).proposed; }
 std::span<const cache::BlockId> Scheduler::blocks(SeqId id) const { return impl_->at(id).blocks; }
 std::span<const cache::UnitRange> Scheduler::units(SeqId id) const { return impl_->at(id).units; }
+int Scheduler::adapter_slot(SeqId id) const {
+  const auto& seq = impl_->at(id);
+  return seq.state == State::running ? impl_->adapters.slot_of(seq.adapter) : -1;
+}
 std::span<const cache::UnitRange> Scheduler::proposal_units(SeqId id) const { return impl_->at(id).proposal_units; }
 std::int32_t Scheduler::max_proposal_states() const { return impl_->max_proposal_states(); }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }

@@ -14,7 +14,7 @@
 //   Forced     If a sequence has tokens that are known before they are computed (append()), every step computes one of
 //              them, like a decode. Its other tokens are scheduled with prefill, in the order of "before".
 //   Prefill    In the order of "before", running and waiting sequences together. A waiting sequence that does not fit
-//              is not overtaken by another waiting sequence.
+//              is not overtaken by another waiting sequence, unless its adapter has no slot.
 //   Admission  (admission.cpp) A waiting sequence gets the blocks of all its tokens when it is admitted, and one block
 //              stays available for every running sequence that will need another one. A single sequence is always
 //              admitted. A plan that preempts admits no sequence.
@@ -30,6 +30,7 @@
 //   Memory     (fewer_blocks.cpp) The pool may shrink when memory runs out; then some sequences are impossible.
 //   Loads      (loads.cpp) An admitted sequence may find KV of its next blocks in an offload. It computes no token
 //              until these blocks are read and copied. Other sequences continue.
+//   Adapters   (adapter_slots.h) The running sequences may have as many adapters as the device has slots.
 //   Held       A sequence whose next token cannot be sampled yet releases its blocks, so that no other sequence waits.
 //
 // The next step may be planned while one still runs. advance() counts its tokens as computed, and adds a placeholder
@@ -69,12 +70,14 @@ struct Limits {
   // With a kind `state`: the distance of the snapshots of a long prefill, rounded up to whole blocks.
   int snapshot_tokens = 2048;
   std::int64_t load_bytes = 1;  // after so many bytes, no block is copied from an offload for a step with other tokens
+  int adapter_slots = 0;        // the most adapters of running sequences; 0: no limit
 };
 
 struct SeqOptions {
   int priority = 0;
   std::uint64_t owner = 0;  // waiting sequences of one priority are admitted owner by owner in turn
   std::uint64_t salt = 0;  // separates sequences that must not share blocks although their tokens are equal
+  std::uint64_t adapter = 0;  // a number of its adapter; 0: none
   // Every row of the prompt gives logits (prompt log probabilities), so no prefix is looked up. Each row gives logits
   // once; rows that are recomputed after a preemption do not.
   bool all_rows = false;
@@ -175,6 +178,8 @@ class Scheduler {
   // Its units of each kind after kind 0: for its window and at least the tokens planned so far. Of kind `state`: the
   // next step reads the first one if the sequence has computed tokens, and writes the last one. Empty while it waits.
   std::span<const cache::UnitRange> units(SeqId id) const;
+  // The slot of its adapter while it runs; -1: it has none, or there are no slots.
+  int adapter_slot(SeqId id) const;
   // Of each kind `state`: the units for the states after the proposals of the plan. Empty without proposals.
   std::span<const cache::UnitRange> proposal_units(SeqId id) const;
   // The most proposals of a plan for which there are states; without a kind `state` there is no limit.

@@ -116,6 +116,14 @@ void Scheduler::Impl::check_lists() const {
   require(tokens == waiting_tokens, tokens, " tokens wait, but the counter is ", waiting_tokens);
   require(std::ssize(running) <= limits.max_batch_size, running.size(),
           " sequences run, more than max_batch_size = ", limits.max_batch_size);
+  for (const auto* seq : running) {
+    const auto users = std::ranges::count(running, seq->adapter, &Seq::adapter);
+    require(seq->adapter == 0 || !adapters.any() || adapters.users(seq->adapter) == users, "adapter ", seq->adapter,
+            " of ", users, " running sequences has ", adapters.users(seq->adapter), " users");
+  }
+  const auto with_adapter = std::ranges::count_if(running, [](const Seq* seq) { return seq->adapter != 0; });
+  require(!adapters.any() || adapters.users() == with_adapter, with_adapter,
+          " running sequences have an adapter, but the slots have ", adapters.users(), " users");
   const auto decodes = std::ranges::count_if(
       running, [](const Seq* seq) { return seq->is_decode() || (seq->forced && !seq->is_full()); });
   require(decodes <= limits.token_budget, decodes, " decodes exceed token_budget = ", limits.token_budget);

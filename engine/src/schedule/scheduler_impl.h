@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/units.h"
+#include "schedule/adapter_slots.h"
 #include "schedule/logits_rows.h"
 #include "schedule/rounds.h"
 #include "schedule/scheduler.h"
@@ -25,7 +26,8 @@ struct Scheduler::Impl {
         units_reserve(pool_in.kinds().size()),
         units_wanted(pool_in.kinds().size()),
         snapshot_tokens(blocks_for(std::max(limits_in.snapshot_tokens, 1)) * pool_in.block_len()),
-        rows(limits.max_logits_rows) {
+        rows(limits.max_logits_rows),
+        adapters(limits.adapter_slots) {
     known_blocks = all_blocks();
   }
 
@@ -43,6 +45,7 @@ struct Scheduler::Impl {
   void plan_decodes(StepPlan& plan);
   void plan_prefill(StepPlan& plan);
   bool may_admit() const;
+  Seq* next_waiting() const;
   bool schedule_prefill(Seq& seq, StepPlan& plan);
   bool schedule(Seq& seq, std::int32_t most_tokens, StepPlan& plan);
   bool reserve_blocks(Seq& seq, StepPlan& plan);
@@ -131,6 +134,7 @@ struct Scheduler::Impl {
   std::vector<cache::BlockId> units_of_block;  // of the block that is inserted, by kind after kind 0
   Seq* starved = nullptr;          // the first running sequence that got no units for its next token in this plan
   LogitsRows rows;
+  AdapterSlots adapters;
   std::int64_t loaded_bytes = 0;  // that this plan has copied from the offload
   bool any_proposed = false;  // a sequence may have proposals
   std::size_t first_share = 0;  // of proposals: counts up (proposals.cpp)

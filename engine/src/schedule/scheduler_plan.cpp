@@ -1,6 +1,7 @@
 // Plans a step: first the decodes, then prefill within the rest of the token budget. scheduler.h has the rules.
 #include <algorithm>
 #include <cstdint>
+#include <ranges>
 
 #include "schedule/scheduler_impl.h"
 
@@ -67,11 +68,14 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   bool fits = plan.preempted.empty();  // preempted sequences are not admitted again in the same plan
   if (time != nullptr) time->begin_prefill(plan.num_tokens);
   auto next = collected.begin();
+  if (!waiting.empty()) (*waiting.begin())->plans_without_slot += !adapters.has_room((*waiting.begin())->adapter);
+  auto* first = fits ? next_waiting() : nullptr;
   // Stalled decodes keep their share of the budget. Otherwise the next step could have more decodes than the budget.
   while (plan.num_tokens + num_stalled < limits.token_budget) {
     const bool in_time = time == nullptr || time->any_left();
-    if (in_time && fits && may_admit() && (next == collected.end() || Before{}(*waiting.begin(), *next))) {
-      auto& seq = **waiting.begin();
+    if (in_time && fits && first != nullptr && may_admit() &&
+        (next == collected.end() || Before{}(first, *next))) {
+      auto& seq = *first;
       if (cannot_fit(seq) && !seq.has_placeholder()) {
         mark_impossible(seq);
       } else if (admit(seq, plan)) {
@@ -79,6 +83,7 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
       } else {
         fits = notice_fewer_blocks();
       }
+      first = fits ? next_waiting() : nullptr;
     } else if (next != collected.end()) {
       auto& seq = **next++;
       if ((in_time || seq.forced) && load_blocks(seq, plan)) schedule_prefill(seq, plan);
@@ -88,10 +93,25 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   }
 }
 
-// Whether one more sequence may run, apart from its blocks.
+// Whether one more sequence may run, apart from its blocks and its adapter.
 bool Scheduler::Impl::may_admit() const {
   // It may have only one token to compute, and then it samples.
-  return rows.any_left() && !waiting.empty() && static_cast<int>(running.size()) < limits.max_batch_size;
+  return rows.any_left() && static_cast<int>(running.size()) < limits.max_batch_size;
+}
+
+// Returns the waiting sequence that runs next; null if none may run. If the adapter of the first one has no slot,
+// another one may overtake it (adapter_slots.h). Only a few are considered, so that a plan costs little.
+Seq* Scheduler::Impl::next_waiting() const {
+  constexpr int kMostConsidered = 256;
+  if (waiting.empty() || !may_admit()) return nullptr;
+  auto& first = **waiting.begin();
+  if (adapters.has_room(first.adapter)) return &first;
+  const bool adapters_overtake = first.plans_without_slot <= kOvertakenPlans;
+  for (auto* seq : waiting | std::views::take(kMostConsidered)) {
+    if (seq->priority != first.priority) break;
+    if (seq->adapter == 0 || (adapters_overtake && adapters.has_room(seq->adapter))) return seq;
+  }
+  return nullptr;
 }
 
 // Plans as many tokens of a running sequence as the budget, the time and the rows of logits allow. Returns false if

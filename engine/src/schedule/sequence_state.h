@@ -30,6 +30,7 @@ struct Seq {
   std::uint64_t arrival = 0;
   std::uint64_t salt = 0;
   std::string scope;
+  std::uint64_t adapter = 0;
   bool all_rows = false;
   std::int32_t prompt_tokens = 0;
   std::int32_t max_total_tokens = 0;
@@ -49,6 +50,8 @@ struct Seq {
   std::vector<TokenId> proposed;         // tokens that may follow its last token (proposals.cpp)
   std::int32_t planned_proposals = 0;    // part of `planned`
   std::vector<cache::UnitRange> proposal_units;  // by kind; of kind `state`: that of each proposal, until the next plan
+
+  int plans_without_slot = 0;  // in which it was the first waiting sequence, and its adapter had no slot
 
   // Used by admission.cpp: the last lookup that did not fit.
   std::int32_t need = 0;        // available blocks that it needed

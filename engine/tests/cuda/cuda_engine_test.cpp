@@ -295,6 +295,17 @@ TEST_F(CudaEngineTest, nothing_is_allocated_in_a_step) {
   EXPECT_EQ(cuda::allocations(), before);
 }
 
+TEST_F(CudaEngineTest, nothing_is_allocated_in_a_step_with_proposals) {
+  Engine engine(write(), with(kCuda, "speculative_method", "ngram"));
+  auto all = greedy_requests(40);  // they soon repeat
+  const auto masked = masked_requests(12);
+  all.insert(all.end(), masked.begin(), masked.end());
+  const auto before = cuda::allocations();
+  completions(engine, all);
+  EXPECT_EQ(cuda::allocations(), before);
+  EXPECT_GT(engine.stats().accepted_tokens, 0);
+}
+
 TEST_F(CudaEngineTest, captured_and_issued_decodes_give_equal_tokens) {
   for (const auto& model : {TinyModel{}, tiled()}) {
     const auto folder = write(model, "bf16");

@@ -4,8 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
+#include "base/text.h"
 #include "charonia/error.h"
 #include "errors.h"
+#include "low_rank_change.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "sample_reference.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
@@ -20,6 +24,7 @@ using ops::Matrix;
 using ops::Random;
 using ops::Sampled;
 using ops::SampleRow;
+using ops::uniform;
 using Rows = std::vector<SampleRow>;
 
 constexpr int kVocab = 40, kHidden = 24, kBlocks = 8;
@@ -31,10 +36,13 @@ SampleRow greedy() {
 }
 
 // A model of an embedding, an attention whose result is not used, and a matrix. Its steps have one row for each
-// sequence, which is a decode.
+// sequence, which is a decode. adapters: changes of the matrix; each is in its own slot.
 class Model {
  public:
-  explicit Model(const ops::CudaOptions& options = {}) : ops_(ops::make_cuda_ops(options)) {
+  // logits_rows: StepLimits::max_logits_rows.
+  explicit Model(const ops::CudaOptions& options = {}, std::span<const ops::HostAdapter> adapters = {},
+                 int logits_rows = 0)
+      : ops_(ops::make_cuda_ops(options)) {
     Random random(1);
     table_ = ops_->make_embedding(Matrix::random(random, DType::f32, kVocab, kHidden).host(), DType::f32);
     const auto weight = Matrix::random(random, DType::f32, kVocab, kHidden);
@@ -45,19 +53,29 @@ class Model {
     qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, 3 * 8);
     attended_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, 8);
     logits_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::f32, 8, kVocab);
-    ops_->prepare({.max_rows = 8, .max_sequences = 5, .max_positions = 16, .block_len = 4},
+    make_slots(adapters);
+    ops_->prepare({.max_rows = 8, .max_sequences = 5, .max_positions = 16, .block_len = 4, .max_logits_rows = logits_rows},
                   [this](const ops::StepShape& shape) { issue(shape); });
   }
 
-  // ids: tokens, or -1 - i for the sample of row i of the previous step.
-  void launch(const Ids& ids, Rows rows) {
-    Ids starts = {0}, positions(ids.size()), tables(ids.size()), logits_rows;
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      starts.push_back(static_cast<std::int32_t>(i) + 1);
-      logits_rows.push_back(static_cast<std::int32_t>(i));
-      rows[i].sequence = i + 1;
+  // ids: tokens, or -1 - i for the sample of row i of the previous step. slots: of the adapters of rows.
+  // lengths: rows of the sequences; empty: one each.
+  void launch(const Ids& ids, Rows rows, const Ids& slots = {}, Ids lengths = {}) {
+    if (lengths.empty()) lengths.assign(ids.size(), 1);
+    Ids starts = {0}, positions, tables(lengths.size()), logits_rows;
+    for (const auto length : lengths) {
+      starts.push_back(starts.back() + length);
+      for (std::int32_t i = 0; i < length; ++i) {
+        rows[logits_rows.size()].sequence = starts.size();
+        logits_rows.push_back(static_cast<std::int32_t>(logits_rows.size()));
+        positions.push_back(i);
+      }
     }
-    ops_->begin_step({ids, {starts, positions, {tables}, 1}, logits_rows, rows});
+    ops_->begin_step({.ids = ids,
+                      .attention = {starts, positions, {tables}, 1},
+                      .logits_rows = logits_rows,
+                      .sample = rows,
+                      .adapters = slots});
     ops_->run_step([this](const ops::StepShape& shape) { issue(shape); });
   }
   std::vector<Sampled> collect() { return ops_->collect(); }
@@ -70,11 +88,26 @@ class Model {
   std::int64_t replayed() const { return dynamic_cast<const CudaOps&>(*ops_).replayed_steps(); }
 
  private:
+  void make_slots(std::span<const ops::HostAdapter> adapters) {
+    if (adapters.empty()) return;
+    ops::AdapterSlots slots{.count = static_cast<int>(adapters.size()), .bytes = 0, .weights = {{kHidden, 0}}};
+    for (const auto& adapter : adapters) {
+      slots.weights[0].ranks = std::max(slots.weights[0].ranks, adapter[0]->shape.ranks);
+      images_.push_back(image_of(*ops_, adapter));
+      slots.bytes = std::max(slots.bytes, images_.back()->bytes());
+    }
+    ops_->make_adapter_slots(slots);
+    for (int slot = 0; slot < slots.count; ++slot) {
+      ops_->fill_adapter_slot(slot, *images_[static_cast<std::size_t>(slot)]);
+    }
+  }
+
   void issue(const ops::StepShape& shape) {
     ops_->embed(hidden_->slice(0, shape.rows), *table_, 1);
     ops_->rotary_store(qkv_->slice(0, shape.rows), {}, *cache_, 0, 1);
     ops_->attention(attended_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, 1, {.scale = 1});
     ops_->linear(logits_->slice(0, shape.rows), hidden_->slice(0, shape.rows), *linear_);
+    if (shape.adapters) ops_->add_adapters(logits_->slice(0, shape.rows), hidden_->slice(0, shape.rows), 0);
     ops_->sample(logits_->slice(0, shape.logits_rows));
   }
 
@@ -83,6 +116,7 @@ class Model {
   std::unique_ptr<ops::Linear> linear_;
   std::unique_ptr<ops::KvCache> cache_;
   std::unique_ptr<ops::DeviceMatrix> hidden_, qkv_, attended_, logits_;
+  std::vector<std::unique_ptr<ops::Buffer>> images_;
 };
 
 // Steps in flight, with penalties, lists, log probabilities and targets, which are sampled after the replay.
@@ -125,6 +159,66 @@ TEST(CudaOpsTest, every_decode_is_replayed_and_equals_an_issued_step) {
   EXPECT_GT(tokens.size(), 8U) << "the tokens must differ for the test to be useful";
 }
 
+TEST(CudaOpsTest, a_decode_with_adapters_is_replayed_and_equals_an_issued_step) {
+  Random random(3);
+  std::vector<ops::HostAdapter> adapters(2);
+  for (auto& adapter : adapters) adapter.emplace_back(std::in_place, random, DType::f32, kHidden, kVocab, true, 0, 1, 1);
+  Model replaying({}, adapters), issuing({.graphs = false}, adapters);
+  const auto lines = replaying.ops().report();
+  EXPECT_TRUE(std::ranges::count(lines, "decode steps are captured for 1, 2, 4, 5 rows") == 1 &&
+              std::ranges::count(lines, "decode steps with adapters are captured for 1, 2, 4, 5 rows") == 1)
+      << lines.at(1) << "\n" << lines.at(2);
+  std::set<std::vector<std::int32_t>> all;
+  const Ids steps[] = {{}, {0, -1, 1}, {1, 1, 1}, {-1, -1, -1}, {-1, 0, 1}};
+  for (const auto& slots : steps) {
+    std::vector<std::int32_t> tokens;
+    for (auto* const model : {&replaying, &issuing}) {
+      model->launch({1, 2, 3}, Rows(3, greedy()), slots);
+      for (const auto& sampled : model->collect()) tokens.push_back(sampled.token);
+    }
+    EXPECT_TRUE(std::equal(tokens.begin(), tokens.begin() + 3, tokens.begin() + 3, tokens.end()));
+    all.insert(std::move(tokens));
+  }
+  EXPECT_EQ(all.size(), 4U) << "adapters must change tokens for the test to be useful";
+  EXPECT_EQ(replaying.replayed(), std::ssize(steps));
+}
+
+TEST(CudaOpsTest, a_decode_with_proposals_is_replayed_and_equals_an_issued_step) {
+  Random random(4);
+  std::vector<ops::HostAdapter> adapters(2);
+  for (auto& adapter : adapters) adapter.emplace_back(std::in_place, random, DType::f32, kHidden, kVocab, true, 0, 1, 1);
+  constexpr int kLogitsRows = 8;
+  Model replaying({}, adapters, kLogitsRows), issuing({.graphs = false}, adapters, kLogitsRows);
+  for (const auto* const kind : {"", " with adapters", " with proposals", " with adapters and proposals"}) {
+    const auto line = cat("decode steps", kind, " are captured for 1, 2, 4, 8 rows");
+    EXPECT_EQ(std::ranges::count(replaying.ops().report(), line), 1) << line;
+  }
+  struct Case {
+    Ids lengths, slots;
+  };
+  const Case cases[] = {{{4}, {}}, {{1, 1, 3}, {}}, {{2, 1, 2}, {0, -1, 1}}, {{4, 4}, {1, 1}}, {{1, 1}, {}}, {{1}, {0}}};
+  std::set<std::int32_t> all;
+  for (const auto& [lengths, slots] : cases) {
+    const auto rows = static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), 0));
+    std::vector<ops::OwnedRow> owned;
+    Rows sampled_rows;
+    for (std::size_t row = 0; row < rows; ++row) owned.push_back(ops::random_row(random, kVocab, false));
+    for (auto& row : owned) sampled_rows.push_back(row.view());
+    Ids ids(rows);
+    std::ranges::generate(ids, [&] { return uniform(random, 0, kVocab - 1); });
+    std::vector<std::int32_t> tokens;
+    for (auto* const model : {&replaying, &issuing}) {
+      model->launch(ids, sampled_rows, slots, lengths);
+      for (const auto& sampled : model->collect()) tokens.push_back(sampled.token);
+    }
+    const auto half = tokens.begin() + static_cast<std::ptrdiff_t>(rows);
+    EXPECT_TRUE(std::equal(tokens.begin(), half, half, tokens.end()));
+    all.insert(tokens.begin(), tokens.end());
+  }
+  EXPECT_GT(all.size(), 8U) << "the tokens must differ for the test to be useful";
+  EXPECT_EQ(replaying.replayed(), std::ssize(cases));
+  EXPECT_EQ(issuing.replayed(), 0);
+}
 #if defined(CHARONIA_CUDA_ON_HOST)
 // CHARONIA_CUDA_PREFETCH: in each replay, the weight after the attention, and nothing in an issued step.
 TEST(CudaOpsTest, captured_steps_prefetch_the_weights_after_attention_only_if_set) {

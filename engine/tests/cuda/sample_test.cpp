@@ -182,6 +182,52 @@ TEST(CudaSampleTest, a_pending_token_is_counted_when_its_sequence_gets_a_slot_la
   EXPECT_EQ(device.sample(std::vector<float>(6), row), 2);
 }
 
+// Some proposals are accepted. A row with a target, such as a forced token, has no counts.
+TEST(CudaSampleTest, rows_after_proposals_count_the_proposals) {
+  in_both_orders([] {
+    constexpr int kVocab = 8, kSteps = 80;
+    Random random(25);
+    Device device(kVocab, 6);
+    OwnedRow owned;
+    owned.row.temperature = 0.9F;
+    owned.row.frequency_penalty = 0.3F;
+    owned.row.repetition_penalty = 1.2F;
+    owned.row.sequence = 9;
+    owned.prompt = {1, 2, 3};
+    int accepted = 0, kept = 0;
+    bool keeps = false;
+    for (int step = 0; step < kSteps; ++step) {
+      const auto count = static_cast<std::size_t>(uniform(random, 0, 5));
+      const auto logits = Matrix::random(random, DType::f32, static_cast<std::int64_t>(count) + 1, kVocab);
+      std::vector<OwnedRow> all(count + 1, owned);
+      Ids proposals;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        auto& output = all[i].output;
+        output.insert(output.end(), proposals.begin(), proposals.end());
+        all[i].row.position = std::ssize(output);
+        proposals.push_back(uniform(random, 0, kVocab - 1));
+      }
+      Rows rows;
+      for (auto& one : all) rows.push_back(one.view());
+      if (step % 5 == 4) rows[0].target = 3;
+      const auto sampled = device.sample(logits, rows);
+      for (std::size_t i = rows[0].target >= 0 ? 1 : 0; i < rows.size(); ++i) {
+        expect_drawn(logits.floats(static_cast<std::int64_t>(i)), rows[i], sampled[i]);
+        ASSERT_FALSE(testing::Test::HasFailure()) << "step " << step << ", row " << i;
+      }
+      kept += keeps && rows[0].target < 0 && device.packed.histories == static_cast<std::int64_t>(count) ? 1 : 0;
+      owned.output.push_back(sampled[0].token);
+      for (std::size_t i = 0; i < count && proposals[i] == sampled[i].token; ++i) {
+        owned.output.push_back(sampled[i + 1].token);
+      }
+      accepted += static_cast<int>(owned.output.size() - all[0].output.size()) - 1;
+      keeps = rows[0].target < 0 && owned.output.size() == all[0].output.size() + 1;
+    }
+    EXPECT_GT(accepted, 10);
+    EXPECT_GT(kept, 20) << "a history is uploaded only when its slot is assigned";
+  });
+}
+
 TEST(CudaSampleTest, counts_stop_growing_before_they_reach_the_prompt_s_bit) {
   Device device(3, 1);
   OwnedRow row;
@@ -223,20 +269,14 @@ TEST(CudaSampleTest, rows_of_one_request_share_their_list) {
   });
 }
 
-TEST(CudaSampleTest, rows_outside_the_vocabulary_or_of_one_sequence_are_rejected) {
+TEST(CudaSampleTest, rows_outside_the_vocabulary_are_rejected) {
   Sampler sampler(10, 2);
   SampleNotes notes;
   std::vector<std::byte> bytes;
   Rows rows(2);
-  const auto refused = [&](std::string_view why) {
-    expect_error(ErrorCode::internal, {why}, [&] { sampler.pack(rows, 2, bytes, notes); });
-  };
   const Ids outside = {3, 10};
   rows[1].banned = outside;
-  refused("token id 10");
-  rows[1] = {};
-  rows[0].repetition_penalty = rows[1].repetition_penalty = 2;
-  refused("two rows of sequence 0");
+  expect_error(ErrorCode::internal, {"token id 10"}, [&] { sampler.pack(rows, 2, bytes, notes); });
   EXPECT_THROW(Sampler(300000, 1), Error);
 }
 

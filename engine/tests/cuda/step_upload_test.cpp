@@ -29,7 +29,7 @@ constexpr ops::StepFacts kFacts{
 // A step that owns its arrays.
 struct Step {
   std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, other_tables, logits_rows, state_in,
-      state_out;
+      state_out, adapters;
   std::vector<SampleRow> sample;
   std::int64_t stride = kPositions / kBlockLen;
 
@@ -48,10 +48,9 @@ struct Step {
     }
   }
   StepInput input() const {
-    return {ids,
-            {query_start, positions, {tables, other_tables, {}}, stride, rotary_rows, state_in, state_out},
-            logits_rows,
-            sample};
+    return {ids,         {query_start, positions, {tables, other_tables, {}}, stride, rotary_rows, state_in, state_out},
+            logits_rows, sample,
+            {},          adapters};
   }
 };
 
@@ -70,14 +69,15 @@ struct Written {
 };
 
 Written write(const Step& step, const StepCapacity& capacity, const FlatTables& tables,
-              std::span<const AttentionPlan> plans, std::span<const std::byte> sampling) {
+              std::span<const AttentionPlan> plans, std::span<const std::byte> sampling,
+              const AdapterBatch& adapters = {}) {
   Written out;
   out.layout = step_layout(capacity);
   out.bytes = step_bytes(out.layout, tables.blocks.size());
   // so that zeros do not appear by chance
   out.memory.assign(out.bytes / sizeof(std::uint64_t) + 1, 0x5555555555555555U);
   write_step(reinterpret_cast<std::byte*>(out.memory.data()), capacity, out.layout, step.input(), kBlockLen, tables,
-             plans, sampling);
+             plans, adapters, sampling);
   return out;
 }
 
@@ -184,6 +184,46 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
   }
 }
 
+TEST(StepUploadTest, rows_are_grouped_by_adapter) {
+  Random random(2);
+  constexpr int kAdapters = 3;
+  for (int trial = 0; trial < 50; ++trial) {
+    Step step;
+    const int sequences = uniform(random, 1, trial % 10 == 0 ? 90 : 9);
+    for (int s = 0; s < sequences; ++s) {
+      step.add(0, uniform(random, 1, trial % 2 == 0 ? 1 : 3 * kPositions / 4), false);
+      step.adapters.push_back(uniform(random, -1, kAdapters - 1));
+    }
+    const auto rows = std::ssize(step.ids);
+    AdapterBatch batch;
+    group_by_adapter(step.input(), batch);
+    StepCapacity capacity{
+        .rows = rows, .adapter_items = max_adapter_items(rows, kAdapters), .adapter_rows = rows, .plans = {}};
+    const auto out = write(step, capacity, {}, {}, {}, batch);
+    std::vector<std::int32_t> found(step.ids.size(), -1);
+    std::int32_t next = 0, slot = -1;
+    for (std::int64_t i = 0; i < capacity.adapter_items; ++i) {
+      const auto word = [&](int field) { return out.i32(out.layout.adapter_items, 4 * i + field); };
+      if (i >= std::ssize(batch.items)) {
+        EXPECT_EQ(word(2), 0) << "padding";
+        continue;
+      }
+      EXPECT_GE(word(0), slot) << "an adapter has its items together";
+      slot = word(0);
+      EXPECT_EQ(word(1), next);
+      EXPECT_TRUE(word(2) >= 1 && word(2) <= kAdapterTile);
+      for (; next < word(1) + word(2); ++next) {
+        found.at(static_cast<std::size_t>(out.i32(out.layout.adapter_rows, next))) = slot;
+      }
+    }
+    for (std::size_t s = 0; s < step.adapters.size(); ++s) {
+      for (auto row = step.query_start[s]; row < step.query_start[s + 1]; ++row) {
+        EXPECT_EQ(found[static_cast<std::size_t>(row)], step.adapters[s]);
+      }
+    }
+  }
+}
+
 TEST(StepUploadTest, only_the_size_of_the_tables_depends_on_the_step) {
   const StepCapacity capacity{.rows = 8, .logits_rows = 8, .plans = {}, .sampling_bytes = 100};
   Step one, three;
@@ -205,17 +245,19 @@ TEST(StepUploadTest, only_the_size_of_the_tables_depends_on_the_step) {
   EXPECT_GT(second.bytes, first.bytes);
 }
 
-TEST(StepUploadTest, a_decode_step_has_one_sampled_row_for_each_sequence) {
+TEST(StepUploadTest, a_decode_step_samples_every_row) {
   Step decode;
   for (int s = 0; s < 3; ++s) decode.add(5 * s, 1, true);
-  EXPECT_TRUE(is_decode(decode.input()));
+  EXPECT_TRUE(samples_every_row(decode.input()));
   Step unsampled = decode;
   unsampled.add(1, 1, false);
-  EXPECT_FALSE(is_decode(unsampled.input()));
-  Step chunk = decode;
-  chunk.add(1, 2, true);
-  EXPECT_FALSE(is_decode(chunk.input()));
-  EXPECT_FALSE(is_decode(StepInput{}));
+  EXPECT_FALSE(samples_every_row(unsampled.input()));
+  Step proposals = decode;
+  proposals.add(1, 2, true);
+  EXPECT_FALSE(samples_every_row(proposals.input())) << "only its last row is sampled";
+  proposals.logits_rows = {0, 1, 2, 3, 4};
+  EXPECT_TRUE(samples_every_row(proposals.input()));
+  EXPECT_FALSE(samples_every_row(StepInput{}));
 }
 
 TEST(StepUploadTest, values_out_of_range_are_rejected_by_name) {

@@ -55,6 +55,11 @@ class CudaOps final : public ops::Ops {
   void upload_parts(std::span<const ops::DevicePart> parts, const std::byte* host) override;
   void download_parts(std::byte* host, std::span<const ops::DevicePart> parts) override;
 
+  bool has_adapter_slots() const override { return true; }
+  void make_adapter_slots(const ops::AdapterSlots& slots) override;
+  std::unique_ptr<ops::Buffer> allocate_host(std::size_t bytes) override;
+  void fill_adapter_slot(int slot, const ops::Buffer& image) override;
+
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight,
@@ -84,6 +89,7 @@ class CudaOps final : public ops::Ops {
     if (!tracing_) announced_linear_ = &weight;
   }
   void linear(const ops::Tensor& out, const ops::Tensor& in, const ops::Linear& weight) override;
+  void add_adapters(const ops::Tensor& out, const ops::Tensor& in, int weight) override;
   void qk_squares(const ops::Tensor& sums, const ops::Tensor& qkv, std::int64_t q_size, std::int64_t k_size) override;
   void rotary_store(const ops::Tensor& qkv, const ops::RotaryParams& how, ops::KvCache& cache, int layer,
                     int heads) override;
@@ -142,6 +148,7 @@ class CudaOps final : public ops::Ops {
   struct Trace {
     std::vector<Gemm> gemms;           // each shape once, with the maximum number of rows
     std::size_t collective_bytes = 0;  // of the ranks' shards together
+    bool f32_adapters = false;         // the inputs of weights that adapters change have f32
     std::map<std::pair<const void*, const void*>, std::int64_t> row_capacity;  // of GEMMs, by in and out
     std::vector<std::size_t> attention;                            // for each attention, the number of GEMMs before it
     std::vector<std::vector<std::span<const std::byte>>> weights;  // the weights that follow each attention
@@ -168,12 +175,21 @@ class CudaOps final : public ops::Ops {
     std::int64_t samples = 0;  // rows of results; 0: nothing was sampled
   };
 
+  // Each kind of decode steps has its captured steps.
+  struct DecodeKind {
+    bool adapters = false;   // rows have adapters
+    bool proposals = false;  // sequences have several rows
+
+    std::size_t index() const { return (proposals ? 2U : 0U) + (adapters ? 1U : 0U); }
+  };
+
   // The step of the last begin_step().
   struct Begun {
     bool any = false;   // a step has begun
     bool open = false;  // it has not run yet
     std::int64_t rows = 0, logits_rows = 0;
     bool attention = false, decode = false;
+    DecodeKind kind;
     std::int64_t longest = 1;  // the most rows of a sequence
     bool samples = false;  // it has rows to sample: `packed` and sampling_ belong to this step
     bool sampled = false;  // sample() was called
@@ -204,17 +220,21 @@ class CudaOps final : public ops::Ops {
   }
   void require_step(std::string_view op, std::int64_t rows, std::int64_t of) const;
 
+  // cuda_adapters.cpp
+  void group_adapters(const ops::StepInput& input);
+  void make_adapter_workspace(const ops::StepLimits& limits);
+
   // cuda_prepare.cpp
   void trace(const ops::StepLimits& limits, const Issue& issue);
   void trace_gemm(Gemm gemm);
   void prefetch_weights();
   void measure_gemms(const ops::StepLimits& limits);
-  StepCapacity capacity_for(std::int64_t rows, const ops::StepLimits& limits) const;
+  StepCapacity capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const;
   std::byte* memory_for(std::span<const ops::DevicePart> parts);
   void make_uploads(const ops::StepLimits& limits);
-  void capture_steps(const ops::StepLimits& limits, const Issue& issue);
-  CapturedStep capture(const StepCapacity& capacity, const SamplePacked& packed, std::span<const std::byte> sampling,
-                       const Issue& issue);
+  void capture_steps(DecodeKind kind, const ops::StepLimits& limits, const Issue& issue);
+  CapturedStep capture(const StepCapacity& capacity, DecodeKind kind, const SamplePacked& packed,
+                       std::span<const std::byte> sampling, const Issue& issue);
 
   const DeviceMemory& collective_memory(std::size_t bytes);
   MatrixUpload& weights_upload() {
@@ -238,9 +258,15 @@ class CudaOps final : public ops::Ops {
   Needs needs_;
   Trace trace_;
   std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
-  std::vector<CapturedStep> captured_;
+  std::array<std::vector<CapturedStep>, 4> captured_;  // by DecodeKind
+  bool proposes_ = false;  // steps may have proposals
   std::optional<Branch> prefetches_;  // during a capture, if weights are prefetched (CHARONIA_CUDA_PREFETCH)
   std::size_t attentions_ = 0;        // in that capture
+
+  ops::AdapterSlots adapter_slots_;
+  DeviceMemory adapters_;           // [slots][bytes of an image, rounded up]
+  DeviceMemory adapter_workspace_;  // LowRankWork::workspace
+  std::size_t slot_bytes() const { return adapters_.bytes() / static_cast<std::size_t>(adapter_slots_.count); }
 
   std::unique_ptr<Sampler> sampler_;
   int sampler_rows_ = 0;
@@ -263,6 +289,7 @@ class CudaOps final : public ops::Ops {
 
   // For the last step that began; members, to avoid allocations.
   FlatTables tables_;
+  AdapterBatch adapter_batch_;
   std::vector<AttentionPlan> plans_;  // of each shape of needs_.attention
   std::vector<std::byte> sampling_;
 };

@@ -21,14 +21,21 @@ constexpr std::size_t kMinListBytes = std::size_t{64} << 10;
 
 std::vector<std::string> CudaOps::report() const {
   auto lines = gemms_.report();
-  std::string captured_rows;
-  for (const auto& captured : captured_)
-    captured_rows += cat(captured_rows.empty() ? "" : ", ", captured.capacity.rows);
-  lines.insert(lines.begin(),
-               {cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor, ", ",
-                    device_.sms, " SMs; GEMMs: ", gemms_.library()),
-                captured_rows.empty() ? "no decode steps are captured: each kernel is launched separately"
-                                      : cat("decode steps are captured for ", captured_rows, " rows")});
+  const auto about = [](std::string_view steps, const std::vector<CapturedStep>& all) {
+    std::string rows;
+    for (const auto& captured : all) rows += cat(rows.empty() ? "" : ", ", captured.capacity.rows);
+    return rows.empty() ? cat("no ", steps, " are captured: each kernel is launched separately")
+                        : cat(steps, " are captured for ", rows, " rows");
+  };
+  std::vector first{cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor, ", ",
+                        device_.sms, " SMs; GEMMs: ", gemms_.library()),
+                    about("decode steps", captured_[0])};
+  if (adapter_slots_.count > 0) first.push_back(about("decode steps with adapters", captured_[1]));
+  if (proposes_) first.push_back(about("decode steps with proposals", captured_[2]));
+  if (adapter_slots_.count > 0 && proposes_) {
+    first.push_back(about("decode steps with adapters and proposals", captured_[3]));
+  }
+  lines.insert(lines.begin(), first.begin(), first.end());
   return lines;
 }
 
@@ -41,7 +48,7 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   prepared_ = false;
   begun_ = {};
   sampled_before_ = 0;
-  captured_.clear();
+  for (auto& captured : captured_) captured.clear();
   trace(limits, issue);
   measure_gemms(limits);
   sampler_.reset();
@@ -49,10 +56,16 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   collective_ = {};
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
+  make_adapter_workspace(limits);
   make_uploads(limits);
   if (options_.graphs && !needs_.attention.empty() && sampler_ && !waits_for_every_launch() &&
       (group_ == nullptr || group_->capturable())) {
-    capture_steps(limits, issue);
+    for (const bool proposals : {false, true}) {
+      for (const bool adapters : {false, true}) {
+        if ((adapters && adapter_slots_.count == 0) || (proposals && !proposes_)) continue;
+        capture_steps({adapters, proposals}, limits, issue);
+      }
+    }
   }
   stream_.wait("the preparation of steps");
   begun_ = {};
@@ -66,11 +79,12 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   needs_.facts.max_rows = limits.max_rows;
   needs_.facts.max_sequences = limits.max_sequences;
   needs_.facts.max_positions = limits.max_positions;
+  needs_.facts.max_logits_rows = limits.logits_rows();
   sampler_rows_ = 0;
   trace_ = {};
   tracing_ = true;
   try {
-    issue({limits.max_rows, std::min(limits.max_rows, limits.max_sequences)});
+    issue({limits.max_rows, std::min(limits.max_rows, limits.logits_rows()), adapter_slots_.count > 0});
   } catch (...) {
     tracing_ = false;
     throw;
@@ -104,10 +118,19 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
 }
 
 // The capacity of a captured decode step with this number of rows, at any positions.
-StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& limits) const {
-  StepCapacity out{.rows = rows, .logits_rows = rows, .states = has_states() ? rows : 0, .plans = {}};
+StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const {
+  StepCapacity out{.rows = rows,
+                   .logits_rows = rows,
+                   .states = has_states() ? rows : 0,
+                   .adapter_items = kind.adapters ? max_adapter_items(rows, adapter_slots_.count) : 0,
+                   .adapter_rows = kind.adapters ? rows : 0,
+                   .plans = {}};
   for (const auto& shape : needs_.attention) {
     const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
+    if (kind.proposals) {
+      out.plans.push_back({bounds.decode_items, bounds.prefill_items});
+      continue;
+    }
     // All decodes have the same kind of items. The plan of a single decode shows which kind.
     const std::int32_t starts[] = {0, 1}, zero[] = {0};
     AttentionPlan one;
@@ -120,11 +143,16 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, const ops::StepLimits& lim
 
 // Allocates the memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
-  buckets_ = decode_buckets(std::min(limits.max_rows, limits.max_sequences));
+  proposes_ = limits.logits_rows() > limits.max_sequences && !has_states();
+  buckets_ = decode_buckets(std::min(limits.max_rows, proposes_ ? limits.logits_rows() : limits.max_sequences));
   StepCapacity capacity{.rows = limits.max_rows,
-                        .logits_rows = limits.max_sequences,
+                        .logits_rows = limits.logits_rows(),
                         .states = has_states() ? limits.max_sequences : 0,
                         .plans = {}};
+  if (adapter_slots_.count > 0) {
+    capacity.adapter_items = max_adapter_items(limits.max_rows, std::min(adapter_slots_.count, limits.max_sequences));
+    capacity.adapter_rows = limits.max_rows;
+  }
   plans_.assign(needs_.attention.size(), {});
   for (std::size_t i = 0; i < plans_.size(); ++i) {
     const auto& shape = needs_.attention[i];
@@ -163,22 +191,24 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
   }
 }
 
-void CudaOps::capture_steps(const ops::StepLimits& limits, const Issue& issue) {
+void CudaOps::capture_steps(DecodeKind kind, const ops::StepLimits& limits, const Issue& issue) {
+  auto& all = captured_[kind.index()];
   for (const auto rows : buckets_) {
+    if (!kind.proposals && !all.empty() && all.back().capacity.rows >= limits.max_sequences) break;
     sampling_.clear();
     const auto packed = sampler_->pack({}, rows, sampling_, slots_[slot_].notes);
-    auto capacity = capacity_for(rows, limits);
+    auto capacity = capacity_for(rows, kind, limits);
     capacity.sampling_bytes = sampling_.size();
     // the bounds of a few rows can exceed the bounds of all rows
     if (step_bytes(step_layout(capacity), 0) > upload_.bytes()) break;
-    captured_.push_back(capture(capacity, packed, sampling_, issue));
+    all.push_back(capture(capacity, kind, packed, sampling_, issue));
   }
 }
 
 // Captures a step of padding: no row is stored, attended to or sampled. It is issued once before the capture, to load
 // kernels and select GEMM tactics. It is replayed once afterwards, so that the first request does not wait for the
 // graph's first launch.
-CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const SamplePacked& packed,
+CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, DecodeKind kind, const SamplePacked& packed,
                                        std::span<const std::byte> sampling, const Issue& issue) {
   CapturedStep out{.capacity = capacity,
                    .layout = step_layout(capacity),
@@ -191,16 +221,18 @@ CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, const Sampl
   begun_.capacity = out.capacity;
   begun_.layout = out.layout;
   begun_.packed = packed;
+  begun_.kind = kind;
+  adapter_batch_ = {};
   clear_plans();
   set_step(cat("the capture of a decode of ", capacity.rows, " rows"));
   send({}, sampling);
-  issue({capacity.rows, capacity.logits_rows});
+  issue({capacity.rows, capacity.logits_rows, kind.adapters});
   stream_.wait("a step before it is captured");
   if (prefetch_setting() > 0) prefetches_.emplace();
   attentions_ = 0;
   Graph::begin(stream_);
   try {
-    issue({capacity.rows, capacity.logits_rows});
+    issue({capacity.rows, capacity.logits_rows, kind.adapters});
     if (prefetches_) prefetches_->join(stream_);
     out.graph = Graph::end(stream_);
   } catch (...) {

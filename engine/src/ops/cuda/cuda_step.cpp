@@ -42,12 +42,15 @@ void CudaOps::begin_step(const StepInput& input) {
   begun_.rows = static_cast<std::int64_t>(input.ids.size());
   begun_.logits_rows = static_cast<std::int64_t>(input.logits_rows.size());
   begun_.attention = !input.attention.positions.empty();
-  begun_.decode = begun_.attention && is_decode(input);
   begun_.samples = sampler_ != nullptr && begun_.logits_rows > 0;
+  group_adapters(input);
   const auto& starts = input.attention.query_start;
   for (std::size_t s = 0; s + 1 < starts.size(); ++s) {
     begun_.longest = std::max<std::int64_t>(begun_.longest, starts[s + 1] - starts[s]);
   }
+  begun_.decode = samples_every_row(input) && std::ssize(starts) - 1 <= begun_.rows &&
+                  (begun_.longest == 1 || proposes_);
+  begun_.kind.proposals = begun_.decode && begun_.longest > 1;
   auto& slot = slots_[slot_];
   ++steps_;
   slot.text = begun_.decode ? cat("step ", steps_, " (decode of ", begun_.rows, " rows)")
@@ -79,13 +82,16 @@ void CudaOps::pack(const StepInput& input) {
   step.capacity.rows = step.rows;
   step.capacity.logits_rows = step.logits_rows;
   step.capacity.states = has_states() ? std::ssize(input.attention.state_in) : 0;
+  step.capacity.adapter_items = std::ssize(adapter_batch_.items);
+  step.capacity.adapter_rows = std::ssize(adapter_batch_.rows);
   step.capacity.plans.clear();
   if (step.decode) {
     // A decode step without a graph is also padded, so that its GEMMs have measured shapes.
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
       if (has_states()) step.capacity.states = buckets_[index];
-      if (index < captured_.size()) step.captured = &captured_[index];
+      const auto& captured = captured_[step.kind.index()];
+      if (index < captured.size()) step.captured = &captured[index];
     }
   }
   sampling_.clear();
@@ -126,7 +132,8 @@ void CudaOps::send(const StepInput& input, std::span<const std::byte> sampling) 
   auto& host = slots_[slot_].upload;
   grow(host, bytes);
   const auto written = begun_.sampled_after ? std::span<const std::byte>(begun_.captured->padding) : sampling;
-  write_step(host.data(), begun_.capacity, begun_.layout, input, needs_.facts.block_len, tables_, plans_, written);
+  write_step(host.data(), begun_.capacity, begun_.layout, input, needs_.facts.block_len, tables_, plans_,
+             adapter_batch_, written);
   begun_.sampling_at = begun_.layout.sampling;
   if (begun_.sampled_after) {
     begun_.sampling_at = of_step;
@@ -205,7 +212,7 @@ void CudaOps::run_step(const Issue& issue) {
     begun_.sampled = begun_.logits_rows > 0;
     if (begun_.sampled_after) sample_rows(begun_.captured->logits);
   } else {
-    issue({begun_.capacity.rows, begun_.capacity.logits_rows});
+    issue({begun_.capacity.rows, begun_.capacity.logits_rows, begun_.kind.adapters});
   }
   if (begun_.sampled) {
     slot.samples = begun_.logits_rows;

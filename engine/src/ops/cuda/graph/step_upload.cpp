@@ -21,12 +21,11 @@ std::int64_t count(const auto& span) { return static_cast<std::int64_t>(span.siz
 
 }  // namespace
 
-bool is_decode(const ops::StepInput& input) {
+bool samples_every_row(const ops::StepInput& input) {
   const auto rows = count(input.ids);
-  if (rows == 0 || count(input.attention.query_start) != rows + 1 || count(input.logits_rows) != rows) return false;
+  if (rows == 0 || count(input.attention.positions) != rows || count(input.logits_rows) != rows) return false;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (input.attention.query_start[at] != i || input.logits_rows[at] != i) return false;
+    if (input.logits_rows[static_cast<std::size_t>(i)] != i) return false;
   }
   return true;
 }
@@ -39,6 +38,27 @@ void flatten_tables(const ops::AttentionBatch& batch, CacheKind kind, int block_
     const auto blocks = batch.positions[static_cast<std::size_t>(end - 1)] / block_len + 1;
     const auto* const table = batch.block_tables[kind].data() + static_cast<std::int64_t>(s) * batch.table_stride;
     to.blocks.insert(to.blocks.end(), table, table + blocks);
+  }
+}
+
+void group_by_adapter(const ops::StepInput& input, AdapterBatch& to) {
+  to.items.clear();
+  to.rows.clear();
+  to.sequences.clear();
+  const auto& slots = input.adapters;
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    if (slots[s] >= 0) to.sequences.push_back(s);
+  }
+  std::ranges::stable_sort(to.sequences, {}, [&](std::size_t s) { return slots[s]; });
+  const auto& starts = input.attention.query_start;
+  for (const auto s : to.sequences) {
+    for (auto row = starts[s]; row < starts[s + 1]; ++row) {
+      if (to.items.empty() || to.items.back().slot != slots[s] || to.items.back().rows == kAdapterTile) {
+        to.items.push_back({.slot = slots[s], .first = static_cast<std::int32_t>(to.rows.size())});
+      }
+      ++to.items.back().rows;
+      to.rows.push_back(row);
+    }
   }
 }
 
@@ -66,6 +86,8 @@ StepLayout step_layout(const StepCapacity& capacity) {
   for (const auto kind : kTableKinds) out.kv_slots[kind] = place(capacity.rows, sizeof(std::int32_t));
   out.states = place(capacity.states, sizeof(StateItem));
   out.logits_rows = place(capacity.logits_rows, sizeof(std::int32_t));
+  out.adapter_items = place(capacity.adapter_items, sizeof(AdapterItem));
+  out.adapter_rows = place(capacity.adapter_rows, sizeof(std::int32_t));
   for (const auto& plan : capacity.plans) {
     const auto decode = place(plan.decode, sizeof(AttentionItem));
     out.plans.push_back({decode, place(plan.prefill, sizeof(AttentionItem))});
@@ -81,12 +103,13 @@ std::size_t step_bytes(const StepLayout& layout, std::size_t table_entries) {
 
 void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& layout, const ops::StepInput& input,
                 int block_len, const FlatTables& tables, std::span<const AttentionPlan> plans,
-                std::span<const std::byte> sampling) {
+                const AdapterBatch& adapters, std::span<const std::byte> sampling) {
   const auto rows = count(input.ids);
   const auto& batch = input.attention;
   require(rows <= capacity.rows && count(input.logits_rows) <= capacity.logits_rows &&
               (capacity.states == 0 || count(batch.state_in) <= capacity.states) && fits(plans, capacity) &&
-              sampling.size() <= capacity.sampling_bytes,
+              std::ssize(adapters.items) <= capacity.adapter_items &&
+              std::ssize(adapters.rows) <= capacity.adapter_rows && sampling.size() <= capacity.sampling_bytes,
           "the step is larger than the capacity that was made for it");
   require(batch.row_states.empty(), "a step of a GPU writes one state of each sequence");
   const auto put = [to](std::size_t at, const auto& values) {
@@ -137,6 +160,11 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
     i32(layout.logits_rows)[i] =
         static_cast<std::int32_t>(std::min(rows + i - count(input.logits_rows), capacity.rows - 1));
   }
+
+  put(layout.adapter_items, adapters.items);
+  auto* const items = reinterpret_cast<AdapterItem*>(to + layout.adapter_items);
+  std::fill(items + adapters.items.size(), items + capacity.adapter_items, AdapterItem{});
+  put(layout.adapter_rows, adapters.rows);
 
   put(layout.sampling, sampling);
   put(layout.tables, tables.blocks);

@@ -7,18 +7,22 @@
 //   kv_slots      for each kind of cache [rows] i32, block * block_len + slot; -1: the row is padding
 //   states        [sequences] StateItem, if there are layers of kind `state`
 //   logits_rows   [logits rows] i32
+//   adapter_items [items] AdapterItem, and
+//   adapter_rows  [rows] i32: the rows with an adapter, grouped by adapter, if the step has such rows
 //   decode, prefill               of each attention plan
 //   sampling      the output of Sampler::pack
 //   tables        the sequences' block tables of each kind of cache, contiguous, up to their last positions
 // Every part begins at a multiple of 16 bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "ops/cuda/kernels/attention.h"
+#include "ops/cuda/low_rank_workspace.h"
 #include "ops/step.h"
 
 namespace charonia::cuda {
@@ -29,8 +33,9 @@ struct StateItem {
   std::int32_t in = -1, out = -1;            // slots; in = -1: the state is zeros
 };
 
-// Whether every sequence has one row, and every row is sampled.
-bool is_decode(const ops::StepInput& input);
+// Whether every row is sampled. Then each sequence decodes: it has the row of its last token, and perhaps rows of
+// proposals after it. (Or they are rows of a prompt, which are captured in the same way.)
+bool samples_every_row(const ops::StepInput& input);
 
 struct FlatTables {
   std::vector<std::int32_t> blocks;          // of all kinds
@@ -44,6 +49,19 @@ struct FlatTables {
 // Appends the tables of a kind.
 void flatten_tables(const ops::AttentionBatch& batch, CacheKind kind, int block_len, FlatTables& to);
 
+// The rows of a step that have an adapter, grouped by its slot, in items of at most kAdapterTile rows.
+struct AdapterBatch {
+  std::vector<AdapterItem> items;
+  std::vector<std::int32_t> rows;
+  std::vector<std::size_t> sequences;  // with an adapter, by slot
+};
+// Groups the rows of `input`.
+void group_by_adapter(const ops::StepInput& input, AdapterBatch& to);
+// The maximum number of items of a step with this number of rows and of adapters.
+constexpr std::int64_t max_adapter_items(std::int64_t rows, std::int64_t adapters) {
+  return std::min(rows, adapters + rows / kAdapterTile);
+}
+
 // The maximum numbers of elements of the parts; a step may have fewer. `tables` is the last part, with
 // variable size.
 struct StepCapacity {
@@ -52,6 +70,7 @@ struct StepCapacity {
   };
   std::int64_t rows = 0, logits_rows = 0;
   std::int64_t states = 0;  // sequences; 0 without layers of kind `state`
+  std::int64_t adapter_items = 0, adapter_rows = 0;
   std::vector<Plan> plans;
   std::size_t sampling_bytes = 0;
 };
@@ -68,6 +87,7 @@ struct StepLayout {
   std::size_t counts = 0, ids = 0, positions = 0, rotary_rows = 0, logits_rows = 0;
   PerKind<std::size_t> kv_slots;
   std::size_t states = 0;
+  std::size_t adapter_items = 0, adapter_rows = 0;
   std::vector<Plan> plans;
   std::size_t sampling = 0, tables = 0;
 };
@@ -76,9 +96,9 @@ std::size_t step_bytes(const StepLayout& layout, std::size_t table_entries);
 
 // Writes step_bytes(layout, tables.blocks.size()) bytes, 16-byte aligned. Rows beyond the input are padding: token 0 at
 // position 0 (and rotary row 0), not stored, in no attention item. Rows of logits beyond the input refer to the rows
-// that follow. Sequences beyond the input are padding.
+// that follow. Sequences and items beyond the input are padding.
 void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& layout, const ops::StepInput& input,
                 int block_len, const FlatTables& tables, std::span<const AttentionPlan> plans,
-                std::span<const std::byte> sampling);
+                const AdapterBatch& adapters, std::span<const std::byte> sampling);
 
 }  // namespace charonia::cuda

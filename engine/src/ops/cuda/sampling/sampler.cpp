@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <unordered_map>
 
 #include "base/text.h"
@@ -21,7 +22,7 @@ constexpr std::int64_t kUploadAlignment = 16;
 struct Slot {
   bool taken = false;
   std::uint64_t sequence = 0;
-  std::int64_t counted = 0;     // number of counted tokens after all packed steps are launched
+  std::int64_t counted = -1;    // number of counted tokens after all packed steps are launched
   std::uint64_t last_used = 0;  // step
 };
 
@@ -90,7 +91,8 @@ struct Sampler::Impl {
 
   void list(const ops::SampleRow& row, SampleParams& params);
   void append(const ops::SampleRow& row);
-  std::int32_t slot_of(const ops::SampleRow& row);
+  std::int32_t free_slot();
+  std::int32_t slot_of(const ops::SampleRow& row, bool is_first);
   void add_history(const ops::SampleRow& row, std::int32_t slot);
 
   int vocab, max_rows;
@@ -150,24 +152,26 @@ void Sampler::Impl::append(const ops::SampleRow& row) {
   entries.erase(end, entries.end());
 }
 
-// Returns the slot of the row's sequence. The slot then has the counts of the row's sampled tokens, and will count one
-// more.
-std::int32_t Sampler::Impl::slot_of(const ops::SampleRow& row) {
+// Returns a slot that is not used in this step: one without a sequence, or else the one that was used longest ago.
+std::int32_t Sampler::Impl::free_slot() {
+  const auto oldest = std::ranges::min_element(
+      slots, {}, [&](const Slot& slot) { return std::tuple(slot.last_used == step, slot.taken, slot.last_used); });
+  if (oldest->taken) slot_of_sequence.erase(oldest->sequence);
+  *oldest = {};
+  return static_cast<std::int32_t>(oldest - slots.begin());
+}
+
+// Returns the slot of the row. The slot then has the counts of the row's sampled tokens, and will count one more.
+// is_first: of its sequence in the step. Only this row uses the slot that the sequence keeps.
+std::int32_t Sampler::Impl::slot_of(const ops::SampleRow& row, bool is_first) {
   const auto sampled_tokens = static_cast<std::int64_t>(row.output.size()) + (row.pending >= 0 ? 1 : 0);
-  const auto found = slot_of_sequence.find(row.sequence);
-  auto at = found == slot_of_sequence.end() ? -1 : found->second;
-  if (at >= 0 && slots[static_cast<std::size_t>(at)].last_used == step) {
-    throw Error(ErrorCode::internal, cat("a step samples two rows of sequence ", row.sequence));
-  }
-  if (at < 0) {
-    const auto oldest = std::min_element(slots.begin(), slots.end(),
-                                         [](const Slot& a, const Slot& b) { return a.last_used < b.last_used; });
-    if (oldest->taken) slot_of_sequence.erase(oldest->sequence);
-    at = static_cast<std::int32_t>(oldest - slots.begin());
-    *oldest = {.taken = true, .sequence = row.sequence, .counted = -1};
+  const auto found = is_first ? slot_of_sequence.find(row.sequence) : slot_of_sequence.end();
+  const auto at = found == slot_of_sequence.end() ? free_slot() : found->second;
+  auto& slot = slots[static_cast<std::size_t>(at)];
+  if (is_first && !slot.taken) {
+    slot = {.taken = true, .sequence = row.sequence};
     slot_of_sequence.emplace(row.sequence, at);
   }
-  auto& slot = slots[static_cast<std::size_t>(at)];
   if (slot.counted != sampled_tokens) add_history(row, at);
   slot.counted = sampled_tokens + 1;
   slot.last_used = step;
@@ -243,7 +247,7 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
     params.active = 1;
     params.mask = notes.mask_of(i);
     own.list(row, params);
-    if (has_penalties(row)) params.slot = own.slot_of(row);
+    if (has_penalties(row)) params.slot = own.slot_of(row, i == 0 || rows[i - 1].sequence != row.sequence);
     packed.plain = packed.plain && params.slot < 0 && params.mask < 0 && params.list_begin == params.list_end;
   }
   packed.list_entries = static_cast<std::int64_t>(own.entries.size());

@@ -4,7 +4,8 @@
 // Penalties need counts of tokens: a table [slots, vocab] on the device holds, for every sequence with penalties, how
 // often each token was sampled and whether the prompt contains it. A sequence keeps its slot between steps. Its history
 // is uploaded only when it gets a slot, or when the table's count differs from the row's number of sampled tokens. If
-// there are more such sequences than slots, the one that was sampled longest ago loses its slot.
+// there are more such sequences than slots, the one that was sampled longest ago loses its slot. Further rows of a
+// sequence in a step, after proposals, have slots for this step only.
 //
 // A mask is uploaded separately, after the step's forward pass was issued and the mask is ready: the kernels wait for
 // it, the forward pass does not.
@@ -46,7 +47,7 @@ class Sampler {
 
   // Appends the parameters of `rows`, padded to `padded` rows that are ignored, to `to` (at the next multiple of 16),
   // and records the host's part in `notes`. Assigns slots, so packed steps must be launched, in the same order. Throws
-  // Error(internal) if a token id is not in the vocabulary, or if two rows belong to one sequence with penalties.
+  // Error(internal) if a token id is not in the vocabulary.
   SamplePacked pack(std::span<const ops::SampleRow> rows, std::int64_t padded, std::vector<std::byte>& to,
                     SampleNotes& notes);
 
