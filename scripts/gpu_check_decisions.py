@@ -1,4 +1,4 @@
-"""What the figures of scripts/gpu_check.sh decide."""
+"""Decisions that the figures of scripts/gpu_check.sh allow."""
 
 from __future__ import annotations
 

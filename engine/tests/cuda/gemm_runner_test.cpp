@@ -347,6 +347,19 @@ TEST_F(GemmRunnerTest, a_wrong_stored_choice_is_replaced_also_when_time_has_run_
   EXPECT_EQ(run(runner, problem), 0U);
 }
 
+TEST_F(GemmRunnerTest, the_log_says_for_how_many_gemms_the_time_was_too_short) {
+  std::vector<std::string> logged;
+  set_log_sink([&](LogLevel, const std::string& line) { logged.push_back(line); });
+  auto with = options();
+  with.seconds = 1e-9;  // over after the first measurement
+  GemmRunner runner(device_info(0), std::move(with));
+  GemmProblem problem(kCase);
+  prepare(runner, problem, 4);
+  set_log_sink({});
+  ASSERT_EQ(logged.size(), 1U);
+  EXPECT_TRUE(says(logged.front(), "the kernels of 2 of 3 GEMMs are chosen by rule"));
+}
+
 // Weights whose sums cancel, and columns of very different size, cause no false alarm: the check has its own weights.
 TEST_F(GemmRunnerTest, weights_that_cancel_or_differ_in_size_cause_no_warning) {
   const Case c{.type = DType::f16, .out_type = DType::f16, .rows = 4, .n = 24, .k = 1032, .bias = true};

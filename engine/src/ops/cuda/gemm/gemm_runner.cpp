@@ -119,7 +119,7 @@ std::string name_of(const GemmCandidate& tactic) {
   return tactic.padded_rows > 0 ? cat("cuBLASLt, padded to ", tactic.padded_rows, " rows") : "cuBLASLt";
 }
 
-// Results are stored by this: by everything that changes what is measured.
+// Results are stored by this key, which has everything that changes a measurement.
 std::string key_of_results(const DeviceInfo& device, const GemmRunner::Options& options, const std::string& library) {
   constexpr std::array kOverlaps{"off", "early", "late"};
   return cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ", driver_version(), ", ", library,
