@@ -175,6 +175,7 @@ TEST_F(QuantWgmmaTest, the_fastest_candidate_at_the_start_computes_the_gemm) {
   for (const bool reproducible : {false, true}) {
     GemmRunner::Options options;
     options.reproducible = reproducible;
+    options.unproven = true;
     double time = 1000;
     options.timer = [&](Stream&, double, const std::function<void(int)>& issue) {
       issue(0);

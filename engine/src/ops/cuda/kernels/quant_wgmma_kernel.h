@@ -47,7 +47,9 @@ struct Shape {
   // Steps whose inputs a producer has in flight, in 4 registers for each 16 rows; and the registers of a thread.
   static constexpr int kPasses = kRows / kRowsAtOnce, kAhead = (kRows == 128 ? 16 : 8) / kPasses;
   static constexpr int kConsumerRegisters = kRows == 128 ? 192 : 208, kProducerRegisters = kRows == 128 ? 120 : 88;
-  static_assert(kProducers * kProducerRegisters + kWarps * kWarp * kConsumerRegisters <= 65536);
+  // setmaxnreg would wait forever for more registers than the block has: a multiple of 8 for each thread.
+  static constexpr int kBlockRegisters = 65536 / kThreads / 8 * 8 * kThreads;
+  static_assert(kProducers * kProducerRegisters + kWarps * kWarp * kConsumerRegisters <= kBlockRegisters);
 };
 
 // Steps of 64 columns, numbered over all tiles.
