@@ -42,7 +42,7 @@ CODE = """\
 """
 
 
-def check(folder: Path, *options: str, code: str = "") -> subprocess.CompletedProcess[str]:
+def check(folder: Path, *options: str, code: str = "", ci: str = "") -> subprocess.CompletedProcess[str]:
     """Run a copy of the script with programs that print the code, and the version of nvcc."""
     copy = folder / "scripts"
     if not copy.exists():
@@ -55,7 +55,7 @@ def check(folder: Path, *options: str, code: str = "") -> subprocess.CompletedPr
         (bin_folder / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}END\n")
         (bin_folder / name).chmod(0o755)
     command = [sys.executable, str(copy / "check_machine_code.py"), str(folder), *options]
-    env = {"PATH": f"{bin_folder}:/usr/bin:/bin"}
+    env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "CI": ci}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
 
 
@@ -77,10 +77,14 @@ def test_a_kernel_that_spills_or_uses_local_memory_is_named(tmp_path: Path) -> N
     assert "2 kernels of 2 files, of which 1 spill registers" in result.stdout
 
 
-def test_a_warning_about_serialised_wgmma_is_an_error(tmp_path: Path) -> None:
+def test_a_warning_about_serialised_wgmma_or_ignored_setmaxnreg_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "slow.cu.o.ptxas").write_text(GOOD + SERIALISED)
     result = check(tmp_path)
     assert result.returncode == 1 and "slow: (C7510) Potential Performance Loss" in result.stdout
+    (tmp_path / "slow.cu.o.ptxas").write_text(GOOD + SERIALISED.replace("C7510", "C7507"))
+    assert "slow: (C7507)" in check(tmp_path).stdout
+    (tmp_path / "slow.cu.o.ptxas").write_text(GOOD + SERIALISED.replace("C7510", "C7509"))
+    assert check(tmp_path).returncode == 0
 
 
 HOPPER = GOOD.replace("sm_80", "sm_90a")
@@ -100,6 +104,8 @@ def test_counts_of_instructions_are_compared_with_the_table(tmp_path: Path) -> N
     table.write_text(table.read_text().replace("13.0", "12.8"))
     other = check(tmp_path, code=ONE_KERNEL.replace("HMMA", "FFMA"))
     assert other.returncode == 0, other.stdout
+    in_ci = check(tmp_path, code=ONE_KERNEL, ci="true")
+    assert in_ci.returncode == 1 and "machine_code.tsv is for nvcc 12.8, not 13.0: not compared" in in_ci.stdout
 
 
 def test_kernels_that_are_not_in_the_table_are_errors(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ some text
 def out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(gpu_check, "OUT", tmp_path)
     monkeypatch.setattr(gpu_check, "WORK", tmp_path)
+    monkeypatch.setenv("CHARONIA_CUDA_UNPROVEN", "")  # check() sets it
     return tmp_path
 
 
@@ -64,6 +65,49 @@ def test_cpp_tests_continue_after_a_crash(out: Path, monkeypatch: pytest.MonkeyP
     assert outcome.status == "failed" and "1 passed, 1 failed: A.dies (ended with 7)" in outcome.summary
 
 
+def test_cpp_tests_continue_after_a_test_that_hangs_and_leave_out_those_of_probe(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = out / "charonia_cuda_tests"
+    program.write_text(
+        f'#!/bin/sh\necho "$1 $CHARONIA_CUDA_MEASURE_S" >> {out}/seen\n'
+        "case $1 in *A.hangs*) echo '[ RUN      ] A.good'; echo '[       OK ] A.good (1 ms)';;\n"
+        "*) echo '[ RUN      ] A.hangs'; exec sleep 600;; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(gpu_check, "ENGINE", out)
+    monkeypatch.setattr(gpu_check, "QUIET_S", 0.5)
+    outcome = gpu_check.cpp_tests(None, 500)
+    assert outcome.status == "failed" and outcome.summary == "1 passed, 1 failed: A.hangs (killed)"
+    unproven = ":".join(gpu_check.UNPROVEN_TESTS)
+    assert (out / "seen").read_text().splitlines() == [
+        f"--gtest_filter=*-{unproven} 2", f"--gtest_filter=*-{unproven}:A.hangs 2"
+    ]  # fmt: skip
+
+
+def test_engines_measure_unproven_kernels_until_a_stage_shows_that_they_hang_or_are_wrong(out: Path) -> None:
+    for name, summary, later in (
+        ("probe", "wrong: HopperTest.boxes", "0"),
+        ("cpp_tests", "9 passed, 1 failed: A.hangs (killed)", "0"),
+        ("decode", "killed after 140 s", "0"),
+        ("cpp_tests", "9 passed, 1 failed: A.wrong (FAILED)", "1"),
+    ):
+        seen = []
+
+        def stage(outcome: Outcome, seen: list[str] = seen) -> Run:
+            def run(emulated: Path | None, limit_s: float) -> Outcome:
+                seen.append(gpu_check.environment(None)["CHARONIA_CUDA_UNPROVEN"])
+                return outcome
+
+            return run
+
+        (out / "results.json").unlink(missing_ok=True)
+        gpu_check.check(
+            {name: (1, stage(gpu_check.failed(summary, ""))), "lib": (1, stage(Outcome("passed")))}, None, 9.0
+        )
+        assert seen == ["1", later], (name, summary)
+
+
 def test_probe_reports_bits_and_names_wrong_instructions(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = out / "charonia_cuda_tests"
     monkeypatch.setattr(gpu_check, "ENGINE", out)
@@ -78,7 +122,7 @@ def test_probe_reports_bits_and_names_wrong_instructions(out: Path, monkeypatch:
         "#!/bin/sh\necho '[ RUN      ] HopperTest.boxes'; echo '[  FAILED  ] HopperTest.boxes (1 ms)'; exit 1\n"
     )
     outcome = gpu_check.probe(None, 60)
-    assert outcome.status == "failed" and outcome.summary == "wrong: HopperTest.boxes"
+    assert outcome.status == "failed" and outcome.summary == "0 passed, 1 failed: HopperTest.boxes (FAILED)"
     program.write_text("#!/bin/sh\necho '[ RUN      ] HopperTest.bits'; echo '[  SKIPPED ] HopperTest.bits (1 ms)'\n")
     assert gpu_check.probe(None, 60).status == "left out"
 
@@ -163,6 +207,8 @@ def test_decisions_name_the_faster_way_and_missed_bars() -> None:
     rates = {"early": 100.0, "late": 104.0, "off": 90.0}
     pdl = [figure("decode", rate, weights="bf16", setting=name) for name, rate in rates.items()]
     assert list(gpu_check.decide("pdl", pdl)) == ["bf16: early 1.000, late 1.040, off 0.900 of early: take late"]
+    pdl[1]["value"] = 101.0
+    assert next(gpu_check.decide("pdl", pdl)).endswith("take early, as no other is 2 % faster")
     lib = [figure("time", us, weight="o", type="bf16", rows=rows) for rows, us in ((1, 9.0), (16, 8.0), (2048, 50.0))]
     lib.append(figure("time", 25.0, weight="o", type="s8", rows=2048))
     assert list(gpu_check.decide("lib", lib)) == [
@@ -172,12 +218,15 @@ def test_decisions_name_the_faster_way_and_missed_bars() -> None:
     yard = [figure("rate", rate, kernel=name, rows=8) for name, rate in (("charonia", 80.0), ("a", 90.0), ("b", 100.0))]
     assert list(gpu_check.decide("yard", yard)) == ["8 rows: 80% of the best library: below 85 %, the exit rule counts"]
     decode = [
-        figure("decode", rate, weights="bf16", reproducible=how, batch=1)
-        for how, rate in ((False, 200.0), (True, 180.0))
-    ]
+        figure("decode", rate, weights="bf16", reproducible=how, batch=batch, prompt=prompt)
+        for batch, prompt, how, rate in ((1, 32, False, 200.0), (1, 32, True, 180.0), (64, 32, False, 9000.0),
+                                         (64, 1024, False, 8000.0), (64, 1024, True, 7000.0))
+    ]  # fmt: skip
     assert list(gpu_check.decide("decode", decode)) == [
-        "bf16: 200 tokens/s; an H200 should reach 265 in bf16 and 560 in w4a16",
+        "bf16, batch 1: 200 tokens/s; goal for an H200: 265 / 560 in bf16 / w4a16",
         "bf16, batch 1: reproducible costs 10% of at most 5%: missed",
+        "bf16, batch 64: 8000 tokens/s; goal for an H200: 9,500 / 12,000 in bf16 / w4a16",
+        "bf16, batch 64: reproducible costs 12% of at most 15%: kept",
     ]
     gap = [figure("first to last kernel", 50.0), figure("kernels", 42.0)]
     assert list(gpu_check.decide("gap", gap)) == ["8.00 of 50.00 ms of a step are in no kernel: shorten the gaps first"]

@@ -15,20 +15,19 @@ TEST(CudaSettingsTest, values_are_parsed) {
   EXPECT_EQ(parse_decode_split("64"), 64);
   EXPECT_EQ(parse_prefetch(""), 0U);
   EXPECT_EQ(parse_prefetch("16"), std::size_t{16} << 20);
-  EXPECT_FALSE(parse_wgmma_experts(""));
-  EXPECT_FALSE(parse_wgmma_experts("0"));
-  EXPECT_TRUE(parse_wgmma_experts("1"));
+  for (const auto* const off : {"", "0"}) EXPECT_FALSE(parse_unproven(off));
+  EXPECT_TRUE(parse_unproven("1"));
 }
 
 TEST(CudaSettingsTest, other_values_are_rejected) {
   expect_error({"CHARONIA_CUDA_PDL = later: expected off, early or late"}, [] { parse_overlap("later"); });
+  expect_error({"CHARONIA_CUDA_UNPROVEN = yes: expected 0 or 1"}, [] { parse_unproven("yes"); });
   for (const auto* const split : {"32", "96", "x", "-64"}) {
     expect_error({"CHARONIA_CUDA_DECODE_SPLIT = ", "expected 64, 128 or 256"}, [&] { parse_decode_split(split); });
   }
   for (const auto* const mib : {"-1", "65", "x"}) {
     expect_error({"CHARONIA_CUDA_PREFETCH = ", "expected 0 to 64 MiB"}, [&] { parse_prefetch(mib); });
   }
-  expect_error({"CHARONIA_CUDA_WGMMA_EXPERTS = yes: expected 0 or 1"}, [] { parse_wgmma_experts("yes"); });
 }
 
 }  // namespace

@@ -93,6 +93,7 @@ class RunnerTest : public ::testing::Test {
     GemmRunner::Options options;
     options.blas = std::make_unique<FakeBlas>(log_, version);
     options.memory = file();
+    options.unproven = true;
     options.seconds = 3600;  // enough for a slow machine or a sanitizer: the measured times do not depend on it
     options.timer = [this, time](Stream& stream, double expected, const std::function<void(int)>& issue) {
       EXPECT_GT(expected, 0);

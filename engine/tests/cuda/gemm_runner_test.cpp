@@ -17,6 +17,7 @@
 #include "errors.h"
 #include "ops/cuda/gemm/autotune_cache.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/emulated_device.h"
 #include "emulator/host_grid.h"
 #endif
 
@@ -110,12 +111,16 @@ TEST_F(GemmRunnerTest, measurements_are_stored_for_the_same_versions) {
     EXPECT_EQ(measured_, 0) << "the second prepare() measures nothing";
   }
   library_time_ = 1000;  // must have no effect any more
-  for (const auto* version : {"library 1", "library 2", "library 1"}) {
+  for (const auto* version : {"library 1", "library 2", "other overlap", "only proven", "library 1"}) {
     measured_ = 0;
-    GemmRunner runner(device_info(0), options(true, version));
+    const std::string_view is = version;
+    auto with = options(true, is == "library 2" ? version : "library 1");
+    if (is == "other overlap") with.overlap = with.overlap == Overlap::late ? Overlap::early : Overlap::late;
+    if (is == "only proven") with.unproven = false;
+    GemmRunner runner(device_info(0), std::move(with));
     prepare(runner, problem, 4);
-    const bool same = version == std::string("library 1");
-    EXPECT_EQ(measured_ == 0, same);
+    const bool same = is == "library 1";
+    EXPECT_EQ(measured_ == 0, same) << version;
     EXPECT_EQ(runner.report() == report, same);
     run(runner, problem, true);
   }
@@ -342,6 +347,19 @@ TEST_F(GemmRunnerTest, a_wrong_stored_choice_is_replaced_also_when_time_has_run_
   EXPECT_EQ(run(runner, problem), 0U);
 }
 
+TEST_F(GemmRunnerTest, the_log_says_for_how_many_gemms_the_time_was_too_short) {
+  std::vector<std::string> logged;
+  set_log_sink([&](LogLevel, const std::string& line) { logged.push_back(line); });
+  auto with = options();
+  with.seconds = 1e-9;  // over after the first measurement
+  GemmRunner runner(device_info(0), std::move(with));
+  GemmProblem problem(kCase);
+  prepare(runner, problem, 4);
+  set_log_sink({});
+  ASSERT_EQ(logged.size(), 1U);
+  EXPECT_TRUE(says(logged.front(), "the kernels of 2 of 3 GEMMs are chosen by rule"));
+}
+
 // Weights whose sums cancel, and columns of very different size, cause no false alarm: the check has its own weights.
 TEST_F(GemmRunnerTest, weights_that_cancel_or_differ_in_size_cause_no_warning) {
   const Case c{.type = DType::f16, .out_type = DType::f16, .rows = 4, .n = 24, .k = 1032, .bias = true};
@@ -487,8 +505,9 @@ TEST_F(GemmRunnerTest, bulk_copies_are_used_only_if_measured_fastest_also_with_a
   GemmProblem problem({.rows = 4, .n = 24, .k = 1032});
   auto gated = problem.gemm();
   gated.gate = Gate::silu;
-  const auto chooses_bulk = [&](bool timer) {
+  const auto chooses_bulk = [&](bool timer, bool unproven = true) {
     auto with = options(false);
+    with.unproven = unproven;
     with.timer = timer ? GemmTimer(time_without_bulk_copies) : GemmTimer();
     GemmRunner runner(device, std::move(with));
     runner.prepare(problem.stream, {&gated, 1}, 4);
@@ -507,9 +526,81 @@ TEST_F(GemmRunnerTest, bulk_copies_are_used_only_if_measured_fastest_also_with_a
   EXPECT_FALSE(chooses_bulk(false)) << "nothing was measured or stored";
   EXPECT_TRUE(chooses_bulk(true));
   EXPECT_TRUE(chooses_bulk(false)) << "the choice was stored";
+  for (const bool timer : {false, true}) EXPECT_FALSE(chooses_bulk(timer, false)) << "off by default";
   device.clusters = false;
   fs::remove_all(folder_ / "cache");
   EXPECT_FALSE(chooses_bulk(true)) << "the device has no bulk copies";
+}
+
+TEST_F(GemmRunnerTest, a_gate_that_was_not_measured_runs_only_in_the_stream_kernel) {
+  GemmProblem problem({.rows = 4, .n = 24, .k = 1032});
+  for (const bool bulk : {true, false}) {
+    auto with = options(false);
+    with.memory.clear();
+    with.unproven = bulk;
+    with.timer = time_without_bulk_copies;
+    GemmRunner runner(device_info(0), std::move(with));
+    prepare(runner, problem, 4, 4);
+    auto gated = problem.gemm();
+    gated.gate = Gate::silu;
+    EXPECT_EQ(runner.run_gated(problem.stream, gated), !bulk);
+    problem.stream.wait("test");
+  }
+}
+
+TEST_F(GemmRunnerTest, a_device_that_fails_in_a_candidate_ends_the_start_with_its_name) {
+  for (const bool bulk : {true, false}) {
+    auto with = options(false);
+    with.timer = [bulk](Stream& stream, double, const std::function<void(int)>& issue) {
+      host_grid::calls() = {};
+      issue(0);
+      stream.wait("test");
+      if ((host_grid::calls().bulk_copies > 0) != bulk) return 1.0;
+      set_step("step 1 of the test");
+      fail_in_step(1);
+      Event end;
+      end.record(stream);
+      end.wait("a kernel");
+      return 1.0;
+    };
+    GemmRunner runner(device_info(0), std::move(with));
+    GemmProblem problem(kCase);
+    expect_error({"the device fails since the kernel 'own ", bulk ? "bulk 8 x 16" : "stream 8 x 16",
+                  "ran for rows 1 n 24 k 72 bf16 -> bf16: a kernel: the emulated device has failed",
+                  bulk ? "Set CHARONIA_CUDA_UNPROVEN=0" : "CHARONIA_CUDA_MEASURE_S=0 measures no kernels"},
+                 [&] { prepare(runner, problem, 4); });
+    fail_in_step(0);
+    set_step("");
+  }
+}
+
+// A stored fallback that the device rejects, of a library's choice.
+TEST_F(GemmRunnerTest, a_stored_fallback_that_is_wrong_is_replaced) {
+  auto device = device_info(0);
+  device.shared_bytes = std::size_t{1} << 20;  // more than a block gets
+  GemmProblem problem({.rows = 16, .n = 24, .k = 1032});
+  {
+    GemmRunner runner(device, options());
+    prepare(runner, problem, 16, 16);
+  }
+  nlohmann::json stored;
+  std::ifstream(file()) >> stored;
+  for (auto& shapes : stored["measured"]) {
+    for (auto& rows : shapes) {
+      auto& own = rows["16"]["own"];
+      own["kernel"] = static_cast<int>(GemmTactic::Kernel::bulk), own["sums"] = 0;
+      own["tile_rows"] = own["tile_columns"] = 16, own["stages"] = 3, own["k_blocks"] = device.sms;
+    }
+  }
+  std::ofstream(file()) << stored.dump();
+  measured_ = 0;
+  GemmRunner runner(device, options());
+  prepare(runner, problem, 16, 16);
+  EXPECT_EQ(measured_, 0);
+  EXPECT_TRUE(says(runner.warning(), "own bulk 16 x 16, 3 stages"));
+  log_.rejects = [](const Gemm&) { return true; };
+  run(runner, problem);
+  EXPECT_EQ(runner.rejected(), 1);
 }
 
 TEST_F(GemmRunnerTest, a_kernel_that_the_device_rejects_does_not_end_the_start) {

@@ -7,6 +7,10 @@
 
 #include "charonia/error.h"
 #include "errors.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/emulated_device.h"
+#endif
+#include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops_support.h"
 #include "quant_support.h"
@@ -118,31 +122,18 @@ std::vector<Sum> reference(const Layer& layer, int expert, std::span<const float
   return out;
 }
 
-// Compares three of n rows; every seventh row takes expert 1, the others take expert 2.
-void check_rows(const Matrix& found, const Matrix& in, const Layer& layer, int n) {
-  for (const int r : {0, n / 2, n - 1}) {
-    std::vector<float> row;
-    for (std::int64_t k = 0; k < layer.hidden; ++k) row.push_back(in.at(r, k));
-    const auto expected = reference(layer, r % 7 == 0 ? 1 : 2, row, in.dtype, layer.up[2].input, layer.down[1].input);
-    for (std::int64_t k = 0; k < layer.hidden; ++k) {
-      const auto& one = expected[static_cast<std::size_t>(k)];
-      ASSERT_NEAR(found.at(r, k), one.value, one.bound)
-          << to_string(layer.gate[0].format()) << ", " << to_string(in.dtype) << ", row " << r << " of " << n
-          << ", column " << k;
-    }
-  }
-}
+// Every seventh row takes expert 1, the others take expert 2.
+int expert_of(int row) { return row % 7 == 0 ? 1 : 2; }
 
-// Each row takes one expert. Formats for the fast kernels and for the plain kernel only, and shapes that are not
-// multiples of vectors.
-TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) {
+struct Case {
+  QuantFormat gate, down;
+  std::int64_t hidden, inter;
+};
+
+// Formats for the fast kernels and for the plain kernel only, and shapes that are not multiples of vectors.
+std::vector<Case> cases() {
   using enum Activations;
-  Random random(140);
-  struct Case {
-    QuantFormat gate, down;
-    std::int64_t hidden, inter;
-  };
-  const Case cases[] = {
+  return {
       {{Code::u4, 128, true, DType::f16}, {Code::u4, 64, true, DType::f16}, 256, 192},
       {{Code::u4, 13, false, DType::f32}, {Code::u4, 50, true, DType::f32}, 39, 50},
       {{Code::i8, 83, false, DType::bf16}, {Code::i8, 21, false, DType::bf16}, 83, 21},
@@ -151,44 +142,101 @@ TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) 
       {{Code::f8_e4m3, 128, false, DType::f32}, {Code::f8_e4m3, 64, false, DType::f32, f8_token}, 128, 64},
       {{Code::f4_e2m1, 32, false, DType::f8_e8m0}, {Code::f4_e2m1, 32, false, DType::bf16}, 64, 96},
   };
-  const std::unique_ptr<Ops> devices[] = {make_ops("cuda", 1), make_cuda_ops({.wgmma_experts = true})};
-  for (const auto& c : cases) {
-    for (const auto type : kWeightTypes) {
-      constexpr int kExperts = 3, kRows = 100;
-      Layer layer(random, kExperts, c.hidden, c.inter, c.gate, c.down);
-      layer.up[2].input = 2 * layer.gate[0].input;  // the largest is used for all
-      layer.down[1].input = 3 * layer.down[0].input;
-      if (c.hidden == 256 || c.hidden == 96) {  // one expert's columns have their own orders
-        const auto shuffled = [&](std::int64_t n) {
-          std::vector<std::int32_t> order(static_cast<std::size_t>(n));
-          std::iota(order.begin(), order.end(), 0);
-          std::shuffle(order.begin(), order.end(), random);
-          return order;
-        };
-        const auto order = shuffled(c.hidden);
-        layer.gate[2].set_order(order);
-        layer.up[2].set_order(order);
-        layer.down[2].set_order(shuffled(c.inter));
-      }
-      if (c.gate.code == Code::f4_e2m1 || c.gate.zeros) layer.add_biases(random);
-      const auto sources = layer.sources();
-      const auto in = Matrix::random(random, type, kRows, c.hidden, 1, 1);
-      auto router = Matrix(DType::f32, kRows, kExperts);
-      for (int r = 0; r < kRows; ++r) router.set(r, r % 7 == 0 ? 1 : 2, 3);  // expert 0 gets none
-      for (const auto& device : devices) {
-        const auto experts = device->make_quantised_experts(sources, type);
-        ASSERT_EQ(experts->hidden(), c.hidden);
-        ASSERT_EQ(experts->inter(), c.inter);
-        EXPECT_LT(experts->bytes(), static_cast<std::size_t>(3 * kExperts * (c.hidden + 64) * (c.inter + 64) * 2));
-        const DeviceMatrix rows(*device, in), logits(*device, router), out(*device, type, kRows, c.hidden);
-        for (const int n : {3, 20, kRows}) {
-          const ExpertsShape shape{kExperts, 1, c.hidden, c.inter, type};
-          const auto scratch = device->allocate(device->experts_scratch_bytes(shape, n));
-          device->experts(out.slice(0, n), rows.slice(0, n), logits.slice(0, n), *experts, {.top_k = 1},
-                          layer.activation, scratch->data());
-          check_rows(out.host(), in, layer, n);
-          if (HasFatalFailure()) return;
+}
+
+// A case's layer of three experts, its inputs, and the expected outputs. Each row takes one expert.
+struct Problem {
+  static constexpr int kExperts = 3, kRows = 100;
+
+  Problem(Random& random, const Case& of, DType of_type)
+      : c(of),
+        type(of_type),
+        layer(random, kExperts, c.hidden, c.inter, c.gate, c.down),
+        in(Matrix::random(random, type, kRows, c.hidden, 1, 1)),
+        router(DType::f32, kRows, kExperts) {
+    layer.up[2].input = 2 * layer.gate[0].input;  // the largest is used for all
+    layer.down[1].input = 3 * layer.down[0].input;
+    if (c.hidden == 256 || c.hidden == 96) {  // one expert's columns have their own orders
+      const auto shuffled = [&](std::int64_t n) {
+        std::vector<std::int32_t> order(static_cast<std::size_t>(n));
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random);
+        return order;
+      };
+      const auto order = shuffled(c.hidden);
+      layer.gate[2].set_order(order);
+      layer.up[2].set_order(order);
+      layer.down[2].set_order(shuffled(c.inter));
+    }
+    if (c.gate.code == Code::f4_e2m1 || c.gate.zeros) layer.add_biases(random);
+    for (int r = 0; r < kRows; ++r) {
+      router.set(r, expert_of(r), 3);  // expert 0 gets none
+      std::vector<float> row;
+      for (std::int64_t k = 0; k < c.hidden; ++k) row.push_back(in.at(r, k));
+      expected.push_back(reference(layer, expert_of(r), row, type, layer.up[2].input, layer.down[1].input));
+    }
+  }
+
+  // Compares all rows of steps of several numbers of rows.
+  void check(Ops& device) const {
+    const auto sources = layer.sources();
+    const auto experts = device.make_quantised_experts(sources, type);
+    ASSERT_EQ(experts->hidden(), c.hidden);
+    ASSERT_EQ(experts->inter(), c.inter);
+    EXPECT_LT(experts->bytes(), static_cast<std::size_t>(3 * kExperts * (c.hidden + 64) * (c.inter + 64) * 2));
+    const DeviceMatrix rows(device, in), logits(device, router);
+    for (const int n : {3, 20, kRows}) {
+      const DeviceMatrix out(device, type, n, c.hidden);
+      const auto scratch = device.allocate(device.experts_scratch_bytes({kExperts, 1, c.hidden, c.inter, type}, n));
+      device.experts(out.tensor(), rows.slice(0, n), logits.slice(0, n), *experts, {.top_k = 1}, layer.activation,
+                     scratch->data());
+      const auto found = out.host();
+      for (int r = 0; r < n; ++r) {
+        for (std::int64_t k = 0; k < c.hidden; ++k) {
+          const auto& one = expected[static_cast<std::size_t>(r)][static_cast<std::size_t>(k)];
+          ASSERT_NEAR(found.at(r, k), one.value, one.bound)
+              << to_string(c.gate) << ", " << to_string(type) << ", row " << r << " of " << n << ", column " << k;
         }
+      }
+    }
+  }
+
+  Case c;
+  DType type;
+  Layer layer;
+  Matrix in, router;
+  std::vector<std::vector<Sum>> expected;
+};
+
+TEST(CudaQuantExpertsTest, every_format_equals_its_experts_in_double_precision) {
+  Random random(140);
+  const auto device = make_ops("cuda", 1);
+  for (const auto& c : cases()) {
+    for (const auto type : kWeightTypes) {
+      Problem(random, c, type).check(*device);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// With more than 4 rows per expert on average, so for two of the three numbers of rows. Not in reproducible mode.
+TEST(CudaQuantExpertsTest, wgmma_equals_the_experts_in_double_precision) {
+  if (!cuda::device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
+  Random random(143);
+  for (const bool reproducible : {false, true}) {
+    const auto device = make_cuda_ops({.reproducible = reproducible, .wgmma_experts = true});
+    for (const auto& c : cases()) {
+      for (const auto type : {DType::bf16, DType::f16}) {
+#if defined(CHARONIA_CUDA_ON_HOST)
+        const auto before = cuda::launches("experts: quantised GEMM (wgmma)");
+#endif
+        Problem(random, c, type).check(*device);
+        if (HasFatalFailure()) return;
+#if defined(CHARONIA_CUDA_ON_HOST)
+        const bool fast = cuda::is_fast(c.gate, type, c.hidden) && cuda::is_fast(c.down, type, c.inter);
+        EXPECT_EQ(cuda::launches("experts: quantised GEMM (wgmma)") - before, fast && !reproducible ? 4U : 0U)
+            << to_string(c.gate);
+#endif
       }
     }
   }

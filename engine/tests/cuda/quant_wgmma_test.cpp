@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "base/text.h"
 #include "cuda/quant_formats.h"
@@ -39,7 +40,14 @@ std::vector<GemmTactic> wgmma_tactics(const Gemm& gemm) {
   return tactics;
 }
 
-// Compares all wgmma tactics for these numbers of rows, with these numbers of blocks.
+std::vector<GemmTactic> wgmma_tiles(const Gemm& gemm) {
+  auto tactics = wgmma_tactics(gemm);
+  for (auto& one : tactics) one.k_blocks = 1;
+  tactics.erase(std::ranges::unique(tactics).begin(), tactics.end());
+  return tactics;
+}
+
+// Compares all wgmma tiles for these numbers of rows, with these numbers of blocks.
 void check(Random& random, const Problem& problem, std::vector<int> of_rows, std::vector<int> of_blocks) {
   const auto& [format, type, n, k, rows] = problem;
   Stream stream;
@@ -66,7 +74,7 @@ void check(Random& random, const Problem& problem, std::vector<int> of_rows, std
   }
   for (const int count : of_rows) {
     gemm.rows = count;
-    const auto tactics = wgmma_tactics(gemm);
+    const auto tactics = wgmma_tiles(gemm);
     ASSERT_FALSE(tactics.empty());
     for (auto tactic : tactics) {
       for (const int blocks : of_blocks) {
@@ -160,6 +168,93 @@ TEST_F(QuantWgmmaTest, tactics_are_offered_only_for_any_order_of_sums_and_17_to_
   }
 }
 
+TEST_F(QuantWgmmaTest, several_numbers_of_thread_blocks_are_offered) {
+  const QuantWeight quant{.format = {Code::u4, 128}};
+  auto device = device_info(0);
+  device.sms = 132;
+  const auto blocks = [&](std::int64_t rows, std::int64_t n, std::int64_t k) {
+    const Gemm gemm{.type = DType::bf16, .weight_stride = k, .rows = rows, .n = n, .k = k, .quant = quant};
+    std::vector<int> out;
+    for (const auto& one : gemm_tactics(device, gemm, SumOrder::any)) {
+      if (one.kernel == GemmTactic::Kernel::wgmma && one.tile_rows == 64) out.push_back(one.k_blocks);
+    }
+    return out;
+  };
+  EXPECT_EQ(blocks(64, 4096, 4096), (std::vector{16, 32, 64, 132}));
+  EXPECT_EQ(blocks(64, 28672, 4096), (std::vector{112, 132}));
+  EXPECT_EQ(blocks(128, 28672, 4096), (std::vector{112, 132})) << "two whole tiles each";
+  EXPECT_EQ(blocks(65, 25856, 4096), (std::vector{101, 132}));
+  EXPECT_EQ(blocks(64, 1024, 256), (std::vector{4})) << "four steps each";
+}
+
+// A GEMM with an int4 weight, and its operands.
+struct Int4Gemm {
+  static constexpr int kRows = 40;
+
+  Int4Gemm(Random& random, Stream& stream, MatrixUpload& upload, std::int64_t n, std::int64_t k, int blocks)
+      : source(random_source(random, n, k, format)),
+        linear({&part, 1}, {}, DType::bf16, upload),
+        in(Matrix::random(random, DType::bf16, kRows, k)),
+        on_device(stream, in),
+        gemm(linear.gemm()) {
+    gemm.in = on_device.tensor().data, gemm.in_stride = k, gemm.rows = kRows;
+    gemm.out_type = DType::bf16, gemm.out_stride = n;
+    tactic = wgmma_tiles(gemm).front();
+    tactic.k_blocks = blocks;
+  }
+  Matrix out() const { return {DType::bf16, kRows, gemm.n}; }
+
+  const Format format{{Code::u4, 128, true, DType::bf16}};
+  ops::MemoryQuantSource source;
+  const ops::QuantSource* const part = &source;
+  CudaQuantLinear linear;
+  Matrix in;
+  MatrixOnDevice on_device;
+  Gemm gemm;
+  GemmTactic tactic;
+};
+
+// On a GPU, the blocks of a launch run at the same time, and so do the ends and begins of launches.
+TEST_F(QuantWgmmaTest, launches_in_a_graph_share_a_workspace) {
+  Random random(155);
+  Stream stream;
+  MatrixUpload upload(stream);
+  const Int4Gemm gemms[] = {{random, stream, upload, 520, 640, 30}, {random, stream, upload, 300, 1024, 13}};
+  const DeviceMemory workspace(std::max(gemm_workspace_bytes(gemms[0].tactic, gemms[0].gemm),
+                                        gemm_workspace_bytes(gemms[1].tactic, gemms[1].gemm)));
+  constexpr std::size_t kLaunches = 24;
+  std::vector<std::unique_ptr<MatrixOnDevice>> outs;
+  for (std::size_t i = 0; i < kLaunches; ++i) {
+    outs.push_back(std::make_unique<MatrixOnDevice>(stream, gemms[i % 2].out()));
+  }
+  Graph::begin(stream);
+  for (std::size_t i = 0; i < kLaunches; ++i) {
+    const auto& of = gemms[i % 2];
+    auto gemm = of.gemm;
+    gemm.out = outs[i]->tensor().data;
+    cuda::gemm(stream, device_info(0), gemm, of.tactic, workspace.data());
+  }
+  const auto graph = Graph::end(stream);
+  for (int turn = 0; turn < 2; ++turn) {
+    for (const auto& out : outs) {
+      const auto tensor = out->tensor();
+      stream.fill_zero(tensor.data, static_cast<std::size_t>(tensor.rows * tensor.cols) * sizeof(std::uint16_t), "outs");
+    }
+    graph.launch(stream, "GEMMs");
+    stream.wait("GEMMs");
+    for (std::size_t i = 0; i < kLaunches; ++i) {
+      const auto& of = gemms[i % 2];
+      const auto found = outs[i]->host(), first = outs[i % 2]->host();
+      if (i < 2) check_product(found, of.in, values(of.source), of.format.format, 0);
+      if (HasFatalFailure()) return;
+      for (int r = 0; r < Int4Gemm::kRows; ++r) ASSERT_TRUE(found.same_bits(r, first, r)) << "launch " << i;
+    }
+  }
+  std::vector<int> counters(kGemmCounterBytes / sizeof(int));
+  stream.download(counters.data(), workspace.data(), kGemmCounterBytes, "the counters");
+  EXPECT_TRUE(std::ranges::all_of(counters, [](int count) { return count == 0; }));
+}
+
 // The start's measurement finds each candidate faster than the one before it.
 TEST_F(QuantWgmmaTest, the_fastest_candidate_at_the_start_computes_the_gemm) {
   Random random(154);
@@ -175,6 +270,7 @@ TEST_F(QuantWgmmaTest, the_fastest_candidate_at_the_start_computes_the_gemm) {
   for (const bool reproducible : {false, true}) {
     GemmRunner::Options options;
     options.reproducible = reproducible;
+    options.unproven = true;
     double time = 1000;
     options.timer = [&](Stream&, double, const std::function<void(int)>& issue) {
       issue(0);

@@ -1,8 +1,10 @@
 // Settings of the emulated device, for tests.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "ops/cuda/gemm/blas.h"
 
@@ -12,6 +14,9 @@ namespace charonia::cuda {
 // for the end of the step, as the error of a kernel does. As with most CUDA errors, every later operation fails too.
 // 0: the device works (again).
 void fail_in_step(int step);
+
+// Number of calls of launch() with this name since the process began.
+std::uint64_t launches(std::string_view kernel);
 
 // Sets the result of load_cublas(), which is otherwise null. An empty function restores null.
 void set_host_blas(std::function<std::unique_ptr<Blas>()> make);

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include <sys/mman.h>
@@ -34,6 +36,8 @@ namespace {
 constexpr std::size_t kDeviceBytes = std::size_t{2} << 30;
 std::atomic<std::size_t> allocated = 0;  // bytes of device memory
 std::atomic<std::uint64_t> allocation_count = 0;
+std::mutex launch_mutex;
+std::map<std::string, std::uint64_t, std::less<>> launch_counts;  // by the kernel's name
 
 std::atomic<int> failing_step = 0;
 std::atomic<bool> failed = false;
@@ -77,6 +81,12 @@ std::size_t free_device_bytes() { return kDeviceBytes > allocated ? kDeviceBytes
 void fail_in_step(int step) {
   failing_step = step;
   failed = false;
+}
+
+std::uint64_t launches(std::string_view kernel) {
+  const std::lock_guard lock(launch_mutex);
+  const auto found = launch_counts.find(kernel);
+  return found == launch_counts.end() ? 0 : found->second;
 }
 
 void set_step(std::string text) { step_text = std::move(text); }
@@ -164,6 +174,10 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& lau
                          .overlap = launch.overlap && overlap_setting() != Overlap::off,
                          .what = std::string(what)};
   host_grid::check(shape);
+  {
+    const std::lock_guard lock(launch_mutex);
+    ++launch_counts[shape.what];
+  }
   stream->queue->add(host_stream::Kernel{std::move(shape), std::move(kernel)});
 }
 

@@ -393,7 +393,7 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
   const auto* const real_rows = begun_.any && in.rows == begun_.capacity.rows
                                     ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
                                     : nullptr;
-  const bool wgmma = !options_.reproducible && (options_.wgmma_experts || wgmma_experts_setting());
+  const bool wgmma = !options_.reproducible && (options_.wgmma_experts || unproven_setting());
   ExpertsRun run(stream_, device_, w, in.rows, how, scratch, wgmma);
   run.route(router, real_rows);
   run.gate_and_up(in, activation);

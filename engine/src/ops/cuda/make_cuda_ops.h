@@ -34,7 +34,7 @@ struct CudaOptions {
   int device = 0;             // index among the devices that the process sees
   bool reproducible = false;  // one instruction path and one order of sums for any batch
   bool graphs = true;         // capture decode steps and replay them
-  // Experts with quantised weights use wgmma, also with $CHARONIA_CUDA_WGMMA_EXPERTS. Not in reproducible mode.
+  // Experts with quantised weights use wgmma, also with $CHARONIA_CUDA_UNPROVEN. Not in reproducible mode.
   bool wgmma_experts = false;
 };
 

@@ -41,10 +41,10 @@ std::size_t parse_prefetch(std::string_view setting) {
   return static_cast<std::size_t>(*mib) << 20;
 }
 
-bool parse_wgmma_experts(std::string_view setting) {
+bool parse_unproven(std::string_view setting) {
   if (setting.empty() || setting == "0") return false;
   if (setting == "1") return true;
-  throw Error(ErrorCode::invalid_argument, cat("CHARONIA_CUDA_WGMMA_EXPERTS = ", setting, ": expected 0 or 1"));
+  throw Error(ErrorCode::invalid_argument, cat("CHARONIA_CUDA_UNPROVEN = ", setting, ": expected 0 or 1"));
 }
 
 Overlap overlap_setting() {
@@ -57,14 +57,21 @@ int decode_split_setting() {
   return value;
 }
 
-bool wgmma_experts_setting() {
-  static const bool value = parse_wgmma_experts(environment("CHARONIA_CUDA_WGMMA_EXPERTS"));
-  return value;
-}
-
 std::size_t prefetch_setting() {
   static const auto value = parse_prefetch(environment("CHARONIA_CUDA_PREFETCH"));
   return value;
+}
+
+bool unproven_setting() {
+  static const bool value = parse_unproven(environment("CHARONIA_CUDA_UNPROVEN"));
+  return value;
+}
+
+void check_settings() {
+  overlap_setting();
+  decode_split_setting();
+  prefetch_setting();
+  unproven_setting();
 }
 
 }  // namespace charonia::cuda

@@ -18,13 +18,14 @@ enum class Overlap : std::uint8_t {
 Overlap parse_overlap(std::string_view setting);
 int parse_decode_split(std::string_view setting);  // CHARONIA_CUDA_DECODE_SPLIT: 64, 128 or 256 positions, the default
 std::size_t parse_prefetch(std::string_view setting);  // CHARONIA_CUDA_PREFETCH: MiB, 0 to 64; in bytes
-
-bool parse_wgmma_experts(std::string_view setting);  // CHARONIA_CUDA_WGMMA_EXPERTS: 0, the default, or 1
+bool parse_unproven(std::string_view setting);         // CHARONIA_CUDA_UNPROVEN: 0, the default, or 1
 
 // The values of the environment when the process first asks.
 Overlap overlap_setting();
 int decode_split_setting();
 std::size_t prefetch_setting();
-bool wgmma_experts_setting();
+bool unproven_setting();
+// Throws if one of them is not valid.
+void check_settings();
 
 }  // namespace charonia::cuda

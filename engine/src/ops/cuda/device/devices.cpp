@@ -65,6 +65,7 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options, std::shared_ptr<N
   }
   const auto info = cuda::device_info(options.device);
   if (info.major < kOldest) throw Error(ErrorCode::unsupported, too_old(info));
+  cuda::check_settings();
   const cuda::OnDevice on(options.device);
   return std::make_unique<cuda::CudaOps>(options, std::move(group), rank);
 }

@@ -27,6 +27,7 @@
 namespace charonia::cuda {
 namespace {
 
+using Kernel = GemmTactic::Kernel;
 using Clock = std::chrono::steady_clock;
 
 // A GEMM uses the choice of the next larger bucket. Buckets end where the time increases (tiles of 8 to 128 rows).
@@ -119,6 +120,14 @@ std::string name_of(const GemmCandidate& tactic) {
   return tactic.padded_rows > 0 ? cat("cuBLASLt, padded to ", tactic.padded_rows, " rows") : "cuBLASLt";
 }
 
+// Results are stored by this key, which has everything that changes a measurement.
+std::string key_of_results(const DeviceInfo& device, const GemmRunner::Options& options, const std::string& library) {
+  constexpr std::array kOverlaps{"off", "early", "late"};
+  return cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ", driver_version(), ", ", library,
+             options.reproducible ? ", packed weights" : "", ", overlap ",
+             kOverlaps[static_cast<std::size_t>(options.overlap)], options.unproven ? ", unproven kernels" : "");
+}
+
 }  // namespace
 
 struct GemmRunner::Impl {
@@ -126,8 +135,7 @@ struct GemmRunner::Impl {
       : device(device),
         options(std::move(options)),
         memory(this->options.memory,
-               cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ", driver_version(), ", ",
-                   blas() ? blas()->version() : "own kernels", this->options.reproducible ? ", packed weights" : "")),
+               key_of_results(device, this->options, blas() ? blas()->version() : "own kernels")),
         own_workspace(kOwnWorkspaceBytes, "the workspace of GEMMs"),
         seconds_left(this->options.seconds) {
     if (blas() != nullptr) blas_workspace = DeviceMemory(kBlasWorkspaceBytes, "cuBLASLt's workspace");
@@ -160,7 +168,7 @@ struct GemmRunner::Impl {
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
     auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
     std::erase_if(tactics, [&](const GemmTactic& tactic) {
-      return gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes ||
+      return (unproven(tactic) && !options.unproven) || gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes ||
              (gemm.gate != Gate::none && !supports_gates(tactic));
     });
     return tactics;
@@ -330,14 +338,16 @@ struct GemmRunner::Impl {
 
   bool issue_gated(Stream& stream, const Gemm& gemm) {
     if (!can_gate(gemm)) return false;
-    auto tactic = candidate_of(chosen[shape_of(without_gate(gemm))], without_gate(gemm));
+    std::optional<GemmCandidate> tactic;
     if (const auto found = chosen.find(shape_of(gemm)); found != chosen.end()) {
-      tactic = found->second.tactics[bucket_of(gemm.rows)].value_or(tactic);
+      tactic = found->second.tactics[bucket_of(gemm.rows)];
     }
-    if (tactic.apart || (tactic.blas && blas() != nullptr) || !supports_gates(tactic.own)) {
-      return false;
+    if (!tactic) {  // the gate was not measured
+      tactic = candidate_of(chosen[shape_of(without_gate(gemm))], without_gate(gemm));
+      if (tactic->own.kernel != Kernel::stream) return false;
     }
-    if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic.own, own_workspace.data());
+    if (tactic->apart || (tactic->blas && blas() != nullptr) || !supports_gates(tactic->own)) return false;
+    if (gemm.rows > 0) cuda::gemm(stream, device, gemm, tactic->own, own_workspace.data());
     return true;
   }
 
@@ -373,6 +383,8 @@ struct GemmRunner::Impl {
   bool issue_candidate(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, void* gated_out);
   Gemm lay_out_check(Stream& stream, const Gemm& gemm, GemmOperands& operands);
   bool agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands);
+  bool agrees_with_fallback(Stream& stream, const Gemm& gemm, GemmCandidate& tactic, GemmOperands& operands);
+  void require_device(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, const Error& error) const;
   void note_wrong(const Gemm& gemm, const GemmCandidate& tactic);
   // A GEMM to measure, or with a stored choice to check. bytes: of its operands.
   struct Wanted {
@@ -432,17 +444,44 @@ bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandid
   if (tactic.apart) return true;  // both kernels are checked elsewhere
   stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
   stream.fill_zero(operands.counter(), sizeof(unsigned), "check of a GEMM");
+  unsigned different = 0;
   try {
     if (!issue_candidate(stream, gemm, tactic, nullptr)) return false;
-  } catch (const Error&) {  // a stored choice that this device no longer launches
+    count_different(stream, gemm, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
+                    operands.counter());
+    stream.download(&different, operands.counter(), sizeof different, "check of a GEMM");
+    stream.wait("check of a GEMM");
+  } catch (const Error& error) {  // such as a stored choice that this device no longer launches
+    require_device(stream, gemm, tactic, error);
     return false;
   }
-  count_different(stream, gemm, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
-                  operands.counter());
-  unsigned different = 0;
-  stream.download(&different, operands.counter(), sizeof different, "check of a GEMM");
-  stream.wait("check of a GEMM");
   return different == 0;
+}
+
+// agrees() of a stored choice; the built-in fallback of a library's choice is replaced if it is wrong.
+bool GemmRunner::Impl::agrees_with_fallback(Stream& stream, const Gemm& gemm, GemmCandidate& tactic,
+                                            GemmOperands& operands) {
+  if (!agrees(stream, gemm, tactic, operands)) return false;
+  if (const GemmCandidate own{.own = tactic.own}; tactic.blas && !agrees(stream, gemm, own, operands)) {
+    note_wrong(gemm, own);
+    tactic.own = reference_tactic(device, gemm);
+  }
+  return true;
+}
+
+// Call after an error of a candidate. Throws if every later call fails too, as after an illegal address.
+void GemmRunner::Impl::require_device(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic,
+                                      const Error& error) const {
+  try {
+    stream.wait("the device after an error of a GEMM");
+  } catch (const Error&) {
+    const bool is_unproven = !tactic.blas && !tactic.apart && unproven(tactic.own);
+    throw Error(error.code(),
+                cat("the device fails since the kernel '", name_of(tactic), "' ran for rows ", gemm.rows, " ",
+                    to_string(shape_of(gemm)), ": ", error.what(),
+                    is_unproven ? ". No GPU has run this kernel yet. Set CHARONIA_CUDA_UNPROVEN=0"
+                                : ". Please report this. CHARONIA_CUDA_MEASURE_S=0 measures no kernels"));
+  }
 }
 
 void GemmRunner::Impl::note_wrong(const Gemm& gemm, const GemmCandidate& tactic) {
@@ -480,7 +519,8 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
         timed.weight = operands.weight(index);
         rejected = !issue_candidate(stream, timed, tactic, operands.second_out()) || rejected;
       });
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      require_device(stream, gemm, tactic, error);
       // A candidate that is rejected here is not chosen, such as a cluster that does not fit on this device. The first
       // built-in tactic is the fallback, so it must work.
       if (!tactic.blas && !tactic.apart && tactic.own == own.front()) throw;
@@ -494,6 +534,7 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
   const auto begin = Clock::now();
   const auto checked = lay_out_check(stream, gemm, operands);
   std::optional<GemmCandidate> best;
+  bool own_agrees = false;
   for (const auto& tactic : tactics) {
     if (best && tactic.blas) continue;
     if (!agrees(stream, checked, tactic, operands)) {
@@ -501,9 +542,15 @@ GemmRunner::Impl::Fastest GemmRunner::Impl::fastest(Stream& stream, const Gemm& 
       continue;
     }
     if (!best) best = tactic;
+    if (tactic.blas) continue;
     // The best built-in tactic is the fallback if the library rejects the GEMM.
     best->own = tactic.own;
-    if (!tactic.blas) break;
+    own_agrees = true;
+    break;
+  }
+  if (best && !own_agrees) {
+    best->own = reference_tactic(device, gemm);
+    of_all = false;
   }
   seconds_left -= std::chrono::duration<double>(Clock::now() - begin).count();
   if (!best && !tactics.empty()) return {reference(gemm), false};
@@ -593,7 +640,7 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
   if (auto operands = operands_for(stored)) {
     for (const auto& one : stored) {
       auto& tactic = chosen[shape_of(one.gemm)].tactics[one.of];
-      if (agrees(stream, lay_out_check(stream, one.gemm, *operands), *tactic, *operands)) continue;
+      if (agrees_with_fallback(stream, lay_out_check(stream, one.gemm, *operands), *tactic, *operands)) continue;
       note_wrong(one.gemm, *tactic);
       tactic = reference(one.gemm);
       unmeasured.push_back(to_measure(one.gemm, one.of));
@@ -601,12 +648,21 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
   }
   if (!options.timer || seconds_left <= 0) unmeasured.clear();
   if (auto operands = operands_for(unmeasured)) {
+    std::size_t left = unmeasured.size();
     for (const auto& one : unmeasured) {
       if (seconds_left <= 0) break;
+      --left;
       const auto shape = shape_of(one.gemm);
       const auto best = fastest(stream, one.gemm, *operands);
       if (best.tactic) chosen[shape].tactics[one.of] = best.tactic;
       if (best.tactic && best.of_all) memory.keep(shape, kBuckets[one.of], *best.tactic);
+    }
+    if (left > 0) {
+      log({LogLevel::info,
+           cat("the kernels of ", left, " of ", unmeasured.size(), " GEMMs are chosen by rule, because the ",
+               options.seconds, " s for measurements are over (CHARONIA_CUDA_MEASURE_S). The next start measures them"),
+           "",
+           {}});
     }
   }
   stream.wait("measured GEMMs");

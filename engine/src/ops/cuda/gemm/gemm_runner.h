@@ -39,6 +39,8 @@ class GemmRunner {
     std::filesystem::path memory;  // the file for results; empty: none
     GemmTimer timer;               // null: tactics are chosen by rule
     double seconds = 10;           // limit for all measurements together; default of $CHARONIA_CUDA_MEASURE_S
+    bool unproven = unproven_setting();   // also candidates for which unproven() (gemm.h) is true
+    Overlap overlap = overlap_setting();  // how launches overlap; results are stored by it
     std::size_t dequantised_bytes = kDequantisedBytes;  // maximum size of a dequantised part of a weight
   };
 
@@ -52,7 +54,7 @@ class GemmRunner {
   // Selects the kernels of these GEMMs for all numbers of rows up to max_rows: stored results first, then measurements;
   // when time or memory for measurements runs out, by rule. `shapes` have type, out_type, n, k, weight_stride, a
   // weight, and rows: the maximum (0: max_rows). Inputs and outputs are created here. Measured results are stored by
-  // device, versions of driver and library, shape and rows. A GEMM with a gate is measured without the gate, and for
+  // device, versions of driver and library, settings of kernels, shape and rows. A GEMM with a gate is measured without the gate, and for
   // few rows also with it. The results of a measured or stored kernel are compared with those of a reference kernel
   // (reference_tactic()); a kernel whose results differ is not chosen, and warning() names it.
   void prepare(Stream& stream, std::span<const Gemm> shapes, int max_rows);
@@ -70,7 +72,7 @@ class GemmRunner {
   void run(Stream& stream, const Gemm& gemm);
 
   // The same for a GEMM with a gate, if one kernel for both was faster than two. If that was not measured: if the
-  // kernel that was chosen for the GEMM without the gate supports gates. Otherwise returns false and issues nothing.
+  // stream kernel was chosen for the GEMM without the gate. Otherwise returns false and issues nothing.
   bool run_gated(Stream& stream, const Gemm& gemm);
 
   // The chosen kernels, one line each, for people to read: "rows 1..8 n 4096 k 4096 bf16 -> bf16: own stream 8 x 16, 4

@@ -135,6 +135,11 @@ inline bool supports_gates(const GemmTactic& tactic) {
   return tactic.kernel == GemmTactic::Kernel::stream || tactic.kernel == GemmTactic::Kernel::bulk;
 }
 
+// Whether no GPU has run the tactic's kernel yet. GemmRunner uses it only with CHARONIA_CUDA_UNPROVEN=1.
+inline bool unproven(const GemmTactic& tactic) {
+  return tactic.kernel == GemmTactic::Kernel::bulk || tactic.kernel == GemmTactic::Kernel::wgmma;
+}
+
 enum class SumOrder : std::uint8_t { fixed, any };
 
 // The tactics for a GEMM with this number of rows, probably the best first; never empty. Each of them can compute a

@@ -47,7 +47,9 @@ struct Shape {
   // Steps whose inputs a producer has in flight, in 4 registers for each 16 rows; and the registers of a thread.
   static constexpr int kPasses = kRows / kRowsAtOnce, kAhead = (kRows == 128 ? 16 : 8) / kPasses;
   static constexpr int kConsumerRegisters = kRows == 128 ? 192 : 208, kProducerRegisters = kRows == 128 ? 120 : 88;
-  static_assert(kProducers * kProducerRegisters + kWarps * kWarp * kConsumerRegisters <= 65536);
+  // setmaxnreg would wait forever for more registers than the block has: a multiple of 8 for each thread.
+  static constexpr int kBlockRegisters = 65536 / kThreads / 8 * 8 * kThreads;
+  static_assert(kProducers * kProducerRegisters + kWarps * kWarp * kConsumerRegisters <= kBlockRegisters);
 };
 
 // Steps of 64 columns, numbered over all tiles.
@@ -91,36 +93,57 @@ CHARONIA_DEVICE int first_unit(const QuantParams& p, int tile) {
   return (p.tiles != nullptr ? tile : tile / p.row_tiles) * S::kUnits;
 }
 
-// Copies the codes of a step. All lanes of a warp call it.
+// A producer's copies of codes, step after step: each of the warps copies a part of the units.
 template <class S>
-CHARONIA_DEVICE void copy_codes(const QuantParams& p, const Work& work, int step, unsigned char* to,
-                                std::uint64_t* full) {
-  const int first = first_unit<S>(p, step / work.steps), lane = lane_id();
-  const int units = min(S::kUnits, static_cast<int>(divide_up(p.n, kQuantRows)) - first);
-  if (lane == 0) barrier_arrive_expect(full, units * S::kUnitBytes);
-  __syncwarp();
-  if (lane < units) {
-    const auto* const codes = static_cast<const unsigned char*>(p.weight) + work.expert.expert * p.expert_codes;
-    const auto unit = static_cast<std::int64_t>(first + lane) * work.steps + step % work.steps;
-    copy_bulk(to + lane * S::kUnitBytes, codes + unit * S::kUnitBytes, S::kUnitBytes, full);
+class CodeCopies {
+ public:
+  CHARONIA_DEVICE CodeCopies(const QuantParams& p, const Work& work) : p_(p), work_(work), next_(work.begin) {}
+
+  // Copies the codes of the next step. All lanes of a warp call it.
+  CHARONIA_DEVICE void next(unsigned char* stage, std::uint64_t* full) {
+    if (left_ == 0) begin_tile();
+    if (lane_id() == 0) barrier_arrive_expect(full, units_ * S::kUnitBytes);
+    __syncwarp();
+    if (lane_id() < units_) copy_bulk(stage + S::kInBytes + own() * S::kUnitBytes, from_, S::kUnitBytes, full);
+    from_ += S::kUnitBytes;
+    --left_;
   }
-}
+
+ private:
+  static constexpr int kOwn = S::kUnits / (kProducers / kWarp);
+  static CHARONIA_DEVICE int own() { return warp_id() * kOwn + lane_id(); }  // the lane's unit in a tile
+  CHARONIA_DEVICE void begin_tile() {
+    const int tile = next_ / work_.steps, step = next_ - tile * work_.steps, first = first_unit<S>(p_, tile);
+    const int units = static_cast<int>(divide_up(p_.n, kQuantRows)) - first - warp_id() * kOwn;
+    units_ = max(0, min(kOwn, units));
+    from_ = static_cast<const unsigned char*>(p_.weight) + work_.expert.expert * p_.expert_codes +
+            (static_cast<std::int64_t>(first + own()) * work_.steps + step) * S::kUnitBytes;
+    left_ = work_.steps - step;
+    next_ += left_;
+  }
+
+  const QuantParams& p_;
+  const Work& work_;
+  int next_;      // the first step of the next tile
+  int left_ = 0;  // steps of this tile
+  int units_ = 0;
+  const unsigned char* from_ = nullptr;
+};
 
 template <class S>
 CHARONIA_DEVICE void produce(const QuantParams& p, const Work& work, unsigned char* stages, std::uint64_t* full,
                              std::uint64_t* empty) {
   using T = typename S::T;
   const int count = work.end - work.begin;
-  int copied = 0;  // steps whose codes are copied before the loop: weights may be read while the previous kernel runs
-  if (p.tiles == nullptr) copied = min(count, kStages);
-  const auto copy = [&](int i) {
-    unsigned char* const stage = stages + i % kStages * S::kStageBytes;
-    copy_codes<S>(p, work, work.begin + i, stage + S::kInBytes, full + i % kStages);
-  };
-  if (warp_id() == 0) {
+  CodeCopies<S> codes(p, work);
+  int copied = 0;  // steps whose codes are requested
+  const auto copy_until = [&](int end) {
     CHARONIA_UNROLL_BY(1)
-    for (int i = 0; i < copied; ++i) copy(i);
-  }
+    for (; copied < end; ++copied) {
+      codes.next(stages + copied % kStages * S::kStageBytes, full + copied % kStages);
+    }
+  };
+  copy_until(min(count, kStages / 2));  // weights may be read while the previous kernel runs
   dependency_wait();
 
   const int piece = static_cast<int>(threadIdx.x) % kPieces, own = static_cast<int>(threadIdx.x) / kPieces;
@@ -168,6 +191,7 @@ CHARONIA_DEVICE void produce(const QuantParams& p, const Work& work, unsigned ch
   for (int j = 0; j < S::kAhead; ++j) {
     if (j < count) load(data[j]);
   }
+  copy_until(min(count, kStages));
   CHARONIA_UNROLL_BY(1)
   for (int first = 0; first < count; first += S::kAhead) {
     CHARONIA_UNROLL
@@ -175,7 +199,7 @@ CHARONIA_DEVICE void produce(const QuantParams& p, const Work& work, unsigned ch
       const int i = first + j, stage = i % kStages;
       if (i >= count) break;
       barrier_wait(empty + stage, (i / kStages + 1) % 2);
-      if (warp_id() == 0 && i >= copied) copy(i);
+      copy_until(i + 1);
       store(data[j], stages + stage * S::kStageBytes);
       async_fence();
       __syncwarp();
@@ -470,7 +494,7 @@ void wgmma_kernel(const QuantParams p) {
     unsigned char* const stages = swizzled_shared();
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
-        barrier_init(full + i, kProducers / kWarp + 1);  // and the copy of codes
+        barrier_init(full + i, 2 * kProducers / kWarp);  // each warp's codes and inputs
         barrier_init(empty + i, kWarps);
       }
       barrier_init_fence();
