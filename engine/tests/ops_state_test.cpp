@@ -98,9 +98,7 @@ TEST_P(StateTest, a_step_without_states_or_with_wrong_slots_is_an_error) {
                [&] { run({&in, 0, 2, 2, 1}); });
   expect_error(ErrorCode::internal, {"at position 1 reads the state of slot -1"}, [&] { run({&in, 1, 2, -1, 1}); });
   expect_error(ErrorCode::internal, {"writes slot -1"}, [&] { run({&in, 0, 2, -1, -1}); });
-  expect_error(ErrorCode::internal,
-               {GetParam().starts_with("cuda") ? "writes one state of each sequence" : "a row writes slot 99 of 9"},
-               [&] { run({&in, 0, 2, -1, 1, 1, {99}}); });
+  expect_error(ErrorCode::internal, {"slot 99"}, [&] { run({&in, 0, 2, -1, 1, 1, {99}}); });
   conv.weight = Matrix(DType::f32, 3, 9);
   const Matrix wide(ops->precision(DType::f32).gemm_out, 4, 9);
   expect_error(ErrorCode::internal, {"state"}, [&] { run({&wide, 0, 2, -1, 1}); });
