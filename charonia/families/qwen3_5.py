@@ -42,6 +42,7 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
         raise ModelError(f"config.json: linear_key_head_dim is {k_dim}; it must be 1 to {MOST_K_DIM}")
     if v_dim < 1:
         raise ModelError(f"config.json: linear_value_head_dim is {v_dim}; it must be positive")
+    kernel = conv_kernel(config, "linear_conv_kernel_dim", 4)
     mixers = _mixers(config)
     return llama_spec(
         config,
@@ -55,7 +56,7 @@ def _spec(config: HfConfig, names: Names, **own: Any) -> ModelSpec:
         qk_norm=True,
         attention_gate=True,
         **attention_bias(config),
-        conv_kernel=conv_kernel(config, "linear_conv_kernel_dim", 4),
+        conv_kernel=kernel,
         mixers=mixers,
         delta_k_heads=k_heads,
         delta_v_heads=v_heads,
