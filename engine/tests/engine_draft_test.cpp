@@ -33,6 +33,7 @@ class DraftModelTest : public testing::EngineFixtureBase {
     out.cache_block_seq_len = block_len;
     out.speculative_method = "draft_model";
     out.speculative_model = weights().string();
+    runtime::resolve_step_sizes(out, {.device = "cpu"});
     return out;
   }
   DraftModel draft_model(const EngineConfig& engine, int blocks, int vocab = testing::kVocab) const {
@@ -273,6 +274,32 @@ TEST_F(DraftModelTest, ThePlanCountsItsMemory) {
   }));
 }
 
+// The plan needs no GPU.
+TEST_F(DraftModelTest, ThePlanCountsItsMemoryOnTheFirstGpu) {
+  TinyModel two;
+  two.ranks = 2;
+  for (const auto& model : {TinyModel{}, two}) {
+    write_tiny_workspace(weights(), model);
+    write_tiny_workspace(dir_ / "draft");
+    const Settings cuda = {{"device", "cuda"}, {"max_batch_size", "4000"}, {"session_len", "2000"}};
+    auto drafts = settings(dir_ / "draft");
+    drafts.insert(cuda.begin(), cuda.end());
+    const std::int64_t memory = std::int64_t{1} << 30;
+    const auto without = plan_memory(weights(), cuda, memory), with = plan_memory(weights(), drafts, memory);
+    EXPECT_GT(with.speculative_bytes, std::int64_t{128} << 20) << "with the memory of a GPU's steps";
+    EXPECT_LT(with.num_blocks, without.num_blocks);
+    // Each rank has as many blocks as the first one.
+    const auto left = memory - with.speculative_bytes - (with.weight_bytes + with.activation_bytes) / model.ranks;
+    EXPECT_LE(with.num_blocks * with.kv_block_bytes / model.ranks, left);
+    EXPECT_GT(with.num_blocks * with.kv_block_bytes / model.ranks, left / 2);
+    const auto none = plan_memory(weights(), drafts, 300 << 20);
+    EXPECT_EQ(none.num_blocks, 0);
+    EXPECT_TRUE(std::ranges::any_of(none.warnings, [](const auto& text) {
+      return text.starts_with("speculative_model = ") && text.find("are free on the device (cuda)") != std::string::npos;
+    })) << ::testing::PrintToString(none.warnings);
+  }
+}
+
 TEST_F(DraftModelTest, ItsCacheLeavesRoomForTheModel) {
   write_tiny_workspace(weights());
   auto all = settings(weights());
@@ -282,7 +309,8 @@ TEST_F(DraftModelTest, ItsCacheLeavesRoomForTheModel) {
     const auto middle = (too_small + enough) / 2;
     (plan_memory(weights(), all, middle).num_blocks > 0 ? enough : too_small) = middle;
   }
-  const auto least = runtime::read_settings(weights(), all);
+  auto least = runtime::read_settings(weights(), all);
+  runtime::resolve_step_sizes(least.config, {.device = "cpu"});
   const model::Manifest manifest(weights(), 1);
   const auto plan = runtime::plan_draft(least.config, least.model, manifest, static_cast<std::size_t>(enough));
   EXPECT_LE(plan->config.cache_max_entry_count, 2) << "blocks";

@@ -63,8 +63,8 @@ std::vector<Request> repeating_samples(std::uint64_t count) {
 }
 
 // Parameter: speculative_method; ngram_asynchronous: ngram on a device that computes while the next step is planned;
-// cuda: ngram there. The draft model is another model than the engine's, so it has other tokens at times. The MTP layer
-// and the EAGLE-3 head have random weights.
+// cuda_ngram, ...: a method there. The draft model is another model than the engine's, so it has other tokens at times.
+// The MTP layer and the EAGLE-3 head have random weights.
 class SpeculationTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<std::string> {
  protected:
   void SetUp() override {
@@ -72,9 +72,13 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
     if (GetParam() == "ngram_asynchronous") wrap_devices(true);
     write_draft({});
   }
-  bool on_cuda() const { return GetParam() == "cuda"; }
+  static constexpr std::string_view kOnCuda = "cuda_";
+  bool on_cuda() const { return GetParam().starts_with(kOnCuda); }
   bool asynchronous() const { return on_cuda() || GetParam() == "ngram_asynchronous"; }
-  std::string method() const { return asynchronous() ? "ngram" : GetParam(); }
+  std::string method() const {
+    if (on_cuda()) return GetParam().substr(kOnCuda.size());
+    return asynchronous() ? "ngram" : GetParam();
+  }
   // A CPU that computes asynchronously takes no adapters.
   bool takes_adapters() const { return GetParam() != "ngram_asynchronous"; }
   int some(int count) const { return on_cuda() ? count / 10 : count; }  // the emulated device is slow
@@ -89,21 +93,21 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
 
   // With an MTP layer or a head if the method needs one.
   void write_model(TinyModel model = {}) {
-    model.mtp = GetParam() == "mtp";
+    model.mtp = method() == "mtp";
     ranks_ = model.ranks;
     write_tiny_workspace(weights(), model);
-    if (GetParam() == "eagle3") write_tiny_workspace(dir_ / "draft", testing::tiny_head(model));
+    if (method() == "eagle3") write_tiny_workspace(dir_ / "draft", testing::tiny_head(model));
   }
 
   void write_draft(TinyModel draft) {
-    if (GetParam() == "eagle3") return;
+    if (method() == "eagle3") return;
     draft.hidden = 16, draft.inter = 32, draft.layers = 1, draft.heads = 2, draft.kv_heads = 1;
     write_tiny_workspace(dir_ / "draft", draft);
   }
 
   Settings on(Settings more = {}) const {
     more.insert({"speculative_method", method()});
-    if (GetParam() == "draft_model" || GetParam() == "eagle3") more.insert({"speculative_model", (dir_ / "draft").string()});
+    if (method() == "draft_model" || method() == "eagle3") more.insert({"speculative_model", (dir_ / "draft").string()});
     return more;
   }
 
@@ -258,8 +262,8 @@ TEST_P(SpeculationTest, EveryKindOfModelGetsTheSameResults) {
     // No model with one of these has an MTP layer.
     const bool of_others =
         ends_with_state || models[i].ranks > 1 || models[i].per_layer > 0 || models[i].kv_sources.back() > 0;
-    if (GetParam() == "mtp" && of_others) continue;
-    if (GetParam() == "eagle3" && models[i].ranks > 1) continue;
+    if (method() == "mtp" && of_others) continue;
+    if (method() == "eagle3" && models[i].ranks > 1) continue;
     for (const auto* prefixes : {"1", "0"}) {
       if ((!has_states || on_cuda()) && prefixes == std::string("0")) continue;
       expect_same(all, {{"cache_block_seq_len", "8"}, {"token_budget", "64"}, {"enable_prefix_caching", prefixes}},
@@ -341,8 +345,8 @@ TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {
   if (on_cuda()) cases.emplace_back(states, "cuda", "recurrent layers");
   for (const auto& [model, device, why] : cases) {
     write_model(model);
-    if (GetParam() == "mtp" || GetParam() == "eagle3") {
-      expect_error(ErrorCode::unsupported, {"speculative_method = " + GetParam() + ": "},
+    if (method() == "mtp" || method() == "eagle3") {
+      expect_error(ErrorCode::unsupported, {"speculative_method = " + method() + ": "},
                    [&] { engine(on({{"device", device}})); });
       continue;
     }
@@ -396,7 +400,7 @@ TEST_P(SpeculationTest, RequestsComeAndGoBetweenSteps) {
 }
 
 std::vector<std::string> methods() {
-  if (ops::device_names().front().starts_with("cuda")) return {"cuda"};
+  if (ops::device_names().front().starts_with("cuda")) return {"cuda_ngram", "cuda_draft_model"};
   return {"ngram", "ngram_asynchronous", "draft_model", "mtp", "eagle3"};
 }
 

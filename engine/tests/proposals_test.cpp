@@ -175,9 +175,9 @@ TEST(SpeculationPolicy, WaitsForTokensOnlyIfProposalsAreLikelyOrTriedAgain) {
   int waited = 0, tried = 0;
   for (int i = 0; i < 640; ++i) {
     Candidates one = {{.size = 8, .rate = 0.5}}, none(1);
-    EXPECT_TRUE(cheap.would_choose(1, one));
-    EXPECT_FALSE(cheap.would_choose(1, none));
-    if (!expensive.would_choose(1, one)) continue;
+    EXPECT_TRUE(cheap.would_choose(1, one, {}));
+    EXPECT_FALSE(cheap.would_choose(1, none, {}));
+    if (!expensive.would_choose(1, one, {})) continue;
     ++waited;
     expensive.choose(1, one);
     tried += one[0].chosen > 0;
@@ -271,6 +271,21 @@ TEST(SpeculationPolicy, ForgetsRejectedAndSlowDraftsAfterManyStepsWithoutThem) {
   };
   for (int i = 0; i < 1024; ++i) ASSERT_FALSE(drafts());
   EXPECT_TRUE(drafts());
+}
+
+// An asynchronous device, as above, with drafts.
+TEST(SpeculationPolicy, WaitsForTokensIfDraftsAreLikelyOrTriedAgain) {
+  auto cheap = with_draft_cost(0.02), expensive = with_draft_cost(2);
+  int waited = 0, drafted = 0;
+  for (int i = 0; i < 640; ++i) {
+    Candidates none(1), drafts = {{.size = 8, .rate = 0.75, .drafted = true}};
+    EXPECT_TRUE(cheap.would_choose(1, none, drafts));
+    if (!expensive.would_choose(1, none, drafts)) continue;
+    ++waited;
+    drafted += expensive.choose(1, none, drafts);
+  }
+  EXPECT_EQ(waited, 10);
+  EXPECT_EQ(drafted, 10);
 }
 
 TEST(SpeculationPolicy, APromptOfTheDraftModelIsPaidByTheTokensThatMayFollow) {

@@ -123,21 +123,36 @@ void DraftModel::find_prefix(Sequence& sequence, std::span<const TokenId> tokens
   sequence.num_inserted = sequence.blocks.size();
 }
 
+bool DraftModel::fits(std::int32_t tokens) const {
+  const auto rows = tokens - offset();
+  return rows > 0 && tokens < plan_.config.session_len && blocks_of(rows + 1) <= blocks_->num_blocks();
+}
+
+bool DraftModel::pauses(Sequence& sequence) {
+  if (sequence.pause == 0) return false;
+  --sequence.pause;
+  return true;
+}
+
+std::optional<int> DraftModel::missing(SeqId id, std::int32_t tokens) {
+  const auto found = sequences_.find(id);
+  if (!fits(tokens) || (reads_hidden() && found == sequences_.end())) return std::nullopt;
+  if (found == sequences_.end()) return tokens;
+  auto& sequence = found->second;
+  if (sequence.lost || pauses(sequence)) return std::nullopt;
+  return std::max(tokens - offset() - sequence.computed, 1);
+}
+
 std::optional<int> DraftModel::set_tokens(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt) {
   const auto size = static_cast<std::int32_t>(tokens.size()), rows = size - offset();
   auto& sequence = sequences_[id];
   const auto unknown = [this](TokenId token) { return token >= vocab_size_; };
   const auto rest = tokens.subspan(static_cast<std::size_t>(sequence.known));
-  const bool fits = rows > 0 && size < plan_.config.session_len && blocks_of(rows + 1) <= blocks_->num_blocks();
-  if (!fits || (lacks_tokens_ && std::ranges::any_of(rest, unknown))) {
+  if (!fits(size) || (lacks_tokens_ && std::ranges::any_of(rest, unknown))) {
     forget(id);
     return std::nullopt;
   }
-  if (sequence.lost) return std::nullopt;
-  if (sequence.pause > 0) {
-    --sequence.pause;
-    return std::nullopt;
-  }
+  if (sequence.lost || pauses(sequence)) return std::nullopt;
   if (!sequence.began) find_prefix(sequence, tokens, salt);
   auto& own = sequence.tokens;
   const auto same = std::ranges::mismatch(own.begin() + sequence.known, own.end(), tokens.begin() + sequence.known,

@@ -63,6 +63,8 @@ class DraftModel {
   // cannot have proposals, because it is too long, has a token that the draft model does not have, or got no blocks in
   // one of the last calls. Layer: also because hidden states are missing.
   std::optional<int> set_tokens(SeqId id, std::span<const TokenId> tokens, std::uint64_t salt);
+  // An estimate of what set_tokens() will return for so many tokens, when the last ones are not known yet.
+  std::optional<int> missing(SeqId id, std::int32_t tokens);
   // Computes proposals for different sequences. Call set_tokens() for each of them before; it must return a number.
   // max_rows: of the first step, which computes missing tokens; a sequence with more gets the rest in later calls.
   // Reports the time of its steps to the policy. Layer: max_rows is ignored, and set_tokens() may return nothing for
@@ -93,7 +95,7 @@ class DraftModel {
     bool lost = false;             // Layer: hidden states of its tokens are missing
     bool began = false;            // computed more than it has found in the prefix index
     std::uint64_t used = 0;        // the last call of propose() or computed() for it
-    int pause = 0;                 // calls of set_tokens() that still return nothing, because it got no blocks
+    int pause = 0;                 // calls that still return nothing, because it got no blocks
     std::vector<cache::BlockId> blocks;
     std::vector<cache::UnitRange> units;    // by kind
     std::vector<cache::PrefixNode> nodes;   // of its first blocks
@@ -110,6 +112,8 @@ class DraftModel {
 
   // Row i of a sequence has token i + 1 in a layer, and token i in a draft model.
   int offset() const { return reads_hidden() ? 1 : 0; }
+  bool fits(std::int32_t tokens) const;
+  static bool pauses(Sequence& sequence);
   std::uint64_t salt_of(std::span<const TokenId> tokens, std::uint64_t salt) const;
   std::int32_t hidden_rows(const Sequence& sequence) const;
   // The end of the rows that can be computed now. Layer: whose hidden states are known.

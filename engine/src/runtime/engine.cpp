@@ -95,12 +95,17 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
 void Engine::Impl::plan_draft(const std::filesystem::path& weights_dir) {
   const auto& method = runtime::method_of(info.config);
   if (!method.has_drafts()) return;
+  const auto choice = runtime::choose_devices(info.config);
+  const auto free = runtime::free_memory(choice, info.config.tensor_para_size);
+  // Now, so that the draft model has the same sizes of steps.
+  runtime::resolve_step_sizes(info.config, {choice.device, runtime::sms_of(choice.gpus), std::ranges::min(free)});
   auto config = info.config;
-  config.device = runtime::choose_devices(config).device;
+  config.device = choice.device;
   auto manifest = runtime::manifest_of(weights_dir, config, info.model);
   auto model = info.model;
   model::round_weights(model, manifest, config.quantization);
-  draft_plan_ = runtime::plan_draft(config, model, manifest, ops::cpu::free_memory());
+  runtime::resolve_adapter_slots(config, manifest.modules());
+  draft_plan_ = runtime::plan_draft(config, model, manifest, runtime::free_for_draft(choice.device, free));
   if (draft_plan_ && !method.reads_hidden) runtime::check_vocabulary(*draft_plan_, *tokens_);
 }
 

@@ -191,7 +191,11 @@ class Engine::Impl {
   void propose();
   bool may_propose(const Step& running);
   std::optional<Proposed> propose_known(SeqId id);
-  runtime::SpeculationPolicy::Candidate drafts_of(const Proposed& one);
+  // The candidates of a sequence, of known tokens and of drafts if these are better. missing: DraftModel::set_tokens().
+  void add_candidates(const Proposed& one, std::optional<int> missing,
+                      std::vector<runtime::SpeculationPolicy::Candidate>& known,
+                      std::vector<runtime::SpeculationPolicy::Candidate>& with_drafts) const;
+  std::optional<int> set_draft_tokens(const Proposed& one);
   void draft(std::span<Proposed> all, std::span<runtime::SpeculationPolicy::Candidate> candidates);
   void compute_drafts(std::span<runtime::DraftModel::Wanted> wanted);
   void end_drafts(const Completion& completion, FinishReason reason);

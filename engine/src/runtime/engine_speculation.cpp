@@ -33,14 +33,7 @@ void Engine::Impl::propose() {
   for (const auto id : std::exchange(decodes_, {})) {
     auto one = propose_known(id);
     if (!one) continue;
-    const auto& proposal = one->proposal;
-    known.push_back({.size = static_cast<int>(proposal.tokens.size()),
-                     .rate = one->completion->acceptance.rate(proposal.confidence)});
-    // Known tokens cost nothing, so they are preferred to drafts that are not better. Certain tokens replace any guess.
-    const auto drafts = drafts_of(*one);
-    const bool better = drafts.size > 0 && (known.back().size == 0 || (proposal.confidence != runtime::kCertain &&
-                                                                      drafts.rate > known.back().rate));
-    with_drafts.push_back(better ? drafts : known.back());
+    add_candidates(*one, set_draft_tokens(*one), known, with_drafts);
     all.push_back(std::move(*one));
   }
   auto& chosen = speculation_->choose(scheduler_->num_running(), known, with_drafts) ? with_drafts : known;
@@ -58,15 +51,15 @@ void Engine::Impl::propose() {
 bool Engine::Impl::may_propose(const Step& running) {
   if (!speculation_) return false;
   if (std::ranges::any_of(running.plan.seqs, [](const auto& part) { return part.num_proposed > 0; })) return true;
-  std::vector<Candidate> known;
+  std::vector<Candidate> known, with_drafts;
   for (const auto id : decodes_) {
     const auto found = completions_.find(id);
     if (found == completions_.end() || found->second->mask) continue;
     const auto one = propose_known(id);
-    known.push_back({.size = static_cast<int>(one->proposal.tokens.size()),
-                     .rate = one->completion->acceptance.rate(one->proposal.confidence)});
+    const auto size = static_cast<std::int32_t>(scheduler_->tokens(id).size());
+    add_candidates(*one, draft_ ? draft_->missing(id, size) : std::nullopt, known, with_drafts);
   }
-  return speculation_->would_choose(scheduler_->num_running(), known);
+  return speculation_->would_choose(scheduler_->num_running(), known, with_drafts);
 }
 
 // The proposal that needs no model; it may have no tokens. With jump_forward the provider of a mask forces tokens
@@ -87,19 +80,31 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   return Proposed{&completion, most, std::move(proposal)};
 }
 
-// The candidate of the draft model; its size may be 0.
-Candidate Engine::Impl::drafts_of(const Proposed& one) {
-  Candidate out{.drafted = true};
-  if (!draft_) return out;
+std::optional<int> Engine::Impl::set_draft_tokens(const Proposed& one) {
+  if (!draft_) return std::nullopt;
   const auto& completion = *one.completion;
-  const auto missing = draft_->set_tokens(completion.id, scheduler_->tokens(completion.id), completion.salt);
   std::erase(computed_, completion.id);
-  if (!missing || one.most <= 0) return out;
-  out.size = one.most;
-  out.rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate());
-  if (draft_->reads_hidden()) return out;  // it computes these tokens anyway
-  out.begin_s = speculation_->begin_s(*missing, completion.max_tokens - completion.num_output);
-  return out;
+  return draft_->set_tokens(completion.id, scheduler_->tokens(completion.id), completion.salt);
+}
+
+void Engine::Impl::add_candidates(const Proposed& one, std::optional<int> missing, std::vector<Candidate>& known,
+                                  std::vector<Candidate>& with_drafts) const {
+  const auto& completion = *one.completion;
+  const auto confidence = one.proposal.confidence;
+  known.push_back({.size = static_cast<int>(one.proposal.tokens.size()),
+                   .rate = completion.acceptance.rate(confidence)});
+  with_drafts.push_back(known.back());
+  if (!missing || one.most <= 0) return;
+  Candidate drafts{.size = one.most,
+                   .rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate()),
+                   .drafted = true};
+  // Known tokens cost nothing, so they are preferred to drafts that are not better. Certain tokens replace any guess.
+  const auto& same = known.back();
+  if (same.size > 0 && (confidence == runtime::kCertain || drafts.rate <= same.rate)) return;
+  if (!draft_->reads_hidden()) {  // otherwise it computes these tokens anyway
+    drafts.begin_s = speculation_->begin_s(*missing, completion.max_tokens - completion.num_output);
+  }
+  with_drafts.back() = drafts;
 }
 
 // Computes the drafts that were chosen. A layer that is far behind in a sequence computes its tokens. The drafts

@@ -103,7 +103,8 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
                    std::size_t reserved_bytes, const Executor* main) {
   for (auto& device : make_devices(weights_dir, model, config)) {
     ranks_.push_back(std::make_unique<Rank>(std::move(device)));
-    ranks_.back()->reserved = reserved_bytes / static_cast<std::size_t>(config.tensor_para_size);
+    ranks_.back()->reserved =
+        draft_share(reserved_bytes, config.device, static_cast<int>(ranks_.size()) - 1, config.tensor_para_size);
   }
   asynchronous_ = std::ranges::all_of(ranks_, [](const auto& rank) { return rank->ops->asynchronous(); });
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));

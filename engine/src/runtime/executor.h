@@ -26,7 +26,7 @@ class Executor {
   // cache_max_entry_count. Resolves config.device, device_ids, threads and the sizes of steps. session_len must be
   // resolved. Throws Error: unsupported (no such device), resource_exhausted (weights or cache do not fit),
   // invalid_argument (the files do not match the model).
-  // reserved_bytes: memory that something else will take later. main: the executor of the whole model, for its MTP
+  // reserved_bytes: memory that the draft model will take later. main: the executor of the whole model, for its MTP
   // layer or EAGLE-3 head (plan_draft()); it must outlive this one.
   Executor(const std::filesystem::path& weights_dir, ModelConfig& model, EngineConfig& config,
            std::size_t reserved_bytes = 0, const Executor* main = nullptr);

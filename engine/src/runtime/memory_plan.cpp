@@ -407,9 +407,20 @@ Error DraftPlan::name(const Error& error) const {
 
 namespace {
 
+// One rank on the device of the engine's first rank, without adapters.
+void place_draft(EngineConfig& config, const EngineConfig& engine) {
+  config.device = engine.device;
+  config.device_ids = engine.device_ids.substr(0, engine.device_ids.find(','));
+  config.reproducible = engine.reproducible;
+  config.cuda_graphs = engine.cuda_graphs;
+  config.threads = engine.threads;
+  config.lora_adapters = {};
+  config.lora_device_adapters = 0;
+}
+
 // The settings of the draft model come from its own config.ini, except sizes that depend on the engine.
 ResolvedSettings draft_settings(const EngineConfig& engine, const std::filesystem::path& weights_dir) {
-  auto out = read_settings(weights_dir, {{"device", "cpu"},
+  auto out = read_settings(weights_dir, {{"device", engine.device},
                                          {"tensor_para_size", "1"},
                                          {"speculative_method", "off"},
                                          {"speculative_model", ""},
@@ -418,7 +429,7 @@ ResolvedSettings draft_settings(const EngineConfig& engine, const std::filesyste
                                          {"cache_chunk_size", "-1"},
                                          {"quant_policy", "0"}});
   auto& config = out.config;
-  config.threads = engine.threads;
+  place_draft(config, engine);
   config.session_len = std::min(config.session_len, engine.session_len);
   config.max_batch_size = engine.max_batch_size;
   config.token_budget = std::max(kMostDraftRows, engine.max_batch_size);
@@ -432,12 +443,14 @@ ResolvedSettings draft_settings(const EngineConfig& engine, const std::filesyste
   return out;
 }
 
-// Memory of all ranks on the CPU, with one KV block.
+// Memory of the model, with one KV block, where the draft model is: of all ranks on the CPU, or of the first one.
 std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, const model::Manifest& manifest) {
+  const auto rules = rules_of(engine.device);
   std::size_t out = 0;
-  for (int rank = 0; rank < engine.tensor_para_size; ++rank) {
+  for (int rank = 0; rank < (engine.device == "cpu" ? engine.tensor_para_size : 1); ++rank) {
     const model::Shard shard(model, manifest, rank);
-    const auto needs = rank_memory("cpu", rules_of("cpu"), model, manifest, shard, step_limits(engine, model));
+    auto needs = rank_memory(engine.device, rules, model, manifest, shard, step_limits(engine, model));
+    count_adapter_slots(needs, rules, engine, model, manifest, rank);
     out += needs.all_but_cache() + one_block_each(needs.kv_block);
   }
   return out;
@@ -520,6 +533,7 @@ ModelConfig mtp_model(const ModelConfig& model) {
 
 EngineConfig mtp_config(const EngineConfig& engine) {
   auto out = engine;
+  place_draft(out, engine);
   out.cache_size = {};
   out.cache_users = 0;
   out.cache_chunk_size = -1;
@@ -532,8 +546,9 @@ EngineConfig mtp_config(const EngineConfig& engine) {
 void plan_draft_memory(DraftPlan& out, const model::Manifest& files, std::size_t of_model, std::size_t free_bytes) {
   auto& config = out.config;
   const model::Shard shard(out.model, files, 0);
-  const auto needs = rank_memory("cpu", rules_of("cpu"), out.model, files, shard, step_limits(config, out.model));
-  check_model_fits(config, "cpu", needs, free_bytes);
+  const auto needs = rank_memory(config.device, rules_of(config.device), out.model, files, shard,
+                                 step_limits(config, out.model));
+  check_model_fits(config, config.device, needs, free_bytes);
   const auto kept = out.method->reads_hidden ? kept_bytes(config, out.model) : 0;
   const auto taken = needs.all_but_cache() + kept + of_model;
   const CacheMemory memory{needs.kv_block, needs.window, free_bytes - std::min(free_bytes, taken)};
@@ -575,16 +590,41 @@ void check_is_model(const ModelConfig& model) {
                   "speculative_method = eagle3, and name the head in speculative_model"));
 }
 
-std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig& model,
+std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std::int64_t memory_bytes) {
+  const auto count = static_cast<std::size_t>(ranks);
+  if (choice.device != "cuda") {
+    const auto all = memory_bytes > 0 ? static_cast<std::size_t>(memory_bytes) : ops::make_cpu_ops(1)->free_memory();
+    return std::vector<std::size_t>(count, all / count);
+  }
+  if (memory_bytes > 0) return std::vector<std::size_t>(count, static_cast<std::size_t>(memory_bytes));
+  std::map<int, std::size_t> of_gpu;
+  std::string why;
+  for (const auto& gpu : ops::cuda_devices(why)) of_gpu[gpu.index] = gpu.free_bytes;
+  std::vector<std::size_t> out;
+  for (const int gpu : choice.gpus) {
+    out.push_back(of_gpu[gpu] / static_cast<std::size_t>(std::ranges::count(choice.gpus, gpu)));
+  }
+  return out;
+}
+
+std::size_t free_for_draft(std::string_view device, std::span<const std::size_t> free_of_ranks) {
+  if (device == "cuda") return free_of_ranks.front();
+  return std::accumulate(free_of_ranks.begin(), free_of_ranks.end(), std::size_t{0});
+}
+
+std::size_t draft_share(std::size_t bytes, std::string_view device, int rank, int ranks) {
+  if (device == "cuda") return rank == 0 ? bytes : 0;
+  return bytes / static_cast<std::size_t>(ranks);
+}
+
+std::optional<DraftPlan> plan_draft(const EngineConfig& engine, const ModelConfig& model,
                                     const model::Manifest& manifest, std::size_t free_bytes) {
   DraftPlan out;
-  out.method = &method_of(given);
+  out.method = &method_of(engine);
   if (!out.method->has_drafts()) return std::nullopt;
-  if (out.method->reads_hidden) check_layer(out, given, model, manifest);
-  if (!speculates(given, model, has_states(manifest))) return std::nullopt;
-  auto engine = given;
+  if (out.method->reads_hidden) check_layer(out, engine, model, manifest);
+  if (!speculates(engine, model, has_states(manifest))) return std::nullopt;
   try {
-    resolve_step_sizes(engine, {.device = "cpu"});
     auto& config = out.config;
     std::optional<model::Manifest> files;
     if (out.is_mtp()) {
@@ -636,24 +676,6 @@ DeviceChoice choose(const EngineConfig& config, std::int64_t memory_bytes) {
                                   ". To plan for GPUs that are elsewhere, name the memory of one "
                                   "(charonia plan --device cuda --memory 80GiB)"));
   }
-}
-
-// Returns the free memory of each rank, in bytes.
-std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std::int64_t memory_bytes) {
-  const auto count = static_cast<std::size_t>(ranks);
-  if (choice.device != "cuda") {
-    const auto all = memory_bytes > 0 ? static_cast<std::size_t>(memory_bytes) : ops::make_cpu_ops(1)->free_memory();
-    return std::vector<std::size_t>(count, all / count);
-  }
-  if (memory_bytes > 0) return std::vector<std::size_t>(count, static_cast<std::size_t>(memory_bytes));
-  std::map<int, std::size_t> of_gpu;
-  std::string why;
-  for (const auto& gpu : ops::cuda_devices(why)) of_gpu[gpu.index] = gpu.free_bytes;
-  std::vector<std::size_t> out;
-  for (const int gpu : choice.gpus) {
-    out.push_back(of_gpu[gpu] / static_cast<std::size_t>(std::ranges::count(choice.gpus, gpu)));
-  }
-  return out;
 }
 
 // The memory that the model, its draft model and its KV cache leave.
@@ -746,7 +768,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
 
   const auto rules = runtime::rules_of(out.device);
   const int ranks = config.tensor_para_size;
-  const auto free = free_memory(choice, ranks, memory_bytes);
+  const auto free = runtime::free_memory(choice, ranks, memory_bytes);
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
   if (auto warning = runtime::resolve_adapter_slots(out.config, manifest.modules()); !warning.empty()) {
@@ -758,7 +780,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     out.warnings.push_back(std::move(why));
   }
   int blocks = std::numeric_limits<int>::max();
-  if (!count_draft(out, manifest, std::accumulate(free.begin(), free.end(), std::size_t{0}))) blocks = 0;
+  if (!count_draft(out, manifest, runtime::free_for_draft(out.device, free))) blocks = 0;
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
@@ -766,7 +788,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     runtime::count_adapter_slots(needs, rules, config, out.model, manifest, rank);
     out.adapter_bytes += static_cast<std::int64_t>(needs.adapters);
     const auto all_free = free[static_cast<std::size_t>(rank)];
-    const auto draft = static_cast<std::size_t>(out.speculative_bytes) / static_cast<std::size_t>(ranks);
+    const auto draft =
+        runtime::draft_share(static_cast<std::size_t>(out.speculative_bytes), out.device, rank, ranks);
     const auto free_bytes = all_free - std::min(all_free, draft);
     out.weight_bytes += static_cast<std::int64_t>(needs.weights);
     out.host_bytes += static_cast<std::int64_t>(needs.host);

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "charonia/config.h"
 #include "charonia/error.h"
@@ -16,6 +18,7 @@
 #include "model/shard.h"
 #include "ops/device.h"
 #include "ops/step.h"
+#include "runtime/devices.h"
 #include "runtime/speculative_method.h"
 
 namespace charonia::runtime {
@@ -134,10 +137,11 @@ int blocks_per_chunk(int cache_chunk_size, int num_blocks);
 
 // ---- the draft model ----
 //
-// speculative_method = draft_model runs a second model on the CPU, as one rank. Its KV cache holds one sequence of full
-// length, or 16 sequences of 1024 tokens if that is more, but takes at most a quarter of the memory that is free beside
-// both models and one block of each cache. speculative_method = mtp runs the MTP layer of the model in the same way, and
-// eagle3 an EAGLE-3 head. Their cache holds max_batch_size sequences of 1024 tokens, because they must see all tokens.
+// speculative_method = draft_model runs a second model as one rank, on the device of the model's first rank. Its KV cache
+// holds one sequence of full length, or 16 sequences of 1024 tokens if that is more, but takes at most a quarter of the
+// memory that is free beside both models and one block of each cache. speculative_method = mtp runs the MTP layer of the
+// model in the same way, and eagle3 an EAGLE-3 head. Their cache holds max_batch_size sequences of 1024 tokens, because
+// they must see all tokens.
 
 // The number of hidden states of a sequence that such a layer computes at the latest, also without proposals.
 inline constexpr int kKeptHidden = 16;
@@ -159,8 +163,15 @@ model::Manifest manifest_of(const std::filesystem::path& weights_dir, const Engi
                             const ModelConfig& model);
 // Throws Error(unsupported) for an EAGLE-3 head, which cannot be served alone.
 void check_is_model(const ModelConfig& model);
+// The free memory of each rank's device, in bytes. memory_bytes: the memory of each GPU, or of the CPU; 0: ask the device.
+std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std::int64_t memory_bytes = 0);
+// The memory for the draft model, of free_memory(): all memory of a CPU, and on GPUs that of the first rank.
+std::size_t free_for_draft(std::string_view device, std::span<const std::size_t> free_of_ranks);
+// The share of the draft model's memory that a rank must leave free.
+std::size_t draft_share(std::size_t bytes, std::string_view device, int rank, int ranks);
 // Returns the plan of the method's draft model or layer; null if the method or the model has none. engine, model,
-// manifest: of the engine's model, rounded; the device must be resolved. free_bytes: before any weights are loaded.
+// manifest: of the engine's model, rounded; the device, the sizes of steps and the adapter slots must be
+// resolved. free_bytes: free_for_draft(), before any weights are loaded.
 // Throws Error with the name of the draft model: resource_exhausted if it does not fit, unsupported for a model that
 // cannot draft, invalid_argument for its files. With a method that reads hidden states: Error(unsupported), with the
 // remedy, if the device, the number of ranks or the model have no such proposals.

@@ -146,10 +146,26 @@ bool SpeculationPolicy::probes() {
   return true;
 }
 
-bool SpeculationPolicy::would_choose(int decodes, std::span<Candidate> known) {
-  if (best_of(decodes, known).best > 0) return true;
-  const bool any = std::ranges::any_of(known, [](const Candidate& one) { return one.size > 0; });
-  return any && ++skipped_ + 1 >= kProbeInterval;
+bool SpeculationPolicy::prefers_drafts(const Choice& of_known, const Choice& of_drafts) {
+  return of_drafts.best > 0 && of_drafts.rate > kDraftGain * of_known.rate;
+}
+
+// Drafts of a long time ago say nothing about the next ones.
+void SpeculationPolicy::count_undrafted(std::span<const Candidate> with_drafts) {
+  if (std::ranges::none_of(with_drafts, &Candidate::drafted) || ++undrafted_ < kForgetInterval) return;
+  undrafted_ = 0;
+  draft_times_ = {};
+  drafts_ = {};
+}
+
+bool SpeculationPolicy::would_choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts) {
+  const auto of_known = best_of(decodes, known);
+  if (of_known.best > 0 || prefers_drafts(of_known, best_of(decodes, with_drafts))) return true;
+  const auto has_tokens = [](const Candidate& one) { return one.size > 0; };
+  const bool any = std::ranges::any_of(known, has_tokens) || std::ranges::any_of(with_drafts, has_tokens);
+  if (any && ++skipped_ + 1 >= kProbeInterval) return true;
+  count_undrafted(with_drafts);
+  return false;
 }
 
 void SpeculationPolicy::choose(int decodes, std::span<Candidate> candidates) { choose(decodes, candidates, {}); }
@@ -158,7 +174,7 @@ bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::spa
   auto of_known = best_of(decodes, known), of_drafts = best_of(decodes, with_drafts);
   const auto is_empty = [](const Candidate& one) { return one.size == 0; };
   if (std::ranges::all_of(known, is_empty) && std::ranges::all_of(with_drafts, is_empty)) return false;
-  bool drafts = of_drafts.best > 0 && of_drafts.rate > kDraftGain * of_known.rate;
+  bool drafts = prefers_drafts(of_known, of_drafts);
   const auto take = [](const Choice& choice) {
     for (auto* const candidate : std::span(choice.tokens).first(choice.best)) ++candidate->chosen;
   };
@@ -182,10 +198,8 @@ bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::spa
   take(drafts ? of_drafts : of_known);
   if (drafts) {
     undrafted_ = 0;
-  } else if (std::ranges::any_of(with_drafts, &Candidate::drafted) && ++undrafted_ == kForgetInterval) {
-    undrafted_ = 0;
-    draft_times_ = {};
-    drafts_ = {};
+  } else {
+    count_undrafted(with_drafts);
   }
   return drafts;
 }

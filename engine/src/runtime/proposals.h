@@ -94,7 +94,7 @@ class SpeculationPolicy {
   bool choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts);
   // Returns whether choose() is likely to choose some of these, before the last tokens are known. If not, this counts as
   // a choice without proposals.
-  bool would_choose(int decodes, std::span<Candidate> known);
+  bool would_choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts);
   // A step without prefill has been computed. rows: its decodes and proposals.
   void measured(int rows, double seconds) { times_.add(rows, seconds); }
 
@@ -116,7 +116,9 @@ class SpeculationPolicy {
     double rate = 0;                 // expected tokens per second; without any measurement, tokens
   };
   Choice best_of(int decodes, std::span<Candidate> candidates) const;
+  static bool prefers_drafts(const Choice& of_known, const Choice& of_drafts);
   bool probes();
+  void count_undrafted(std::span<const Candidate> with_drafts);
 
   int max_rows_, max_proposals_;
   RowTimes times_, draft_times_;

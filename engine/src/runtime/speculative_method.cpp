@@ -14,7 +14,7 @@ std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& 
   const bool on_cuda = config.device == "cuda" && method_of(config).on_cuda;
   if (config.device != "cpu" && !on_cuda) {
     return cat("it needs the CPU, and the device is ", config.device, ": set device = cpu",
-               config.device == "cuda" ? " or speculative_method = ngram" : "");
+               config.device == "cuda" ? " or speculative_method = ngram or draft_model" : "");
   }
   if (model.model_task != "generate") {
     return cat("the model is for task = ", model.model_task, " and generates no text: serve a model that does");

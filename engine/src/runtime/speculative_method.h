@@ -22,7 +22,7 @@ struct SpeculativeMethod {
 inline constexpr std::array kSpeculativeMethods = {
     SpeculativeMethod{.name = "off"},
     SpeculativeMethod{.name = "ngram", .on_cuda = true},
-    SpeculativeMethod{.name = "draft_model", .model = "a small model with the same vocabulary"},
+    SpeculativeMethod{.name = "draft_model", .model = "a small model with the same vocabulary", .on_cuda = true},
     SpeculativeMethod{.name = "mtp", .reads_hidden = true},
     SpeculativeMethod{.name = "eagle3", .model = "an EAGLE-3 head for this model", .reads_hidden = true},
 };
