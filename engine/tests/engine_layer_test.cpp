@@ -146,11 +146,14 @@ class LayerTest : public testing::EngineFixtureBase, public ::testing::WithParam
     struct Rows {
       int slot, first;
       Tokens ids;
+      std::uint64_t sequence = 0;  // of the layer; 0: none
     };
-    // Computes a step. Returns the first row of each sequence.
-    std::vector<std::int32_t> step(const std::vector<Rows>& all) {
-      std::vector<std::int32_t> ids, positions, starts = {0}, blocks;
+    // Computes a step, whose hidden states the layer gets.
+    void step(const std::vector<Rows>& all) {
+      std::vector<std::int32_t> ids, positions, starts = {0}, blocks, hidden;
       for (const auto& one : all) {
+        if (one.sequence > 0) drafts->place(one.sequence, one.first, static_cast<std::int32_t>(one.ids.size()), hidden);
+        hidden.resize(ids.size() + one.ids.size(), -1);
         for (std::size_t i = 0; i < one.ids.size(); ++i) positions.push_back(one.first + static_cast<int>(i));
         ids.insert(ids.end(), one.ids.begin(), one.ids.end());
         starts.push_back(static_cast<std::int32_t>(ids.size()));
@@ -162,10 +165,15 @@ class LayerTest : public testing::EngineFixtureBase, public ::testing::WithParam
                                   .block_tables = {blocks, {}, {}},
                                   .table_stride = kBlocksOfSlot},
                     .logits_rows = {},
-                    .sample = {}},
+                    .sample = {},
+                    .hidden_rows = hidden},
                    {});
       main->collect();
-      return starts;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const auto begin = static_cast<std::size_t>(starts[i]);
+        if (all[i].sequence == 0) continue;
+        drafts->computed(all[i].sequence, all[i].first, std::span(hidden).subspan(begin, all[i].ids.size()));
+      }
     }
 
     std::unique_ptr<runtime::Executor> main;
@@ -187,8 +195,7 @@ class LayerTest : public testing::EngineFixtureBase, public ::testing::WithParam
 
   // The proposals after tokens that are all computed in one step.
   static Tokens fresh(Models& models, std::uint64_t id, const Tokens& tokens, int count) {
-    models.step({{0, 0, tokens}});
-    models.drafts->computed(id, 0, static_cast<std::int32_t>(tokens.size()), 0);
+    models.step({{0, 0, tokens, id}});
     std::vector all = {wanted(models, id, tokens, 0, count)};
     runtime::SpeculationPolicy policy;
     models.drafts->propose(all, 1, policy);
@@ -279,17 +286,16 @@ TEST_P(LayerTest, ProposalsDependOnTheTokensOnly) {
             text.proposals.clear();
             ++preempted;
           }
-          rows.push_back({text.slot, text.computed, next_rows(text, below)});
+          rows.push_back({text.slot, text.computed, next_rows(text, below), id});
           ids.push_back(id);
         }
         if (rows.empty()) continue;
-        const auto starts = models.step(rows);
+        models.step(rows);
         std::vector<DraftModel::Wanted> now;
         std::vector<int> counts;
         for (std::size_t i = 0; i < ids.size(); ++i) {
           auto& text = texts.at(ids[i]);
           const auto size = static_cast<int>(rows[i].ids.size());
-          models.drafts->computed(ids[i], rows[i].first, size, starts[i]);
           counts.push_back(accept(text, size, below) ? below(4) : 0);
           auto one = wanted(models, ids[i], text.tokens, text.salt, counts.back());
           const bool later = counts[i] == 0 && !models.drafts->must_compute(ids[i]) && below(4) > 0;
@@ -337,8 +343,7 @@ TEST_P(LayerTest, HiddenStatesOfRejectedProposalsAreNotKept) {
     const auto first = added == 0 ? 0 : static_cast<std::int32_t>(tokens.size()) - 1;
     Tokens rows(tokens.begin() + first, tokens.end());
     rows.resize(rows.size() + (added == 0 ? 0 : 16), 7);
-    models.step({{0, first, rows}});
-    models.drafts->computed(1, first, static_cast<std::int32_t>(rows.size()), 0);
+    models.step({{0, first, rows, 1}});
     tokens.push_back(4);
     const auto missing = models.drafts->set_tokens(1, tokens, 0);
     ASSERT_EQ(missing, static_cast<int>(tokens.size()) - 1);
@@ -428,6 +433,37 @@ TEST_P(LayerTest, AModelThatCannotHaveProposalsIsRejectedByName) {
   expect_refused(with_mtp(), "the device is null", {{"device", "null"}});
 }
 
+// A table without a free row: the hidden states of the sequence that was computed least recently are lost.
+TEST_P(LayerTest, ASequenceWithoutHiddenStatesHasNoProposals) {
+  write({});
+  Models models(weights(), on(), 100, false);
+  const auto rows = models.main->kept_hidden();
+  models.step({{0, 0, Tokens(20, 1), 1}});
+  std::vector<std::int32_t> all, more;
+  models.drafts->place(2, 0, rows - 20, all);
+  EXPECT_TRUE(models.drafts->set_tokens(1, Tokens(20, 1), 0));
+  models.drafts->place(3, 0, 20, more);
+  EXPECT_EQ(models.drafts->set_tokens(1, Tokens(21, 1), 0), std::nullopt);
+  std::ranges::sort(more);
+  EXPECT_EQ(std::ranges::adjacent_find(more), more.end());
+  EXPECT_GE(more.front(), 0);
+  more.clear();
+  models.drafts->place(4, 0, 2, more);
+  EXPECT_EQ(more, (std::vector<std::int32_t>{-1, -1}));
+  models.drafts->computed(4, 0, more);
+  EXPECT_EQ(models.drafts->set_tokens(4, Tokens(3, 1), 0), std::nullopt);
+  models.drafts->drop(all);
+  more.clear();
+  models.drafts->place(4, 2, 1, more);
+  EXPECT_EQ(more, std::vector<std::int32_t>{-1}) << "its first rows are lost";
+  more.clear();
+  models.drafts->place(4, 0, 3, more);
+  EXPECT_GE(std::ranges::min(more), 0) << "all of it is computed again";
+  models.drafts->computed(4, 0, more);
+  EXPECT_EQ(models.drafts->set_tokens(4, Tokens(4, 1), 0), 3);
+  models.drafts->check_integrity(4);
+}
+
 TEST_P(LayerTest, ThePlanCountsItsMemory) {
   write({});
   const Settings cpu = {{"device", "cpu"}, {"cache_max_entry_count", "0.5"}, {"max_batch_size", "1000"}};
@@ -435,6 +471,7 @@ TEST_P(LayerTest, ThePlanCountsItsMemory) {
   const auto without = plan_memory(weights(), cpu, memory), with = plan_memory(weights(), on(cpu), memory);
   EXPECT_EQ(without.speculative_bytes, 0);
   EXPECT_GT(with.speculative_bytes, without.weight_bytes / 3);
+  EXPECT_GT(with.activation_bytes, without.activation_bytes) << "hidden states are kept";
   EXPECT_EQ(with.weight_bytes, without.weight_bytes);
   EXPECT_LT(with.num_blocks, without.num_blocks);
   std::filesystem::remove_all(weights());

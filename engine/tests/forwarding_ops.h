@@ -28,6 +28,7 @@ class ForwardingOps : public ops::Ops {
   void upload(void* device, const void* host, std::size_t bytes) override { to_->upload(device, host, bytes); }
   void download(void* host, const void* device, std::size_t bytes) override { to_->download(host, device, bytes); }
 
+  void share_linear(const ops::Linear& weight) override { to_->share_linear(weight); }
   bool has_adapter_slots() const override { return to_->has_adapter_slots(); }
   void make_adapter_slots(const ops::AdapterSlots& slots) override { to_->make_adapter_slots(slots); }
   std::unique_ptr<ops::Buffer> allocate_host(std::size_t bytes) override { return to_->allocate_host(bytes); }
@@ -134,9 +135,11 @@ class ForwardingOps : public ops::Ops {
                const ops::SharedExpert& shared) override {
     to_->experts(out, in, router, weights, how, activation, scratch, shared);
   }
-  void scatter_logits(const ops::Tensor& out, const ops::Tensor& in, std::span<const std::int32_t> tokens) override {
-    to_->scatter_logits(out, in, tokens);
+  void scatter_logits(const ops::Tensor& out, const ops::Tensor& in, const std::int32_t* columns) override {
+    to_->scatter_logits(out, in, columns);
   }
+  void store_rows(const ops::Tensor& out, const ops::Tensor& in) override { to_->store_rows(out, in); }
+  void load_rows(const ops::Tensor& out, const ops::Tensor& in) override { to_->load_rows(out, in); }
   void scale_logits(const ops::Tensor& logits, float scale, float cap) override {
     to_->scale_logits(logits, scale, cap);
   }

@@ -297,29 +297,51 @@ TEST_P(RowsTest, logits_are_scaled_and_then_capped) {
   }
 }
 
-TEST_P(RowsTest, logits_of_some_tokens_are_scattered_on_a_cpu) {
+TEST_P(RowsTest, logits_of_some_tokens_are_scattered) {
   Random random(21);
   const auto ops = make_ops(GetParam(), 2);
-  const std::vector<std::int32_t> tokens = {5, 0, 3};
-  const auto in = Matrix::random(random, DType::f32, 4, 3, 20.0F, 2);
-  const DeviceMatrix from(*ops, in), to(*ops, DType::f32, 4, 7, 3);
-  if (ops->device() != "cpu") {
-    expect_error(ErrorCode::unsupported, {"EAGLE-3"},
-                 [&] { ops->scatter_logits(to.tensor(), from.tensor(), tokens); });
-    return;
-  }
-  ops->scatter_logits(to.tensor(), from.tensor(), tokens);
-  const auto out = to.host();
-  for (int r = 0; r < 4; ++r) {
-    for (int c = 0; c < 7; ++c) {
-      const auto found = std::ranges::find(tokens, c);
-      const float expected = found == tokens.end() ? -1e30F : in.at(r, static_cast<int>(found - tokens.begin()));
-      ASSERT_EQ(out.at(r, c), expected) << r << " " << c;
+  for (const int vocab : {7, 700}) {
+    std::vector<std::int32_t> columns(static_cast<std::size_t>(vocab), -1);
+    columns[5] = 0, columns[0] = 1, columns[3] = columns.back() = 2;
+    const auto in = Matrix::random(random, DType::f32, 4, 3, 20.0F, 2);
+    const DeviceMatrix from(*ops, in), to(*ops, DType::f32, 4, vocab, 3);
+    const auto on_device = ops->copy_of(std::span(columns));
+    ops->scatter_logits(to.tensor(), from.tensor(), on_device->as<std::int32_t>());
+    const auto out = to.host();
+    for (int r = 0; r < 4; ++r) {
+      for (int c = 0; c < vocab; ++c) {
+        const auto column = columns[static_cast<std::size_t>(c)];
+        ASSERT_EQ(out.at(r, c), column < 0 ? -1e30F : in.at(r, column)) << r << " " << c;
+      }
     }
   }
-  const std::vector<std::int32_t> beyond = {5, 0, 7};
-  expect_error(ErrorCode::internal, {"token 7 is not below the vocabulary of 7"},
-               [&] { ops->scatter_logits(to.tensor(), from.tensor(), beyond); });
+}
+
+TEST_P(RowsTest, rows_are_stored_in_a_table_and_loaded_from_it) {
+  Random random(23);
+  const auto ops = make_ops(GetParam(), 1);
+  const std::vector<std::int32_t> ids(4, 0), rows = {6, -1, 0, 3};
+  for (const int cols : {5, 64}) {
+    const auto in = Matrix::random(random, DType::f32, 4, cols, 1, 3);
+    const auto table = Matrix::random(random, DType::f32, 7, cols);
+    const DeviceMatrix from(*ops, in), kept(*ops, table), loaded(*ops, table.slice(0, 4, 2));
+    run_step(*ops, {.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}, .hidden_rows = rows}, [&] {
+      ops->store_rows(kept.tensor(), from.tensor());
+      ops->load_rows(loaded.tensor(), kept.tensor());
+    });
+    const auto stored = kept.host(), again = loaded.host();
+    for (int r = 0; r < 4; ++r) {
+      const auto row = rows[static_cast<std::size_t>(r)];
+      EXPECT_TRUE(row < 0 || stored.same_bits(row, in, r)) << r;
+      EXPECT_TRUE(again.same_bits(r, row < 0 ? table : in, r)) << r;
+    }
+    for (const int row : {1, 2, 4, 5}) EXPECT_TRUE(stored.same_bits(row, table, row)) << row;
+    const std::vector<std::int32_t> beyond = {6, -1, 0, 7};
+    expect_error(ErrorCode::internal, {"hidden row 7"}, [&] {
+      run_step(*ops, {.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}, .hidden_rows = beyond},
+               [&] { ops->store_rows(kept.tensor(), from.tensor()); });
+    });
+  }
 }
 
 TEST_P(RowsTest, embed_scales_rows_of_a_table_or_of_a_weight) {

@@ -48,6 +48,8 @@ class StepCopy {
         state_in_(input.attention.state_in.begin(), input.attention.state_in.end()),
         state_out_(input.attention.state_out.begin(), input.attention.state_out.end()),
         row_states_(input.attention.row_states.begin(), input.attention.row_states.end()),
+        hidden_rows_(input.hidden_rows.begin(), input.hidden_rows.end()),
+        reads_main_(input.reads_main),
         block_copies_(input.block_copies.begin(), input.block_copies.end()),
         table_stride_(input.attention.table_stride),
         rows_(input.sample.begin(), input.sample.end()) {
@@ -71,6 +73,8 @@ class StepCopy {
             .sample = rows_,
             .prompt_tokens = prompt_tokens_,
             .adapters = adapters_,
+            .hidden_rows = hidden_rows_,
+            .reads_main = reads_main_,
             .block_copies = block_copies_};
   }
 
@@ -81,7 +85,8 @@ class StepCopy {
 
   PerKind<std::span<const std::int32_t>> block_tables_;
   std::vector<std::int32_t> ids_, query_start_, positions_, logits_rows_, prompt_tokens_, rotary_rows_, adapters_,
-      state_in_, state_out_, row_states_;
+      state_in_, state_out_, row_states_, hidden_rows_;
+  bool reads_main_ = false;
   std::vector<BlockCopy> block_copies_;
   std::int64_t table_stride_;
   std::vector<ops::SampleRow> rows_;

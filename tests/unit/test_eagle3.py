@@ -231,6 +231,9 @@ def test_head_is_no_model_and_a_model_is_no_head(model: Path, tmp_path: Path) ->
 def test_unsupported_settings_are_rejected_by_name(model: Path, tmp_path: Path) -> None:
     Head().write(tmp_path / "head")
     given = settings_for(tmp_path / "head")
-    for more, why in (({"tensor_para_size": 2}, "it needs one rank"), ({"device": "null"}, "it needs the CPU, and")):
+    for more, why in (
+        ({"tensor_para_size": 2}, "it needs one rank"),
+        ({"device": "null"}, "it needs a CPU or a GPU, and"),
+    ):
         with pytest.raises(UnsupportedError, match=f"speculative_method = eagle3: {why}"):
             Engine.from_pretrained(model, **{**given, **more})

@@ -30,6 +30,7 @@ class Activations {
     std::int64_t cols = 0;
   };
   Part rows(std::int64_t cols, DType dtype) { return place(limits_.max_rows, cols, dtype); }  // of all rows
+  Part kept_rows(std::int64_t cols, DType dtype) { return place(limits_.kept_hidden, cols, dtype); }
   Part logits_rows(std::int64_t cols, DType dtype) { return place(limits_.logits_rows(), cols, dtype); }
   Part experts_scratch(const ops::ExpertsShape& shape);
 

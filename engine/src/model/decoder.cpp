@@ -13,8 +13,8 @@ namespace charonia::model {
 
 namespace {
 
-// Reads the token of each row of a head's output layer.
-std::vector<std::int32_t> draft_tokens(const ModelConfig& config, const std::filesystem::path& dir) {
+// Reads the tokens of the rows of a head's output layer. Returns the row of each token; -1: none.
+std::vector<std::int32_t> draft_columns(const ModelConfig& config, const std::filesystem::path& dir) {
   const auto file = SafetensorsFile::open(dir / "draft_tokens.safetensors");
   const auto tensor = file.tensor("tokens");
   std::vector<std::int64_t> tokens(tensor.data.size() / sizeof(std::int64_t));
@@ -26,7 +26,11 @@ std::vector<std::int32_t> draft_tokens(const ModelConfig& config, const std::fil
                 cat(file.path().string(), " must have ", config.draft_vocab_size, " tokens (draft_vocab_size) below ",
                     config.vocab_size, " (vocab_size), of type I64: download or convert the head again"));
   }
-  return {tokens.begin(), tokens.end()};
+  std::vector<std::int32_t> columns(static_cast<std::size_t>(config.vocab_size), -1);
+  for (std::size_t row = 0; row < tokens.size(); ++row) {
+    columns[static_cast<std::size_t>(tokens[row])] = static_cast<std::int32_t>(row);
+  }
+  return columns;
 }
 
 }  // namespace
@@ -47,11 +51,7 @@ Decoder::Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& 
 }
 
 void Decoder::make_tables() {
-  const auto on_device = [this](std::span<const float> values) {
-    auto buffer = ops_.allocate(values.size_bytes());
-    ops_.upload(buffer->data(), values.data(), values.size_bytes());
-    return buffer;
-  };
+  const auto on_device = [this](std::span<const float> values) { return ops_.copy_of(values); };
   if (rotary_tables_.rows() > 0) {
     tables_.rotary = on_device(rotary_tables_.global_table());
     if (rotary_tables_.has_local()) tables_.local_rotary = on_device(rotary_tables_.local_table());
@@ -95,7 +95,11 @@ void Decoder::load(const WeightFiles& files) {
   places_ = std::move(loader.places);
   slot_weights_ = slot_weights(places_);
   if (!shard_.is_mtp) load_ends(files, loader);
-  if (is_head(config_)) draft_tokens_ = draft_tokens(config_, files.manifest().dir());
+  if (is_head(config_)) {
+    const auto columns = draft_columns(config_, files.manifest().dir());
+    draft_columns_ = ops_.copy_of(std::span(columns));
+  }
+  if (shard_.is_mtp) ops_.share_linear(*output());
   files.drop_pages();
   weight_bytes_ = loader.bytes;
   weight_bytes_per_step_ = loader.bytes_per_step;
@@ -166,18 +170,11 @@ void Decoder::group_rows(const ops::StepInput& input, std::span<const Adapter* c
   }
 }
 
-void Decoder::launch(const ops::StepInput& input, std::span<const Adapter* const> adapters,
-                     std::span<const std::span<const float>> previous) {
+void Decoder::launch(const ops::StepInput& input, std::span<const Adapter* const> adapters) {
   if (ops_.has_adapter_slots()) {
     fill_slots(input.adapters, adapters);
   } else {
     group_rows(input, adapters);
-  }
-  fuses_ = !previous.empty() && std::ssize(previous.front()) == plan_.fused.cols;
-  auto* to = activation_memory_->as<std::byte>() + (fuses_ ? plan_.states : plan_.previous).offset;
-  for (const auto row : previous) {
-    ops_.upload(to, row.data(), row.size_bytes());
-    to += row.size_bytes();
   }
   auto step = input;
   if (rotary_tables_.by_prompt()) step.attention.rotary_rows = rotary_rows(input);
@@ -207,6 +204,7 @@ void Decoder::issue(const ops::StepShape& shape) {
   step.residual = residual;
   step.adapters = adapters_;
   step.slot_weights = &slot_weights_;
+  if (main_ != nullptr) load_previous(step);  // of a head: from the residual stream of the last step
   ops_.embed(residual, embedding(), embedding_scale_);
   const bool head = is_head(config_);
   if (head) {
@@ -238,12 +236,26 @@ void Decoder::issue(const ops::StepShape& shape) {
     pending_norms = &norms;
   }
   if (shape.logits_rows > 0) issue_output(step, *pending_norms);
-  if (shard_.keeps_hidden || config_.norm_output) {
-    ops_.rms_norm(step.view(plan_.hidden), residual, pending, norm_params(data(final_norm_), pending_norms));
+  if (shard_.keeps_hidden || config_.norm_output) {  // two steps, because `pending` may have another type
+    ops_.rms_norm(unwritten, residual, pending, norm_params(nullptr, pending_norms));
+    ops_.rms_norm(step.view(plan_.hidden), residual, {}, norm_params(data(final_norm_), nullptr));
   } else if (const auto& kept = shard_.kept_layers; head || std::ranges::count(kept, config_.num_layer) > 0) {
     ops_.rms_norm(unwritten, residual, pending, norm_params(nullptr, pending_norms));  // a head's plan_.hidden
     keep_input(step, config_.num_layer);
   }
+  if (plan_.kept.cols > 0 && limits_.kept_hidden > 0) ops_.store_rows(kept(), step.view(plan_.hidden));
+}
+
+ops::Tensor Decoder::kept() const {
+  const auto& [offset, dtype, cols] = plan_.kept;
+  return {activation_memory_->as<std::byte>() + offset, dtype, limits_.kept_hidden, cols, cols};
+}
+
+// Loads the hidden states of the tokens before the rows of an MTP layer or a head.
+void Decoder::load_previous(const StepContext& step) {
+  const bool fuses = step.shape.reads_main && is_head(config_);
+  ops_.load_rows(step.view(fuses ? plan_.states : plan_.previous),
+                 step.shape.reads_main ? main_->kept() : step.view(plan_.hidden, limits_.max_rows));
 }
 
 // Keeps the residual stream before a layer, or after the last one, if a head reads it.
@@ -260,7 +272,7 @@ void Decoder::keep_input(const StepContext& step, int layer) {
 void Decoder::issue_head_input(const StepContext& step, const ops::Tensor& residual) {
   const auto joined = step.view(plan_.joined), previous = step.view(plan_.previous);
   const std::int64_t hidden = config_.hidden_units;
-  if (fuses_) {
+  if (step.shape.reads_main) {
     const auto fused = step.view(plan_.fused), states = step.view(plan_.states);
     const auto parts = config_.fused_norm == "parts" ? kHeadLayers : 1;
     const auto size = fused.cols / parts;
@@ -286,12 +298,6 @@ void Decoder::issue_joined(const StepContext& step, const ops::Tensor& residual)
   ops_.linear(residual, joined, *joined_);
 }
 
-std::span<const float> Decoder::hidden(std::int64_t row) const {
-  const auto size = plan_.hidden.cols;
-  const auto* const rows = reinterpret_cast<const float*>(activation_memory_->as<std::byte>() + plan_.hidden.offset);
-  return {rows + row * size, static_cast<std::size_t>(size)};
-}
-
 void Decoder::issue_output(const StepContext& step, const Norms& pending_norms) {
   const auto rows = step.shape.logits_rows;
   const auto last_residual = step.view(plan_.last_residual, rows), last_delta = step.view(plan_.last_delta, rows);
@@ -310,7 +316,7 @@ void Decoder::issue_output(const StepContext& step, const Norms& pending_norms) 
   if (is_head(config_)) {
     const auto drafts = step.view(plan_.logits_share, rows);
     ops_.linear(drafts, last_normed, *output());
-    ops_.scatter_logits(logits, drafts, draft_tokens_);
+    ops_.scatter_logits(logits, drafts, draft_columns_->as<std::int32_t>());
   } else if (shard_.ranks > 1 && !pools(config_)) {
     const auto share = step.view(plan_.logits_share, rows);
     auto mine = share;

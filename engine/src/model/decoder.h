@@ -4,7 +4,10 @@
 // one layer, and with the embedding and the output layer of the main decoder. Its row i has the token t of position
 // i + 1 and the hidden state h of position i, and gives the token of position i + 2:
 //   residual stream = eh_proj [enorm(embedding(t)); hnorm(h)]
-// The hidden state of a row is the norm of the last layer's output, which the output layer reads too.
+// The hidden state of a row is the norm of the last layer's output, which the output layer reads too. A step of the
+// main decoder copies the hidden states to the rows of a table that StepInput::hidden_rows names. There they stay until
+// the owner of these rows (runtime/draft_model.h) uses them again. A step of an MTP layer reads them there. With
+// StepInput::reads_main = false it reads its own ones, of the rows of its last step.
 //
 // An EAGLE-3 head (https://arxiv.org/abs/2503.01840) is a decoder with one layer, an output layer for some of the tokens,
 // and the embedding of the main decoder or its own one. Its rows are those of an MTP layer. The hidden state of a row of
@@ -36,7 +39,7 @@ class Decoder {
   // Copies the weights into the device's layout, so `files` may be destroyed afterwards. Allocates the activations
   // once, for the largest step. With several ranks (ops.ranks()), each rank has a decoder that computes its shard.
   // Throws Error (invalid_argument, unsupported, resource_exhausted).
-  // main: of an MTP layer (Manifest::mtp()) or a head, on the CPU; it must outlive this decoder.
+  // main: of an MTP layer (Manifest::mtp()) or a head, on the same device; it must outlive this decoder.
   Decoder(const ModelConfig& config, const WeightFiles& files, ops::Ops& ops, const ops::StepLimits& limits,
           const Decoder* main = nullptr);
 
@@ -48,15 +51,7 @@ class Decoder {
 
   // Issues the step, from its token ids to its samples. ops.collect() returns the samples. adapters: of each sequence;
   // null: none. Empty: no sequence has one. On a device with adapter slots, input.adapters has the slots of them.
-  // previous: for each row of an MTP layer or a head, the hidden state of the token before the row's token: of the main
-  // decoder in all rows, or the decoder's own in all rows.
-  void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {},
-              std::span<const std::span<const float>> previous = {});
-
-  // The hidden state of a row of the last step, until the next step is launched. On the CPU, of an MTP layer or a head,
-  // and of a main decoder with weights that have an MTP layer (the hidden state has hidden_units numbers) or with
-  // Manifest::kept_layers().
-  std::span<const float> hidden(std::int64_t row) const;
+  void launch(const ops::StepInput& input, std::span<const Adapter* const> adapters = {});
 
   // May be called from any thread. Both throw the errors of Adapter.
   std::unique_ptr<Adapter> make_adapter(const AdapterFiles& files, const Modules& modules) const;
@@ -80,6 +75,8 @@ class Decoder {
   void fill_slots(std::span<const std::int32_t> slots, std::span<const Adapter* const> adapters);
   AdaptedWeights adapted_weights(const Modules& modules) const;
   void issue(const ops::StepShape& shape);
+  ops::Tensor kept() const;  // the hidden states of earlier steps
+  void load_previous(const StepContext& step);
   void issue_joined(const StepContext& step, const ops::Tensor& residual);
   void issue_head_input(const StepContext& step, const ops::Tensor& residual);
   void keep_input(const StepContext& step, int layer);
@@ -102,8 +99,7 @@ class Decoder {
   Vector embedding_norm_, hidden_norm_;  // [hidden], of an MTP layer or a head
   Vector fused_norm_;                    // [columns of plan_.fused], of a head; null: none
   std::unique_ptr<ops::Linear> joined_;  // eh_proj of an MTP layer, fc of a head
-  std::vector<std::int32_t> draft_tokens_;  // of a head: the token of each row of the output layer
-  bool fuses_ = false;                      // of a head: the step has hidden states of the main decoder
+  std::unique_ptr<ops::Buffer> draft_columns_;  // of a head: [vocab] the output layer's row of each token; -1: none
   std::unique_ptr<ops::Linear> output_;  // null: the model gives embeddings, or is an MTP layer
   std::unique_ptr<ops::Embedding> embedding_;  // may refer to output_; null: that of main_
   std::int64_t weight_bytes_ = 0, weight_bytes_per_step_ = 0;

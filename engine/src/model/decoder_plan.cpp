@@ -22,6 +22,7 @@ DecoderPlan::DecoderPlan(const ModelConfig& model, std::span<const LayerAttribut
   }
   const auto kept = std::max(std::ssize(shard.kept_layers), shard.keeps_hidden ? std::ptrdiff_t{1} : 0);
   if (kept > 0) this->hidden = activations.rows(kept * hidden, DType::f32);
+  if (kept > 0) this->kept = activations.kept_rows(kept * hidden, DType::f32);
   if (shard.is_mtp || is_head(config)) {
     previous = activations.rows(hidden, DType::f32);
     joined = activations.rows(2 * hidden, precision.activation);

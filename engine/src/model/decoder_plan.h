@@ -39,7 +39,8 @@ struct DecoderPlan {
   ops::KvLayout kv_layout;
   // The names are those in Decoder::issue().
   Activations::Part per_layer_inputs;  // of a model with per-layer embeddings
-  Activations::Part hidden;            // f32; Decoder::hidden()
+  Activations::Part hidden;            // f32; the hidden states of a step's rows (decoder.h)
+  Activations::Part kept;              // f32; of a main decoder: hidden states of earlier steps
   Activations::Part previous, joined;  // of an MTP layer or a head
   Activations::Part states, fused;     // of a head: hidden states of the main decoder in f32 and in the activation type
   Activations::Part residual, delta, normed, last_residual, last_delta, last_normed, logits_share, logits;

@@ -102,7 +102,7 @@ class Manifest {
   bool is_mtp() const { return is_mtp_; }
   void drop_mtp() { mtp_layers_.clear(), mtp_tensors_.clear(); }
 
-  // The layers whose inputs an EAGLE-3 head reads (Decoder::hidden()); the number of layers stands for the output of the
+  // The layers whose inputs an EAGLE-3 head reads (decoder.h); the number of layers stands for the output of the
   // last one. They are not part of the file.
   const std::vector<int>& kept_layers() const { return kept_layers_; }
   void keep_layers(std::vector<int> layers) { kept_layers_ = std::move(layers); }

@@ -24,7 +24,7 @@ struct Shard {
   std::int64_t logits = 0;        // rows of the output layer, from token rank * logits_share on. If the model gives
                                   // embeddings or scores: output_columns(), on every rank
   bool is_mtp = false;            // of Manifest::mtp(): the output layer is the model's
-  bool keeps_hidden = false;      // an MTP layer reads the hidden states of all rows (Decoder::hidden())
+  bool keeps_hidden = false;      // an MTP layer reads the hidden states of all rows (decoder.h)
   std::vector<int> kept_layers;   // Manifest::kept_layers()
   std::int64_t logits_share = 0;  // columns of a rank's part of the gathered logits; the last rank may use fewer
 

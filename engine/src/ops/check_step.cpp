@@ -125,6 +125,12 @@ void check_step(const StepInput& input, const StepFacts& facts, std::int64_t sam
               (input.logits_rows.empty() || input.logits_rows.front() >= 0),
           "logits_rows must ascend");
   require(input.logits_rows.empty() || input.logits_rows.back() < rows, "logits_rows must be rows of the step");
+  require(input.hidden_rows.empty() || count(input.hidden_rows) == rows,
+          "hidden_rows must have one entry for every row, or be empty");
+  for (const auto row : input.hidden_rows) {
+    require_that(row >= -1 && (facts.hidden_rows == 0 || row < facts.hidden_rows),
+                 [&] { return cat("hidden row ", row, " is not one of ", facts.hidden_rows); });
+  }
   require(input.sample.size() == input.logits_rows.size(), "every row of logits needs a SampleRow");
   for (const auto& row : input.sample) {
     require_that(row.pending < sampled_before, [&] {

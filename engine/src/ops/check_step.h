@@ -17,6 +17,7 @@ struct StepFacts {
   std::int64_t vocab = 0;  // rows of the embedding
   int block_len = 0;
   PerKind<int> num_blocks{};
+  std::int64_t hidden_rows = 0;  // of the tensors that StepInput::hidden_rows refers to
   // As in StepLimits.
   int max_rows = 0, max_sequences = 0, max_positions = 0, max_logits_rows = 0;
 };

@@ -93,10 +93,6 @@ void KvCache::check_commit(const PerKind<int>& num_blocks) const {
   }
 }
 
-void Operations::scatter_logits(const Tensor&, const Tensor&, std::span<const std::int32_t>) {
-  throw Error(ErrorCode::unsupported, "this device has no EAGLE-3 heads");
-}
-
 void Operations::add_low_rank(const Tensor&, const Tensor&, std::span<const LowRankRows>) {
   throw Error(ErrorCode::unsupported, "LoRA adapters are not supported on this device: use device = cpu");
 }

@@ -166,6 +166,12 @@ class Device {
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;
+  template <class T>
+  std::unique_ptr<Buffer> copy_of(std::span<T> values) {
+    auto out = allocate(values.size_bytes());
+    upload(out->data(), values.data(), values.size_bytes());
+    return out;
+  }
   // Like upload() and download(), for several parts. In host memory, one part follows another.
   virtual void upload_parts(std::span<const DevicePart> parts, const std::byte* host) {
     for (const auto& part : parts) upload(part.data, std::exchange(host, host + part.bytes), part.bytes);
@@ -189,6 +195,8 @@ class Device {
   // bias: empty, or one entry per part (an entry without data means zeros).
   virtual std::unique_ptr<Linear> make_linear(std::span<const HostMatrix> parts, std::span<const HostMatrix> bias,
                                               DType weight) = 0;
+  // Call it for a weight that another Ops of the same device has made, before linear() reads it in a step here.
+  virtual void share_linear(const Linear& /*weight*/) {}
   // in_host_memory: a GPU does not copy the table. Its kernels read the rows from memory of the host.
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight,
                                                     bool in_host_memory = false) = 0;

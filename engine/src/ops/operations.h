@@ -270,12 +270,19 @@ class Operations {
   // logits [rows, cols] f32 *= scale; then, if cap > 0, logits = cap * tanh(logits / cap).
   virtual void scale_logits(const Tensor& logits, float scale, float cap) = 0;
 
-  // out [rows, vocab] f32: column tokens[i] = column i of in [rows, tokens.size()] f32. All other columns get a logit
-  // that is never sampled. Throws Error(unsupported) on a device without it.
-  virtual void scatter_logits(const Tensor& out, const Tensor& in, std::span<const std::int32_t> tokens);
+  // out [rows, vocab] f32: column t = column columns[t] of in f32, or a logit that is never sampled if columns[t] is
+  // -1. columns [vocab] on the device.
+  virtual void scatter_logits(const Tensor& out, const Tensor& in, const std::int32_t* columns) = 0;
+  static constexpr float kNeverSampled = -1e30F;  // finite, also after a bias, a penalty and the temperature
 
   // out [logits rows, cols] = in[the step's logits_rows, :], same element type.
   virtual void gather_rows(const Tensor& out, const Tensor& in) = 0;
+
+  // out[the step's hidden_rows[r], :] = in[r, :] for each row r that has an entry, same element type. The other rows of
+  // out do not change.
+  virtual void store_rows(const Tensor& out, const Tensor& in) = 0;
+  // out[r, :] = in[the step's hidden_rows[r], :] for each row r that has an entry, same element type.
+  virtual void load_rows(const Tensor& out, const Tensor& in) = 0;
 
   // Samples from logits [logits rows, vocab] f32 according to the step's SampleRows. Overwrites logits. May wait for
   // the rows' token masks.

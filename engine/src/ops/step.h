@@ -99,6 +99,10 @@ struct StepInput {
   // [sequences]: the slots of their adapters (Device::fill_adapter_slot()); -1: none. Empty: no sequence has one, or
   // the device has no slots.
   std::span<const std::int32_t> adapters = {};
+  // [rows]: for store_rows(), the row of another tensor that a row is written to; for load_rows(), the one that it is
+  // read from. -1: none. Empty: none of any row.
+  std::span<const std::int32_t> hidden_rows = {};
+  bool reads_main = false;  // StepShape::reads_main
   // Blocks that are copied before the step computes. Decoder::launch() passes them to copy_blocks().
   std::span<const BlockCopy> block_copies = {};
 };
@@ -108,6 +112,8 @@ struct StepInput {
 struct StepShape {
   std::int64_t rows = 0, logits_rows = 0;
   bool adapters = false;  // rows may have adapters in slots
+  // Of an MTP layer or a head (model/decoder.h): rows have hidden states of the main decoder, not of the layer itself.
+  bool reads_main = false;
 };
 
 // The limits of an engine's steps, and the layout of its KV blocks.
@@ -119,6 +125,9 @@ struct StepLimits {
   int kv_quant_bits = 0;  // KvLayout::quant_bits
   // In a step; 0: max_sequences. More than max_sequences: rows of prompts on the CPU, and rows of proposals.
   int max_logits_rows = 0;
+  // Speculation with hidden states (model/decoder.h).
+  int kept_hidden = 0;        // of a main decoder: the rows of the table of hidden states; 0: none
+  bool reads_hidden = false;  // of an MTP layer or a head
 
   int logits_rows() const { return max_logits_rows > 0 ? max_logits_rows : max_sequences; }
 };

@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "charonia/error.h"
 #include "model/manifest.h"
-#include "ops/cpu/free_memory.h"
+#include "runtime/devices.h"
 #include "runtime/executor.h"
 #include "runtime/memory_plan.h"
 #include "runtime/settings.h"
@@ -18,9 +18,10 @@ namespace {
 
 using Hidden = std::vector<std::vector<float>>;
 
-// Computes the rows of one sequence from position `first` on. Returns their logits if they have previous hidden states.
+// Computes the rows of one sequence from position `first` on, with these rows of hidden states. Returns their logits if
+// it is a layer.
 std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, std::span<const TokenId> ids,
-                                  std::span<const std::span<const float>> previous) {
+                                  std::span<const std::int32_t> hidden, bool layer, bool reads_main) {
   std::vector<std::int32_t> positions(ids.size()), rows(ids.size());
   std::iota(positions.begin(), positions.end(), first);
   std::iota(rows.begin(), rows.end(), 0);
@@ -33,7 +34,7 @@ std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, 
   ops::SampleRow row;
   row.target = 0;
   row.logits = true;
-  const std::vector<ops::SampleRow> samples(previous.size(), row);
+  const std::vector<ops::SampleRow> samples(layer ? ids.size() : 0, row);
   executor.launch({.ids = ids,
                    .attention = {.query_start = starts,
                                  .positions = positions,
@@ -41,9 +42,11 @@ std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, 
                                  .table_stride = std::ssize(blocks),
                                  .state_in = state_in,
                                  .state_out = state_out},
-                   .logits_rows = std::span(rows).first(previous.size()),
-                   .sample = samples},
-                  {}, previous);
+                   .logits_rows = std::span(rows).first(samples.size()),
+                   .sample = samples,
+                   .hidden_rows = hidden,
+                   .reads_main = reads_main},
+                  {});
   return executor.collect();
 }
 
@@ -59,21 +62,24 @@ std::vector<std::vector<float>> draft_logits(const std::filesystem::path& weight
   settings.insert({{"device", "cpu"}, {"token_budget", size}, {"max_batch_size", size}});
   auto [model, config, sampling, warnings] = read_settings(weights_dir, settings);
   const auto manifest = manifest_of(weights_dir, config, model);
-  auto plan = plan_draft(config, model, manifest, ops::cpu::free_memory()).value();
+  const auto choice = choose_devices(config);
+  const auto free = free_memory(choice, 1);
+  auto plan = plan_draft(config, model, manifest, free.front()).value();
   Executor main(weights_dir, model, config, plan.bytes);
   Executor layer(plan.weights_dir, plan.model, plan.config, 0, &main);
-  compute(main, config.cache_block_seq_len, 0, tokens, {});
-  std::vector<std::span<const float>> previous;
-  for (std::size_t i = 0; i + 1 < tokens.size(); ++i) previous.push_back(main.hidden(static_cast<std::int64_t>(i)));
+  std::vector<std::int32_t> hidden(tokens.size());
+  std::iota(hidden.begin(), hidden.end(), 0);
+  compute(main, config.cache_block_seq_len, 0, tokens, hidden, false, false);
+  hidden.pop_back();
   std::vector<std::vector<float>> out;
   std::vector<TokenId> ids(tokens.begin() + 1, tokens.end());
   for (std::size_t step = 0;; ++step) {
     const auto first = static_cast<int>(out.size());
-    for (auto& row : compute(layer, config.cache_block_seq_len, first, ids, previous)) {
+    for (auto& row : compute(layer, config.cache_block_seq_len, first, ids, hidden, true, step == 0)) {
       out.push_back(std::move(row.logits));
     }
     if (step == drafted.size()) return out;
-    previous = {layer.hidden(std::ssize(ids) - 1)};
+    hidden = {static_cast<std::int32_t>(ids.size()) - 1};
     ids = {drafted[step]};
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -35,15 +36,16 @@ void check_vocabulary(const DraftPlan& plan, const text::TokenTable& table) try 
   throw plan.name(error);
 }
 
-DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : plan_(std::move(plan)), main_(main) {
+DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : plan_(std::move(plan)) {
+  if (!reads_hidden()) main = nullptr;
   try {
-    executor_ = std::make_unique<Executor>(plan_.weights_dir, plan_.model, plan_.config, 0,
-                                           reads_hidden() ? main_ : nullptr);
+    executor_ = std::make_unique<Executor>(plan_.weights_dir, plan_.model, plan_.config, 0, main);
   } catch (const Error& error) {
     throw plan_.name(error);
   }
   vocab_size_ = std::min(vocab_size, plan_.model.vocab_size);
   lacks_tokens_ = vocab_size_ < vocab_size;
+  for (int row = main == nullptr ? 0 : main->kept_hidden(); row > 0; --row) free_hidden_.push_back(row - 1);
   const auto& counts = executor_->num_blocks();
   std::vector<cache::UnitKind> kinds;
   if (executor_->window() > 0) kinds.push_back({executor_->window(), counts.window});
@@ -58,37 +60,61 @@ DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : p
        {}});
 }
 
-void DraftModel::computed(SeqId id, std::int32_t first, std::int32_t rows, std::int32_t row) {
+// If there are too few rows, the sequence that was computed least recently loses its own, such as a preempted one.
+void DraftModel::place(SeqId id, std::int32_t first, std::int32_t rows, std::vector<std::int32_t>& hidden_rows) {
+  const auto found = sequences_.find(id);
+  const bool lost = found != sequences_.end() && found->second.lost && first > 0;
+  while (!lost && std::ssize(free_hidden_) < rows) {
+    Sequence* oldest = nullptr;
+    for (auto& [other_id, other] : sequences_) {
+      if (other.hidden.empty() || other_id == id || (oldest != nullptr && other.used >= oldest->used)) continue;
+      oldest = &other;
+    }
+    if (oldest == nullptr) break;
+    lose(*oldest);
+  }
+  if (lost || std::ssize(free_hidden_) < rows) {
+    hidden_rows.insert(hidden_rows.end(), static_cast<std::size_t>(rows), -1);
+    return;
+  }
+  hidden_rows.insert(hidden_rows.end(), free_hidden_.end() - rows, free_hidden_.end());
+  free_hidden_.resize(free_hidden_.size() - static_cast<std::size_t>(rows));
+}
+
+void DraftModel::drop(std::span<const std::int32_t> hidden_rows) {
+  std::ranges::copy_if(hidden_rows, std::back_inserter(free_hidden_), [](std::int32_t row) { return row >= 0; });
+}
+
+void DraftModel::computed(SeqId id, std::int32_t first, std::span<const std::int32_t> hidden_rows) {
   auto& sequence = sequences_[id];
   sequence.used = ++calls_;
   if (first == 0) sequence.lost = false;
-  if (sequence.lost) return;
-  auto& hidden = sequence.hidden;
+  if (sequence.lost || hidden_rows.front() < 0) {
+    drop(hidden_rows);
+    return lose(sequence);
+  }
   const auto kept = first - sequence.first_hidden;  // later rows were proposals, or are computed again
-  if (kept < 0 || kept > hidden_rows(sequence)) {
-    hidden.clear();
-    sequence.first_hidden = first;
-  } else {
-    hidden.resize(static_cast<std::size_t>(kept) * main_->hidden(0).size());
-  }
-  hidden.reserve(hidden.size() + static_cast<std::size_t>(rows) * main_->hidden(0).size());
-  for (std::int32_t i = 0; i < rows; ++i) {
-    const auto values = main_->hidden(row + i);
-    hidden.insert(hidden.end(), values.begin(), values.end());
-  }
+  const bool follows = kept >= 0 && kept <= std::ssize(sequence.hidden);
+  keep_hidden(sequence, 0, follows ? kept : 0);
+  if (!follows) sequence.first_hidden = first;
+  sequence.hidden.insert(sequence.hidden.end(), hidden_rows.begin(), hidden_rows.end());
   drop_computed(sequence);
 }
 
-std::int32_t DraftModel::hidden_rows(const Sequence& sequence) const {
-  return sequence.hidden.empty() ? 0 : static_cast<std::int32_t>(sequence.hidden.size() / main_->hidden(0).size());
+// Frees the rows of the table before the row `from` of the sequence's hidden states, and after the `count` following.
+void DraftModel::keep_hidden(Sequence& sequence, std::int32_t from, std::int32_t count) {
+  const std::span<const std::int32_t> all = sequence.hidden;
+  const auto begin = static_cast<std::size_t>(from), size = static_cast<std::size_t>(count);
+  drop(all.first(begin));
+  drop(all.subspan(begin + size));
+  const auto kept = all.subspan(begin, size);
+  sequence.hidden = std::vector(kept.begin(), kept.end());
+  sequence.first_hidden += from;
 }
 
 void DraftModel::drop_computed(Sequence& sequence) {
   const auto rows = std::clamp(sequence.computed - sequence.first_hidden, 0, hidden_rows(sequence));
-  if (rows == 0) return;
-  sequence.first_hidden += rows;
-  auto& hidden = sequence.hidden;
-  hidden = {hidden.begin() + rows * std::ssize(main_->hidden(0)), hidden.end()};  // frees the memory of a prompt
+  if (rows > 0) keep_hidden(sequence, rows, hidden_rows(sequence) - rows);
 }
 
 bool DraftModel::must_compute(SeqId id) const {
@@ -121,6 +147,7 @@ void DraftModel::find_prefix(Sequence& sequence, std::span<const TokenId> tokens
   sequence.nodes = std::move(match.nodes);
   sequence.units = std::move(match.units);
   sequence.num_inserted = sequence.blocks.size();
+  sequence.searched = true;
 }
 
 bool DraftModel::fits(std::int32_t tokens) const {
@@ -140,6 +167,7 @@ std::optional<int> DraftModel::missing(SeqId id, std::int32_t tokens) {
   if (found == sequences_.end()) return tokens;
   auto& sequence = found->second;
   if (sequence.lost || pauses(sequence)) return std::nullopt;
+  if (reads_hidden() && sequence.searched && sequence.computed < sequence.first_hidden) return std::nullopt;
   return std::max(tokens - offset() - sequence.computed, 1);
 }
 
@@ -162,8 +190,7 @@ std::optional<int> DraftModel::set_tokens(SeqId id, std::span<const TokenId> tok
   own.insert(own.end(), same.in2, tokens.end());
   sequence.known = size;
   if (reads_hidden()) {  // without the rows of rejected proposals
-    const auto kept = std::clamp(rows - sequence.first_hidden, 0, hidden_rows(sequence));
-    sequence.hidden.resize(static_cast<std::size_t>(kept) * main_->hidden(0).size());
+    keep_hidden(sequence, 0, std::clamp(rows - sequence.first_hidden, 0, hidden_rows(sequence)));
   }
   insert_blocks(sequence);
   if (reads_hidden() && (sequence.computed < sequence.first_hidden || end_of(sequence) < rows)) return std::nullopt;
@@ -234,18 +261,11 @@ bool DraftModel::samples(const Job& job) const {
   return job.wanted->count > 0 && sequence.computed + job.size + offset() == std::ssize(sequence.tokens);
 }
 
-// MTP: the hidden state of the token before the token of a row.
-std::span<const float> DraftModel::previous(const Job& job, std::int32_t row) const {
-  if (job.last_row >= 0) return executor_->hidden(job.last_row);
-  const auto width = main_->hidden(0).size();
-  return std::span(job.sequence->hidden)
-      .subspan(static_cast<std::size_t>(row - job.sequence->first_hidden) * width, width);
-}
-
 // Adds the sampled tokens to the jobs whose last token is computed.
 void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) {
-  std::vector<std::span<const float>> hidden;
   std::vector<std::int32_t> ids, positions, query_start = {0}, logits_rows;
+  std::vector<std::int32_t> hidden;  // Layer: of the token before the token of each row
+  const bool reads_main = reads_hidden() && jobs.front()->last_row < 0;
   std::vector<ops::SampleRow> rows;
   std::size_t stride = 0;
   for (const auto* const job : jobs) stride = std::max(stride, job->sequence->blocks.size());
@@ -259,7 +279,10 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
     for (auto i = sequence.computed; i < sequence.computed + job.size; ++i) {
       ids.push_back(sequence.tokens[static_cast<std::size_t>(i + offset())]);
       positions.push_back(i);
-      if (reads_hidden()) hidden.push_back(previous(job, i));
+      if (reads_hidden()) {
+        hidden.push_back(reads_main ? sequence.hidden[static_cast<std::size_t>(i - sequence.first_hidden)]
+                                    : job.last_row);
+      }
     }
     job.last_row = static_cast<std::int32_t>(ids.size()) - 1;
     query_start.push_back(static_cast<std::int32_t>(ids.size()));
@@ -283,8 +306,10 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
                                    .block_tables = {tables.full, tables.window, {}},
                                    .table_stride = static_cast<std::int64_t>(stride)},
                      .logits_rows = logits_rows,
-                     .sample = rows},
-                    {}, hidden);
+                     .sample = rows,
+                     .hidden_rows = hidden,
+                     .reads_main = reads_main},
+                    {});
   const auto sampled = executor_->collect();
   if (!reads_hidden() || !rows.empty()) {  // such a layer computes KV even if there are no drafts
     policy.drafted(static_cast<int>(ids.size()),
@@ -317,6 +342,7 @@ void DraftModel::forget(SeqId id) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) return;
   release(found->second);
+  drop(found->second.hidden);
   sequences_.erase(found);
 }
 
@@ -332,7 +358,7 @@ void DraftModel::release(Sequence& sequence) {
 
 void DraftModel::lose(Sequence& sequence) {
   release(sequence);
-  sequence.hidden = std::vector<float>();  // frees the memory, unlike `= {}`
+  keep_hidden(sequence, 0, 0);
   sequence.lost = true;
 }
 
@@ -381,6 +407,12 @@ void DraftModel::check_integrity(std::size_t alive) const {
   if (sequences_.size() > alive) {
     throw Error(ErrorCode::internal, cat("the draft model has ", sequences_.size(), " sequences, and ", alive,
                                          " are alive"));
+  }
+  std::vector<std::int32_t> hidden = free_hidden_;
+  for (const auto& [id, sequence] : sequences_) std::ranges::copy(sequence.hidden, std::back_inserter(hidden));
+  std::ranges::sort(hidden);
+  if (std::ranges::adjacent_find(hidden) != hidden.end()) {
+    throw Error(ErrorCode::internal, "two rows have one hidden state");
   }
   std::vector<std::int32_t> use(static_cast<std::size_t>(blocks_->num_blocks()));
   std::vector<std::vector<std::int32_t>> unit_use;

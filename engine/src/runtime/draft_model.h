@@ -15,6 +15,10 @@
 // states are missing (the model had a prefix hit and the layer had none, or another sequence took the blocks), the
 // sequence has no proposals from then on. The prefix index knows row i by the tokens 0 .. i + 1. speculative_method =
 // eagle3 uses an EAGLE-3 head in the same way. Below, "layer" means both.
+//
+// The hidden states are in a table on the model's device (model/decoder.h). place() gives a step's rows their rows of
+// the table before the step is launched, so that the next step may be launched before this one is collected. A layer
+// computes only rows of collected steps, also while the next step runs.
 #pragma once
 
 #include <cstdint>
@@ -73,9 +77,14 @@ class DraftModel {
 
   // Whether it is a layer that reads hidden states of the engine's model.
   bool reads_hidden() const { return plan_.method->reads_hidden; }
-  // Layer: the model's last step has computed tokens [first, first + rows) of a sequence, in its rows from `row` on.
-  // Rejected proposals may be among them. Copies the hidden states.
-  void computed(SeqId id, std::int32_t first, std::int32_t rows, std::int32_t row);
+  // Layer: the model's next step will compute tokens [first, first + rows) of a sequence. Appends the rows of the table
+  // for their hidden states (StepInput::hidden_rows); -1 if the sequence does not need them, or if there are none left.
+  void place(SeqId id, std::int32_t first, std::int32_t rows, std::vector<std::int32_t>& hidden_rows);
+  // Layer: the step of place() is collected, and has computed tokens from `first` on of a sequence. Rejected proposals
+  // may be among them. Takes these rows of the table.
+  void computed(SeqId id, std::int32_t first, std::span<const std::int32_t> hidden_rows);
+  // Layer: the same for a sequence that has ended.
+  void drop(std::span<const std::int32_t> hidden_rows);
   // Layer: whether the sequence has so many hidden states that the next call of propose() must compute them.
   bool must_compute(SeqId id) const;
   // Layer: after set_tokens(): whether propose() for this sequence gives the prefix index another block.
@@ -94,14 +103,15 @@ class DraftModel {
     std::int32_t computed = 0;     // the number of its first rows that have KV
     bool lost = false;             // Layer: hidden states of its tokens are missing
     bool began = false;            // computed more than it has found in the prefix index
+    bool searched = false;         // the prefix index, at least once
     std::uint64_t used = 0;        // the last call of propose() or computed() for it
     int pause = 0;                 // calls that still return nothing, because it got no blocks
     std::vector<cache::BlockId> blocks;
     std::vector<cache::UnitRange> units;    // by kind
     std::vector<cache::PrefixNode> nodes;   // of its first blocks
     std::size_t num_inserted = 0;           // blocks that were given to the prefix index
-    std::int32_t first_hidden = 0;  // the row of the first one of `hidden`
-    std::vector<float> hidden;      // Layer: [rows, width] hidden states of rows that are not computed yet
+    std::int32_t first_hidden = 0;     // the row of the first one of `hidden`
+    std::vector<std::int32_t> hidden;  // Layer: where the hidden states of rows are that are not computed yet
   };
   struct Job {
     Wanted* wanted = nullptr;
@@ -115,11 +125,13 @@ class DraftModel {
   bool fits(std::int32_t tokens) const;
   static bool pauses(Sequence& sequence);
   std::uint64_t salt_of(std::span<const TokenId> tokens, std::uint64_t salt) const;
-  std::int32_t hidden_rows(const Sequence& sequence) const;
+  static std::int32_t hidden_rows(const Sequence& sequence) {
+    return static_cast<std::int32_t>(sequence.hidden.size());
+  }
+  void keep_hidden(Sequence& sequence, std::int32_t from, std::int32_t count);
   // The end of the rows that can be computed now. Layer: whose hidden states are known.
   std::int32_t end_of(const Sequence& sequence) const;
   bool samples(const Job& job) const;  // its next step does
-  std::span<const float> previous(const Job& job, std::int32_t row) const;
   void find_prefix(Sequence& sequence, std::span<const TokenId> tokens, std::uint64_t salt);
   void release(Sequence& sequence);
   void lose(Sequence& sequence);
@@ -130,12 +142,12 @@ class DraftModel {
   void compute(std::span<Job* const> jobs, SpeculationPolicy& policy);
 
   DraftPlan plan_;
-  const Executor* main_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<cache::BlockManager> blocks_;
   int vocab_size_ = 0;         // tokens that both models have
   bool lacks_tokens_ = false;  // the engine's model has more
   std::unordered_map<SeqId, Sequence> sequences_;
+  std::vector<std::int32_t> free_hidden_;  // rows of the table
   std::uint64_t calls_ = 0;  // of propose() and computed()
 };
 

@@ -97,7 +97,7 @@ class Engine::Impl {
     schedule::StepPlan plan;
     std::vector<std::int32_t> ids, positions, query_start, logits_rows, prompt_tokens;
     PerKind<std::vector<std::int32_t>> block_tables;
-    std::vector<std::int32_t> state_in, state_out, row_states;
+    std::vector<std::int32_t> state_in, state_out, row_states, hidden_rows;
     std::vector<ops::SampleRow> sample_rows;
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
     std::vector<std::shared_ptr<const runtime::Adapter>> adapters;  // [sequences]; null: none
@@ -197,7 +197,9 @@ class Engine::Impl {
                       std::vector<runtime::SpeculationPolicy::Candidate>& with_drafts) const;
   std::optional<int> set_draft_tokens(const Proposed& one);
   void draft(std::span<Proposed> all, std::span<runtime::SpeculationPolicy::Candidate> candidates);
+  void catch_up(std::vector<runtime::DraftModel::Wanted>& wanted);
   void compute_drafts(std::span<runtime::DraftModel::Wanted> wanted);
+  void keep_hidden(const Step& step);
   void end_drafts(const Completion& completion, FinishReason reason);
   int accept_all(Step& step, const schedule::ScheduledSeq& part, std::span<const ops::Sampled> rows,
                  Completion& completion, Clock::time_point now);

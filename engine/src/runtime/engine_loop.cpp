@@ -64,14 +64,15 @@ void Engine::Impl::run() {
 void Engine::Impl::step() {
   const bool may_launch = in_flight_ == nullptr || (may_overlap(*in_flight_) && !may_propose(*in_flight_));
   auto* const next = may_launch ? launch_next() : nullptr;
-  if (auto* const running = std::exchange(in_flight_, nullptr); running != nullptr) settle(*running);
+  auto* const running = std::exchange(in_flight_, executor_->asynchronous() ? next : nullptr);
+  if (running != nullptr) settle(*running);
   if (next == nullptr) return;
-  if (executor_->asynchronous()) {
-    scheduler_->advance(next->plan);
-    in_flight_ = next;
-  } else {
-    settle(*next);
+  if (!executor_->asynchronous()) return settle(*next);
+  if (std::vector<runtime::DraftModel::Wanted> behind; draft_) {  // otherwise propose() does this
+    catch_up(behind);
+    if (!behind.empty()) compute_drafts(behind);
   }
+  scheduler_->advance(next->plan);
 }
 
 // Whether the next step can be launched before the host knows the samples of the running step.
@@ -127,6 +128,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                      .sample = step.sample_rows,
                      .prompt_tokens = step.prompt_tokens,
                      .adapters = step.adapter_slots,
+                     .hidden_rows = step.hidden_rows,
                      .block_copies = step.plan.block_copies},
                     step.adapters);
   count(Metric::engine_steps, 1);
@@ -154,6 +156,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.state_in.clear();
   step.state_out.clear();
   step.row_states.clear();
+  step.hidden_rows.clear();
   const auto kinds = blocks_->kinds();
   for (const auto& kind : kinds) {
     // Units before the window stay 0, because no row reads them.
@@ -189,6 +192,9 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
       }
     }
     fill_rows(step, part, completion);
+    if (draft_ && draft_->reads_hidden()) {
+      draft_->place(part.id, part.first_position, part.num_tokens, step.hidden_rows);
+    }
     if (!step.row_states.empty()) step.row_states.resize(step.ids.size(), -1);
     if (part.samples) step.streams += runtime::stream_weight(completion.state.request);
   }
@@ -299,15 +305,7 @@ void Engine::Impl::deliver(Step& step, std::vector<ops::Sampled> sampled) {
   std::span<ops::Sampled> rest(sampled);
   int accepted = 0;
   decodes_.clear();
-  if (draft_ && draft_->reads_hidden()) {
-    computed_.clear();
-    for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
-      const auto& part = step.plan.seqs[s];
-      if (!completions_.contains(part.id)) continue;
-      draft_->computed(part.id, part.first_position, part.num_tokens, step.query_start[s]);
-      computed_.push_back(part.id);
-    }
-  }
+  keep_hidden(step);
   for (const auto& part : step.plan.seqs) {
     const auto rows = rest.first(static_cast<std::size_t>(part.num_logits_rows()));
     rest = rest.subspan(rows.size());

@@ -113,14 +113,13 @@ void Engine::Impl::add_candidates(const Proposed& one, std::optional<int> missin
 void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidates) {
   std::vector<runtime::DraftModel::Wanted> wanted;
   std::vector<Proposed*> of;
-  const auto catch_up = [&](SeqId id) {
-    wanted.push_back({.id = id});
-    of.push_back(nullptr);
-  };
   for (std::size_t i = 0; i < all.size(); ++i) {
     auto& completion = *all[i].completion;
     if (!candidates[i].drafted || candidates[i].chosen == 0) {
-      if (draft_ && draft_->must_compute(completion.id)) catch_up(completion.id);
+      if (draft_ && draft_->must_compute(completion.id)) {
+        wanted.push_back({.id = completion.id});
+        of.push_back(nullptr);
+      }
       continue;
     }
     wanted.push_back({.id = completion.id,
@@ -128,15 +127,10 @@ void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidate
                       .row = [&completion](auto tokens) { return completion.sample_row(tokens); }});
     of.push_back(&all[i]);
   }
-  for (const auto id : std::exchange(computed_, {})) {  // their tokens are not set yet
-    const auto found = completions_.find(id);
-    if (found == completions_.end() || !draft_->must_compute(id)) continue;
-    draft_->set_tokens(id, scheduler_->tokens(id), found->second->salt);
-    catch_up(id);
-  }
+  catch_up(wanted);
   if (wanted.empty()) return;
   compute_drafts(wanted);
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
+  for (std::size_t i = 0; i < of.size(); ++i) {
     if (of[i] == nullptr) continue;
     auto& [completion, most, proposal] = *of[i];
     runtime::Proposal drafts{std::move(wanted[i].proposals), runtime::kDrafted};
@@ -149,10 +143,39 @@ void Engine::Impl::draft(std::span<Proposed> all, std::span<Candidate> candidate
   }
 }
 
+// Adds the sequences of the last settled step in which a layer is far behind. Their tokens are not set yet.
+void Engine::Impl::catch_up(std::vector<runtime::DraftModel::Wanted>& wanted) {
+  for (const auto id : std::exchange(computed_, {})) {
+    const auto found = completions_.find(id);
+    if (found == completions_.end() || !draft_->must_compute(id)) continue;
+    draft_->set_tokens(id, scheduler_->tokens(id), found->second->salt);
+    wanted.push_back({.id = id});
+  }
+}
+
+// The hidden states of a settled step belong to its sequences.
+void Engine::Impl::keep_hidden(const Step& step) {
+  if (!draft_ || !draft_->reads_hidden()) return;
+  computed_.clear();
+  for (std::size_t s = 0; s < step.plan.seqs.size(); ++s) {
+    const auto& part = step.plan.seqs[s];
+    const auto rows = std::span(step.hidden_rows)
+                          .subspan(static_cast<std::size_t>(step.query_start[s]),
+                                   static_cast<std::size_t>(part.num_tokens));
+    if (!completions_.contains(part.id)) {
+      draft_->drop(rows);
+      continue;
+    }
+    draft_->computed(part.id, part.first_position, rows);
+    computed_.push_back(part.id);
+  }
+}
+
 void Engine::Impl::compute_drafts(std::span<runtime::DraftModel::Wanted> wanted) {
   const auto begun = Clock::now();
   draft_->propose(wanted, speculation_->draft_rows(scheduler_->num_running()), *speculation_);
-  draft_s_ += std::chrono::duration<double>(Clock::now() - begun).count();
+  // While a step runs, its own time includes this.
+  if (in_flight_ == nullptr) draft_s_ += std::chrono::duration<double>(Clock::now() - begun).count();
 }
 
 // A sequence ends. A layer that reads hidden states computes its last tokens if they fill a block of the prefix index,

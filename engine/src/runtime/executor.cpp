@@ -74,13 +74,12 @@ struct Executor::Rank {
     decoder->prepare(*cache);
   }
 
-  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> of_sequences,
-              std::span<const std::span<const float>> previous) {
+  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> of_sequences) {
     adapters.clear();
     for (const auto& one : of_sequences) {
       adapters.push_back(one ? one->ranks[static_cast<std::size_t>(ops->rank())].get() : nullptr);
     }
-    decoder->launch(input, adapters, previous);
+    decoder->launch(input, adapters);
     ++in_flight;
   }
   std::vector<ops::Sampled> collect() {
@@ -110,7 +109,9 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
   auto manifest = manifest_of(weights_dir, config, model);
   if (main != nullptr && !model::is_head(model)) manifest = manifest.mtp().value();
-  const auto limits = step_limits(config, model, has_states(manifest));
+  const auto limits =
+      main == nullptr ? step_limits(config, model, has_states(manifest)) : layer_limits(config, model);
+  kept_hidden_ = limits.kept_hidden;
   modules_ = manifest.modules();
   slots_warning_ = resolve_adapter_slots(config, modules_);
   model::round_weights(model, manifest, config.quantization);
@@ -177,12 +178,9 @@ void Executor::commit_blocks(CacheKind kind, int num_blocks) {
 
 int Executor::window() const { return ranks_.front()->layout.window; }
 
-void Executor::launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters,
-                      std::span<const std::span<const float>> previous) {
-  on_ranks([&](Rank& rank) { rank.launch(input, adapters, previous); });
+void Executor::launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters) {
+  on_ranks([&](Rank& rank) { rank.launch(input, adapters); });
 }
-
-std::span<const float> Executor::hidden(std::int64_t row) const { return ranks_.front()->decoder->hidden(row); }
 
 std::vector<std::unique_ptr<model::Adapter>> Executor::make_adapter(const model::AdapterFiles& files,
                                                                    std::int64_t reserved_bytes) const {

@@ -40,14 +40,12 @@ class Executor {
   // the step is collected. After launch() or collect() has thrown, the executor can only be destroyed. The error is
   // from the first rank that fails, and names this rank if there are several.
   // adapters: of each sequence; null: none. They must live until the step is collected. With adapter_slots(),
-  // input.adapters has their slots. previous: see Decoder::launch().
-  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters,
-              std::span<const std::span<const float>> previous = {});
+  // input.adapters has their slots.
+  void launch(const ops::StepInput& input, std::span<const std::shared_ptr<const Adapter>> adapters);
   // Waits for the oldest step that is not yet collected. Returns its samples in the order of its sample rows.
   std::vector<ops::Sampled> collect();
 
-  // Decoder::hidden() of a row of the collected step, until the next launch.
-  std::span<const float> hidden(std::int64_t row) const;
+  int kept_hidden() const { return kept_hidden_; }  // StepLimits::kept_hidden
 
   const PerKind<int>& num_blocks() const { return num_blocks_; }
   int window() const;  // KvLayout::window: the widest window of the layers that have one; 0: none
@@ -99,7 +97,7 @@ class Executor {
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
-  int adapter_slots_ = 0, max_adapter_rank_ = 0;
+  int adapter_slots_ = 0, max_adapter_rank_ = 0, kept_hidden_ = 0;
   std::string slots_warning_;
   model::Modules modules_;
   PerKind<int> num_blocks_, chunk_blocks_, committed_;

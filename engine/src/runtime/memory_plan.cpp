@@ -241,14 +241,24 @@ ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const int proposed = speculates(config, model, has_states) ? most_proposals(config) : 0;
+  const bool proposes = speculates(config, model, has_states);
+  const int proposed = proposes ? most_proposals(config) : 0;
+  const bool keeps = proposes && method_of(config).reads_hidden;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
           .block_len = config.cache_block_seq_len,
           .kv_quant_bits = config.quant_policy,
           .max_logits_rows = all_rows ? std::max(config.token_budget, config.max_batch_size)
-                                      : config.max_batch_size + proposed};
+                                      : config.max_batch_size + proposed,
+          .kept_hidden = keeps ? config.max_batch_size * kKeptHidden + 2 * config.token_budget : 0};
+}
+
+ops::StepLimits layer_limits(const EngineConfig& config, const ModelConfig& model) {
+  auto out = step_limits(config, model);
+  out.max_logits_rows = out.kept_hidden = 0;
+  out.reads_hidden = true;
+  return out;
 }
 
 bool has_states(const model::Manifest& manifest) {
@@ -516,13 +526,6 @@ std::vector<int> layers_for(const ModelConfig& head, const ModelConfig& model) {
   return out;
 }
 
-// The memory of the hidden states that DraftModel keeps for sequences, and of a step.
-std::size_t kept_bytes(const EngineConfig& config, const ModelConfig& model) {
-  const auto rows = config.max_batch_size * kKeptHidden + config.token_budget;
-  const auto width = model::is_head(model) ? model::kHeadLayers * model.target_hidden_units : model.hidden_units;
-  return static_cast<std::size_t>(rows) * static_cast<std::size_t>(width) * sizeof(float);
-}
-
 // The MTP layer has the model's attributes.
 ModelConfig mtp_model(const ModelConfig& model) {
   auto out = model;
@@ -542,26 +545,28 @@ EngineConfig mtp_config(const EngineConfig& engine) {
   return out;
 }
 
-// Plans the memory of out.model, whose manifest is `files`.
-void plan_draft_memory(DraftPlan& out, const model::Manifest& files, std::size_t of_model, std::size_t free_bytes) {
+// Plans the memory of out.model, whose manifest is `files`. quantised: the engine's model is.
+void plan_draft_memory(DraftPlan& out, const model::Manifest& files, std::size_t of_model, bool quantised,
+                       std::size_t free_bytes) {
   auto& config = out.config;
   const model::Shard shard(out.model, files, 0);
-  const auto needs = rank_memory(config.device, rules_of(config.device), out.model, files, shard,
-                                 step_limits(config, out.model));
+  const bool layer = out.method->reads_hidden;
+  const auto limits = layer ? layer_limits(config, out.model) : step_limits(config, out.model);
+  auto needs = rank_memory(config.device, rules_of(config.device), out.model, files, shard, limits);
+  // The layer uses the model's output layer.
+  if (config.device == "cuda" && out.is_mtp() && quantised) needs.loaded_steps = cuda::kDequantisedBytes;
   check_model_fits(config, config.device, needs, free_bytes);
-  const auto kept = out.method->reads_hidden ? kept_bytes(config, out.model) : 0;
-  const auto taken = needs.all_but_cache() + kept + of_model;
+  const auto taken = needs.all_but_cache() + of_model;
   const CacheMemory memory{needs.kv_block, needs.window, free_bytes - std::min(free_bytes, taken)};
   constexpr int kSequences = 16;
-  const auto sequences = out.method->reads_hidden ? config.max_batch_size
-                                                  : std::min(kSequences, config.max_batch_size);
+  const auto sequences = layer ? config.max_batch_size : std::min(kSequences, config.max_batch_size);
   const auto wanted = std::max(blocks_of(config, config.session_len),
                                sequences * blocks_of(config, std::min(kShortChatTokens, config.session_len)));
   config.cache_max_entry_count = 1;  // blocks, while the number is not known
   const auto blocks = static_cast<int>(
       std::max<std::int64_t>(1, std::min(wanted, most_blocks(config, memory, memory.free_bytes / 4))));
   config.cache_max_entry_count = blocks;
-  out.bytes = needs.all_but_cache() + kept + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
+  out.bytes = needs.all_but_cache() + static_cast<std::size_t>(cache_bytes(config, memory, blocks));
 }
 
 }  // namespace
@@ -644,7 +649,8 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& engine, const ModelConfi
     if (out.method->reads_hidden) config.token_budget = std::max(engine.token_budget, engine.max_batch_size);
     const auto unrounded = out.model;
     model::round_weights(out.model, *files, config.quantization);
-    plan_draft_memory(out, *files, least_memory(engine, model, manifest), free_bytes);
+    const bool quantised = manifest.elements(0, model.normalize_output).quantised_bytes > 0;
+    plan_draft_memory(out, *files, least_memory(engine, model, manifest), quantised, free_bytes);
     out.model = unrounded;  // Executor rounds it
   } catch (const Error& error) {
     throw out.name(error);

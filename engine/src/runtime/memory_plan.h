@@ -68,6 +68,8 @@ bool has_states(const model::Manifest& manifest);
 
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
 ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
+// The same for an MTP layer or an EAGLE-3 head.
+ops::StepLimits layer_limits(const EngineConfig& config, const ModelConfig& model);
 
 // ---- memory of one rank ----
 
@@ -143,14 +145,15 @@ int blocks_per_chunk(int cache_chunk_size, int num_blocks);
 // model in the same way, and eagle3 an EAGLE-3 head. Their cache holds max_batch_size sequences of 1024 tokens, because
 // they must see all tokens.
 
-// The number of hidden states of a sequence that such a layer computes at the latest, also without proposals.
+// The number of hidden states of a sequence that such a layer computes at the latest, also without proposals. The model
+// has memory for so many of each sequence, and for those of two steps, as part of its activations.
 inline constexpr int kKeptHidden = 16;
 
 struct DraftPlan {
   std::filesystem::path weights_dir;
   ModelConfig model;
   EngineConfig config;    // resolved; cache_max_entry_count is the number of its KV blocks
-  std::size_t bytes = 0;  // weights, steps, KV cache and kept hidden states
+  std::size_t bytes = 0;  // weights, steps and KV cache
   const SpeculativeMethod* method = nullptr;
 
   bool is_mtp() const { return method->reads_hidden && method->model.empty(); }  // then weights_dir is the model's
@@ -165,7 +168,7 @@ model::Manifest manifest_of(const std::filesystem::path& weights_dir, const Engi
 void check_is_model(const ModelConfig& model);
 // The free memory of each rank's device, in bytes. memory_bytes: the memory of each GPU, or of the CPU; 0: ask the device.
 std::vector<std::size_t> free_memory(const DeviceChoice& choice, int ranks, std::int64_t memory_bytes = 0);
-// The memory for the draft model, of free_memory(): all memory of a CPU, and on GPUs that of the first rank.
+// The memory for the draft model, of free_memory(): all memory of a CPU, or the memory of the first rank's GPU.
 std::size_t free_for_draft(std::string_view device, std::span<const std::size_t> free_of_ranks);
 // The share of the draft model's memory that a rank must leave free.
 std::size_t draft_share(std::size_t bytes, std::string_view device, int rank, int ranks);

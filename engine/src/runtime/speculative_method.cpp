@@ -11,10 +11,9 @@ const SpeculativeMethod& method_of(const EngineConfig& config) {
 }
 
 std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& model, bool has_states) {
-  const bool on_cuda = config.device == "cuda" && method_of(config).on_cuda;
+  const bool on_cuda = config.device == "cuda";
   if (config.device != "cpu" && !on_cuda) {
-    return cat("it needs the CPU, and the device is ", config.device, ": set device = cpu",
-               config.device == "cuda" ? " or speculative_method = ngram or draft_model" : "");
+    return cat("it needs a CPU or a GPU, and the device is ", config.device, ": set device = cpu or cuda");
   }
   if (model.model_task != "generate") {
     return cat("the model is for task = ", model.model_task, " and generates no text: serve a model that does");

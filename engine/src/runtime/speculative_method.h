@@ -13,7 +13,6 @@ namespace charonia::runtime {
 struct SpeculativeMethod {
   std::string_view name;      // value of speculative_method
   std::string_view model{};   // what speculative_model names; empty: the method needs none
-  bool on_cuda = false;       // also on CUDA devices, for models without recurrent layers
   bool reads_hidden = false;  // it has a layer that reads the hidden states of the engine's model, on one rank. If it
                               // cannot run, the engine does not start; other methods only cause a warning
 
@@ -21,8 +20,8 @@ struct SpeculativeMethod {
 };
 inline constexpr std::array kSpeculativeMethods = {
     SpeculativeMethod{.name = "off"},
-    SpeculativeMethod{.name = "ngram", .on_cuda = true},
-    SpeculativeMethod{.name = "draft_model", .model = "a small model with the same vocabulary", .on_cuda = true},
+    SpeculativeMethod{.name = "ngram"},
+    SpeculativeMethod{.name = "draft_model", .model = "a small model with the same vocabulary"},
     SpeculativeMethod{.name = "mtp", .reads_hidden = true},
     SpeculativeMethod{.name = "eagle3", .model = "an EAGLE-3 head for this model", .reads_hidden = true},
 };

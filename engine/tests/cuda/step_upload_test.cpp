@@ -29,7 +29,7 @@ constexpr ops::StepFacts kFacts{
 // A step that owns its arrays.
 struct Step {
   std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, other_tables, logits_rows, state_in,
-      state_out, adapters;
+      state_out, adapters, hidden_rows;
   std::vector<SampleRow> sample;
   std::int64_t stride = kPositions / kBlockLen;
 
@@ -50,7 +50,8 @@ struct Step {
   StepInput input() const {
     return {ids,         {query_start, positions, {tables, other_tables, {}}, stride, rotary_rows, state_in, state_out},
             logits_rows, sample,
-            {},          adapters};
+            {},          adapters,
+            hidden_rows};
   }
 };
 
@@ -119,6 +120,9 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
       for (std::size_t i = 0; i < step.ids.size(); ++i) step.rotary_rows.push_back(uniform(random, 0, 5000));
     }
     check_step(step.input(), kFacts, 0);
+    for (std::size_t i = 0; i < step.ids.size() && trial % 4 == 0; ++i) {
+      step.hidden_rows.push_back(uniform(random, -1, 99));
+    }
     for (const auto block : step.tables) step.other_tables.push_back((block + 1) % kBlocks);
     FlatTables tables;
     for (const auto kind : kTableKinds) flatten_tables(step.input().attention, kind, kBlockLen, tables);
@@ -132,11 +136,12 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     capacity.logits_rows = logits + uniform(random, 0, 5);
     capacity.sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20));
     capacity.states = trial % 3 == 0 ? 0 : sequences + uniform(random, 0, 3);
+    capacity.hidden_rows = trial % 8 < 6 ? capacity.rows : 0;
     const auto out = write(step, capacity, tables, plans, sampling);
     const auto& at = out.layout;
     for (const auto offset : {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window,
-                              at.states, at.logits_rows, at.plans[0].decode, at.plans[0].prefill, at.plans[1].decode,
-                              at.plans[1].prefill, at.sampling, at.tables, out.bytes}) {
+                              at.states, at.logits_rows, at.hidden_rows, at.plans[0].decode, at.plans[0].prefill,
+                              at.plans[1].decode, at.plans[1].prefill, at.sampling, at.tables, out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
     const auto same = [&](std::size_t offset, const auto& values) {
@@ -174,6 +179,7 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     EXPECT_TRUE(same(at.rotary_rows, padded(step.rotary_rows.empty() ? step.positions : step.rotary_rows, 0)));
     EXPECT_TRUE(same(at.kv_slots.full, padded(slots, -1)));
     EXPECT_TRUE(same(at.kv_slots.window, padded(other_slots, -1)));
+    EXPECT_TRUE(capacity.hidden_rows == 0 || same(at.hidden_rows, padded(step.hidden_rows, -1)));
     EXPECT_TRUE(same(at.logits_rows, step.logits_rows));
     for (std::int64_t i = 0; i < capacity.logits_rows; ++i) {
       EXPECT_GE(out.i32(at.logits_rows, i), 0);

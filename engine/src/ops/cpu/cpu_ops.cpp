@@ -172,20 +172,29 @@ void CpuOps::scale_logits(const Tensor& logits, float scale, float cap) {
   });
 }
 
-void CpuOps::scatter_logits(const Tensor& out, const Tensor& in, std::span<const std::int32_t> tokens) {
-  constexpr float kNever = -1e30F;  // finite, also after a bias, a penalty and the temperature
-  require(out.dtype == DType::f32 && in.dtype == DType::f32 && in.rows == out.rows && in.cols == std::ssize(tokens),
-          "scatter_logits", "out and in must be f32, with the same rows, and in must have a column for each token");
-  for (const auto token : tokens) {
-    require(token >= 0 && token < out.cols, "scatter_logits",
-            [&] { return cat("token ", token, " is not below the vocabulary of ", out.cols); });
-  }
+void CpuOps::scatter_logits(const Tensor& out, const Tensor& in, const std::int32_t* columns) {
+  require(out.dtype == DType::f32 && in.dtype == DType::f32 && in.rows == out.rows, "scatter_logits",
+          "out and in must be f32, with the same rows");
   for_rows(out.rows, out.cols, [&](std::int64_t row) {
     auto* const to = row_of<float>(out, row);
     const auto* const from = row_of<float>(in, row);
-    std::fill_n(to, out.cols, kNever);
-    for (std::size_t i = 0; i < tokens.size(); ++i) to[tokens[i]] = from[i];
+    for (std::int64_t t = 0; t < out.cols; ++t) to[t] = columns[t] < 0 ? kNeverSampled : from[columns[t]];
   });
+}
+
+void CpuOps::copy_rows(const Tensor& out, const Tensor& in, bool stores) {
+  const auto rows = input_.hidden_rows;
+  const auto& other = stores ? out : in;
+  require(out.dtype == in.dtype && out.cols == in.cols && (stores ? in : out).rows >= std::ssize(rows),
+          stores ? "store_rows" : "load_rows", "out must have the type and width of in, and the step's rows");
+  for (std::int64_t i = 0; i < std::ssize(rows); ++i) {
+    const auto row = rows[static_cast<std::size_t>(i)];
+    require(row < other.rows, stores ? "store_rows" : "load_rows",
+            [&] { return cat("hidden row ", row, " does not exist: there are ", other.rows); });
+    if (row < 0) continue;
+    std::memcpy(row_at(out, stores ? row : i), row_at(in, stores ? i : row),
+                static_cast<std::size_t>(out.cols) * size_of(out.dtype));
+  }
 }
 
 void CpuOps::add_embedding(const Tensor& x, const Embedding& table, const EmbeddingSum& how) {

@@ -99,7 +99,9 @@ class CpuOps : public Ops {
   void experts(const Tensor& out, const Tensor& in, const Tensor& router, const Experts& weights,
                const RouterParams& how, Activation activation, void* scratch, const SharedExpert& shared) override;
   void scale_logits(const Tensor& logits, float scale, float cap) override;
-  void scatter_logits(const Tensor& out, const Tensor& in, std::span<const std::int32_t> tokens) override;
+  void scatter_logits(const Tensor& out, const Tensor& in, const std::int32_t* columns) override;
+  void store_rows(const Tensor& out, const Tensor& in) override { copy_rows(out, in, true); }
+  void load_rows(const Tensor& out, const Tensor& in) override { copy_rows(out, in, false); }
   void gather_rows(const Tensor& out, const Tensor& in) override;
   void sample(const Tensor& logits) override;
 
@@ -110,6 +112,8 @@ class CpuOps : public Ops {
   void abort_collectives(std::string_view why) noexcept override;
 
  private:
+  // By StepInput::hidden_rows. stores: these are rows of out, otherwise of in.
+  void copy_rows(const Tensor& out, const Tensor& in, bool stores);
   std::int64_t split_low_rank(const Tensor& out, const Tensor& in, std::span<const LowRankRows> changes);
   // Calls fn(row) for every row; inline if rows * elements is small.
   template <class Fn>

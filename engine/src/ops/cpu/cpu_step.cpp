@@ -52,7 +52,9 @@ void CpuOps::run_step(const Issue& issue) {
   // The samples that the next step reads, also if this step fails.
   std::vector<std::int32_t> ids(input_.sample.size(), -1);
   try {
-    issue({static_cast<std::int64_t>(sequence_of_row_.size()), static_cast<std::int64_t>(input_.logits_rows.size())});
+    issue({.rows = static_cast<std::int64_t>(sequence_of_row_.size()),
+           .logits_rows = static_cast<std::int64_t>(input_.logits_rows.size()),
+           .reads_main = input_.reads_main});
   } catch (...) {
     sampled_ids_ = std::move(ids);
     throw;

@@ -156,6 +156,11 @@ std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops:
   return linear;
 }
 
+void CudaOps::share_linear(const ops::Linear& weight) {
+  const OnDevice on(device_.index);
+  if (const auto gemm = static_cast<const CudaGemmWeight&>(weight).gemm(); gemm.quant) gemms_.reserve(gemm);
+}
+
 std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::HostMatrix& table, DType weight,
                                                         bool in_host_memory) {
   const OnDevice on(device_.index);
@@ -512,6 +517,32 @@ void CudaOps::gather_rows(const Tensor& out, const Tensor& in) {
   require_step("gather_rows", out.rows, begun_.capacity.logits_rows);
   require_step("gather_rows", in.rows, begun_.capacity.rows);
   cuda::gather_rows(stream_, out, in, uploaded<std::int32_t>(begun_.layout.logits_rows));
+}
+
+void CudaOps::scatter_logits(const Tensor& out, const Tensor& in, const std::int32_t* columns) {
+  require(out.dtype == DType::f32 && in.dtype == DType::f32 && in.rows == out.rows, "scatter_logits", [&] {
+    return cat("in ", shape_of(in), " and out ", shape_of(out), " must be fp32, with the same rows");
+  });
+  if (!tracing_) cuda::scatter_logits(stream_, out, in, columns);
+}
+
+const std::int32_t* CudaOps::hidden_rows(std::string_view op, const Tensor& out, const Tensor& in, const Tensor& of) {
+  require(out.dtype == in.dtype && out.cols == in.cols, op,
+          [&] { return cat("out ", shape_of(out), " must have the type and width of in ", shape_of(in)); });
+  if (tracing_) {
+    needs_.facts.hidden_rows = of.rows;
+    return nullptr;
+  }
+  require_step(op, (&of == &out ? in : out).rows, begun_.capacity.rows);
+  return uploaded<std::int32_t>(begun_.layout.hidden_rows);
+}
+
+void CudaOps::store_rows(const Tensor& out, const Tensor& in) {
+  if (const auto* rows = hidden_rows("store_rows", out, in, out)) cuda::store_rows(stream_, out, in, rows);
+}
+
+void CudaOps::load_rows(const Tensor& out, const Tensor& in) {
+  if (const auto* rows = hidden_rows("load_rows", out, in, in)) cuda::gather_rows(stream_, out, in, rows);
 }
 
 void CudaOps::sample(const Tensor& logits) {

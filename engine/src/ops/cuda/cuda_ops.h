@@ -62,6 +62,7 @@ class CudaOps final : public ops::Ops {
 
   std::unique_ptr<ops::Linear> make_linear(std::span<const ops::HostMatrix> parts,
                                            std::span<const ops::HostMatrix> bias, DType weight) override;
+  void share_linear(const ops::Linear& weight) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::HostMatrix& table, DType weight,
                                                  bool in_host_memory) override;
   std::unique_ptr<ops::Embedding> make_embedding(const ops::Linear& weight) override;
@@ -112,7 +113,10 @@ class CudaOps final : public ops::Ops {
                const ops::RouterParams& how, ops::Activation activation, void* scratch,
                const ops::SharedExpert& shared) override;
   void scale_logits(const ops::Tensor& logits, float scale, float cap) override;
+  void scatter_logits(const ops::Tensor& out, const ops::Tensor& in, const std::int32_t* columns) override;
   void gather_rows(const ops::Tensor& out, const ops::Tensor& in) override;
+  void store_rows(const ops::Tensor& out, const ops::Tensor& in) override;
+  void load_rows(const ops::Tensor& out, const ops::Tensor& in) override;
   void sample(const ops::Tensor& logits) override;
 
   int ranks() const override;
@@ -179,8 +183,12 @@ class CudaOps final : public ops::Ops {
   struct DecodeKind {
     bool adapters = false;   // rows have adapters
     bool proposals = false;  // sequences have several rows
+    bool reads_main = false;  // StepShape::reads_main
 
-    std::size_t index() const { return (proposals ? 2U : 0U) + (adapters ? 1U : 0U); }
+    std::size_t index() const { return (reads_main ? 4U : 0U) + (proposals ? 2U : 0U) + (adapters ? 1U : 0U); }
+    ops::StepShape shape(const StepCapacity& capacity) const {
+      return {capacity.rows, capacity.logits_rows, adapters, reads_main};
+    }
   };
 
   // The step of the last begin_step().
@@ -219,6 +227,9 @@ class CudaOps final : public ops::Ops {
     return reinterpret_cast<const T*>(begun_.device + at);
   }
   void require_step(std::string_view op, std::int64_t rows, std::int64_t of) const;
+  // of: the tensor that the step's hidden_rows refer to. Returns them; null: nothing is copied.
+  const std::int32_t* hidden_rows(std::string_view op, const ops::Tensor& out, const ops::Tensor& in,
+                                  const ops::Tensor& of);
 
   // cuda_adapters.cpp
   void group_adapters(const ops::StepInput& input);
@@ -258,7 +269,7 @@ class CudaOps final : public ops::Ops {
   Needs needs_;
   Trace trace_;
   std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
-  std::array<std::vector<CapturedStep>, 4> captured_;  // by DecodeKind
+  std::array<std::vector<CapturedStep>, 8> captured_;  // by DecodeKind
   bool proposes_ = false;  // steps may have proposals
   std::optional<Branch> prefetches_;  // during a capture, if weights are prefetched (CHARONIA_CUDA_PREFETCH)
   std::size_t attentions_ = 0;        // in that capture

@@ -60,11 +60,10 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   make_uploads(limits);
   if (options_.graphs && !needs_.attention.empty() && sampler_ && !waits_for_every_launch() &&
       (group_ == nullptr || group_->capturable())) {
-    for (const bool proposals : {false, true}) {
-      for (const bool adapters : {false, true}) {
-        if ((adapters && adapter_slots_.count == 0) || (proposals && !proposes_)) continue;
-        capture_steps({adapters, proposals}, limits, issue);
-      }
+    for (unsigned bits = 0; bits < captured_.size(); ++bits) {
+      const DecodeKind kind{(bits & 1U) != 0, (bits & 2U) != 0, (bits & 4U) != 0};  // the reverse of index()
+      if ((kind.adapters && adapter_slots_.count == 0) || (kind.proposals && !proposes_)) continue;
+      if (!kind.reads_main || limits.reads_hidden) capture_steps(kind, limits, issue);
     }
   }
   stream_.wait("the preparation of steps");
@@ -84,7 +83,8 @@ void CudaOps::trace(const ops::StepLimits& limits, const Issue& issue) {
   trace_ = {};
   tracing_ = true;
   try {
-    issue({limits.max_rows, std::min(limits.max_rows, limits.logits_rows()), adapter_slots_.count > 0});
+    issue({limits.max_rows, std::min(limits.max_rows, limits.logits_rows()), adapter_slots_.count > 0,
+           limits.reads_hidden});
   } catch (...) {
     tracing_ = false;
     throw;
@@ -122,6 +122,7 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops
   StepCapacity out{.rows = rows,
                    .logits_rows = rows,
                    .states = has_states() ? rows : 0,
+                   .hidden_rows = needs_.facts.hidden_rows > 0 ? rows : 0,
                    .adapter_items = kind.adapters ? max_adapter_items(rows, adapter_slots_.count) : 0,
                    .adapter_rows = kind.adapters ? rows : 0,
                    .plans = {}};
@@ -148,6 +149,7 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
   StepCapacity capacity{.rows = limits.max_rows,
                         .logits_rows = limits.logits_rows(),
                         .states = has_states() ? limits.max_sequences : 0,
+                        .hidden_rows = needs_.facts.hidden_rows > 0 ? limits.max_rows : 0,
                         .plans = {}};
   if (adapter_slots_.count > 0) {
     capacity.adapter_items = max_adapter_items(limits.max_rows, std::min(adapter_slots_.count, limits.max_sequences));
@@ -226,13 +228,13 @@ CudaOps::CapturedStep CudaOps::capture(const StepCapacity& capacity, DecodeKind 
   clear_plans();
   set_step(cat("the capture of a decode of ", capacity.rows, " rows"));
   send({}, sampling);
-  issue({capacity.rows, capacity.logits_rows, kind.adapters});
+  issue(kind.shape(capacity));
   stream_.wait("a step before it is captured");
   if (prefetch_setting() > 0) prefetches_.emplace();
   attentions_ = 0;
   Graph::begin(stream_);
   try {
-    issue({capacity.rows, capacity.logits_rows, kind.adapters});
+    issue(kind.shape(capacity));
     if (prefetches_) prefetches_->join(stream_);
     out.graph = Graph::end(stream_);
   } catch (...) {

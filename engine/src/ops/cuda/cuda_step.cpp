@@ -51,6 +51,7 @@ void CudaOps::begin_step(const StepInput& input) {
   begun_.decode = samples_every_row(input) && std::ssize(starts) - 1 <= begun_.rows &&
                   (begun_.longest == 1 || proposes_);
   begun_.kind.proposals = begun_.decode && begun_.longest > 1;
+  begun_.kind.reads_main = input.reads_main;
   auto& slot = slots_[slot_];
   ++steps_;
   slot.text = begun_.decode ? cat("step ", steps_, " (decode of ", begun_.rows, " rows)")
@@ -82,6 +83,7 @@ void CudaOps::pack(const StepInput& input) {
   step.capacity.rows = step.rows;
   step.capacity.logits_rows = step.logits_rows;
   step.capacity.states = has_states() ? std::ssize(input.attention.state_in) : 0;
+  step.capacity.hidden_rows = needs_.facts.hidden_rows > 0 ? step.rows : 0;
   step.capacity.adapter_items = std::ssize(adapter_batch_.items);
   step.capacity.adapter_rows = std::ssize(adapter_batch_.rows);
   step.capacity.plans.clear();
@@ -90,6 +92,7 @@ void CudaOps::pack(const StepInput& input) {
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
       if (has_states()) step.capacity.states = buckets_[index];
+      if (step.capacity.hidden_rows > 0) step.capacity.hidden_rows = buckets_[index];
       const auto& captured = captured_[step.kind.index()];
       if (index < captured.size()) step.captured = &captured[index];
     }
@@ -212,7 +215,7 @@ void CudaOps::run_step(const Issue& issue) {
     begun_.sampled = begun_.logits_rows > 0;
     if (begun_.sampled_after) sample_rows(begun_.captured->logits);
   } else {
-    issue({begun_.capacity.rows, begun_.capacity.logits_rows, begun_.kind.adapters});
+    issue(begun_.kind.shape(begun_.capacity));
   }
   if (begun_.sampled) {
     slot.samples = begun_.logits_rows;

@@ -142,7 +142,10 @@ class NullOps : public Ops {
   void experts(const Tensor&, const Tensor&, const Tensor&, const Experts&, const RouterParams&, Activation, void*,
                const SharedExpert&) override {}
   void scale_logits(const Tensor&, float, float) override {}
+  void scatter_logits(const Tensor&, const Tensor&, const std::int32_t*) override {}
   void gather_rows(const Tensor&, const Tensor&) override {}
+  void store_rows(const Tensor&, const Tensor&) override {}
+  void load_rows(const Tensor&, const Tensor&) override {}
   void sample(const Tensor&) override {}
 
   int ranks() const override { return ranks_; }

@@ -86,6 +86,7 @@ StepLayout step_layout(const StepCapacity& capacity) {
   for (const auto kind : kTableKinds) out.kv_slots[kind] = place(capacity.rows, sizeof(std::int32_t));
   out.states = place(capacity.states, sizeof(StateItem));
   out.logits_rows = place(capacity.logits_rows, sizeof(std::int32_t));
+  out.hidden_rows = place(capacity.hidden_rows, sizeof(std::int32_t));
   out.adapter_items = place(capacity.adapter_items, sizeof(AdapterItem));
   out.adapter_rows = place(capacity.adapter_rows, sizeof(std::int32_t));
   for (const auto& plan : capacity.plans) {
@@ -108,6 +109,7 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
   const auto& batch = input.attention;
   require(rows <= capacity.rows && count(input.logits_rows) <= capacity.logits_rows &&
               (capacity.states == 0 || count(batch.state_in) <= capacity.states) && fits(plans, capacity) &&
+              (capacity.hidden_rows == 0 || count(input.hidden_rows) <= capacity.hidden_rows) &&
               std::ssize(adapters.items) <= capacity.adapter_items &&
               std::ssize(adapters.rows) <= capacity.adapter_rows && sampling.size() <= capacity.sampling_bytes,
           "the step is larger than the capacity that was made for it");
@@ -159,6 +161,11 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
   for (auto i = count(input.logits_rows); i < capacity.logits_rows; ++i) {
     i32(layout.logits_rows)[i] =
         static_cast<std::int32_t>(std::min(rows + i - count(input.logits_rows), capacity.rows - 1));
+  }
+
+  if (capacity.hidden_rows > 0) {
+    std::fill_n(i32(layout.hidden_rows), capacity.hidden_rows, -1);
+    put(layout.hidden_rows, input.hidden_rows);
   }
 
   put(layout.adapter_items, adapters.items);

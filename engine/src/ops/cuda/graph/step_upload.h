@@ -7,6 +7,7 @@
 //   kv_slots      for each kind of cache [rows] i32, block * block_len + slot; -1: the row is padding
 //   states        [sequences] StateItem, if there are layers of kind `state`
 //   logits_rows   [logits rows] i32
+//   hidden_rows   [rows] i32, if steps store or load hidden states; -1: the row has none, or is padding
 //   adapter_items [items] AdapterItem, and
 //   adapter_rows  [rows] i32: the rows with an adapter, grouped by adapter, if the step has such rows
 //   decode, prefill               of each attention plan
@@ -70,6 +71,7 @@ struct StepCapacity {
   };
   std::int64_t rows = 0, logits_rows = 0;
   std::int64_t states = 0;  // sequences; 0 without layers of kind `state`
+  std::int64_t hidden_rows = 0;  // the number of rows, or 0
   std::int64_t adapter_items = 0, adapter_rows = 0;
   std::vector<Plan> plans;
   std::size_t sampling_bytes = 0;
@@ -86,7 +88,7 @@ struct StepLayout {
   };
   std::size_t counts = 0, ids = 0, positions = 0, rotary_rows = 0, logits_rows = 0;
   PerKind<std::size_t> kv_slots;
-  std::size_t states = 0;
+  std::size_t states = 0, hidden_rows = 0;
   std::size_t adapter_items = 0, adapter_rows = 0;
   std::vector<Plan> plans;
   std::size_t sampling = 0, tables = 0;

@@ -630,7 +630,8 @@ struct CopyParams {
   std::int64_t out_stride = 0, out_shard = 0;
   const void* in = nullptr;
   std::int64_t in_stride = 0, in_shard = 0;
-  const std::int32_t* rows = nullptr;
+  const std::int32_t* rows = nullptr;      // of `in`; null: the same ones
+  const std::int32_t* out_rows = nullptr;  // null: the same ones
   std::int64_t units = 0;
 };
 
@@ -641,10 +642,30 @@ void copy_kernel(const CopyParams p) {
   dependency_wait();
   const auto row = static_cast<std::int64_t>(blockIdx.x), shard = static_cast<std::int64_t>(blockIdx.z);
   const std::int64_t from = p.rows == nullptr ? row : p.rows[row];
+  const std::int64_t to = p.out_rows == nullptr ? row : p.out_rows[row];
   const auto at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (at >= p.units) return;
-  static_cast<Unit*>(p.out)[row * p.out_stride + shard * p.out_shard + at] =
+  if (at >= p.units || from < 0 || to < 0) return;
+  static_cast<Unit*>(p.out)[to * p.out_stride + shard * p.out_shard + at] =
       static_cast<const Unit*>(p.in)[from * p.in_stride + shard * p.in_shard + at];
+}
+
+struct ScatterParams {
+  float* out = nullptr;
+  std::int64_t out_stride = 0, cols = 0;
+  const float* in = nullptr;
+  std::int64_t in_stride = 0;
+  const std::int32_t* columns = nullptr;  // [cols]
+};
+
+CHARONIA_KERNEL(kThreads, 1)
+void scatter_kernel(const ScatterParams p) {
+  dependency_trigger();
+  dependency_wait();
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const auto at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (at >= p.cols) return;
+  const auto from = p.columns[at];
+  p.out[row * p.out_stride + at] = from < 0 ? ops::Operations::kNeverSampled : p.in[row * p.in_stride + from];
 }
 
 void require_type(const Tensor& tensor, DType type, std::string_view what) {
@@ -883,6 +904,26 @@ void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std:
              .in_stride = in.stride,
              .rows = rows,
              .units = out.cols});
+}
+
+void store_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows) {
+  copy_rows(stream, "store_rows", in.rows, 1, in.dtype,
+            {.out = out.data,
+             .out_stride = out.stride,
+             .in = in.data,
+             .in_stride = in.stride,
+             .out_rows = rows,
+             .units = in.cols});
+}
+
+void scatter_logits(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* columns) {
+  const ScatterParams p{.out = static_cast<float*>(out.data),
+                        .out_stride = out.stride,
+                        .cols = out.cols,
+                        .in = static_cast<const float*>(in.data),
+                        .in_stride = in.stride,
+                        .columns = columns};
+  launch(stream, "scatter_logits", over_vectors(out.rows, out.cols), scatter_kernel, p);
 }
 
 void side_by_side(Stream& stream, const Tensor& out, const void* shards, int ranks) {

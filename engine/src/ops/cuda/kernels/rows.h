@@ -69,8 +69,13 @@ void gated_norm(Stream& stream, const Tensor& out, const Tensor& x, const Tensor
 // logits [rows, cols] f32 *= scale; then, if cap > 0, logits = cap * tanh(logits / cap).
 void scale_logits(Stream& stream, const Tensor& logits, float scale, float cap);
 
-// out [out.rows, cols] = in[rows[i], :], same type.
+// out [out.rows, cols] = in[rows[i], :], same type; a row with rows[i] = -1 does not change.
 void gather_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows);
+// out[rows[i], :] = in [in.rows, cols], same type; a row with rows[i] = -1 is not copied.
+void store_rows(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* rows);
+
+// Like Operations::scatter_logits().
+void scatter_logits(Stream& stream, const Tensor& out, const Tensor& in, const std::int32_t* columns);
 
 // out [rows, ranks * cols] = shards [ranks][rows, cols], concatenated along the columns, same type (f32).
 void side_by_side(Stream& stream, const Tensor& out, const void* shards, int ranks);
