@@ -110,6 +110,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   auto manifest = manifest_of(weights_dir, config, model);
   if (main != nullptr && !model::is_head(model)) manifest = manifest.mtp().value();
   const auto limits = step_limits(config, model, has_states(manifest));
+  most_proposals_ = most_proposals(config, model, has_states(manifest));
   modules_ = manifest.modules();
   slots_warning_ = resolve_adapter_slots(config, modules_);
   model::round_weights(model, manifest, config.quantization);
@@ -146,7 +147,10 @@ std::int64_t Executor::sum(const Function& function) const {
 }
 
 CacheMemory Executor::cache_memory(const Rank& rank) const {
-  CacheMemory out{.window = window(), .free_bytes = rank.free_for_cache(), .ranks = static_cast<int>(ranks_.size())};
+  CacheMemory out{.window = window(),
+                  .free_bytes = rank.free_for_cache(),
+                  .ranks = static_cast<int>(ranks_.size()),
+                  .proposals = most_proposals_};
   for (const auto kind : kCacheKinds) out.block_bytes[kind] = rank.layout.block_bytes(kind);
   return out;
 }

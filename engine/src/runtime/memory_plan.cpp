@@ -32,6 +32,7 @@
 #include "runtime/kv_offload.h"
 #include "runtime/proposals.h"
 #include "runtime/settings.h"
+#include "schedule/scheduler.h"
 
 namespace charonia::runtime {
 namespace {
@@ -135,15 +136,10 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
   return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
 }
 
-// The most proposals of a step, if speculates().
-int most_proposals(const EngineConfig& config) {
-  return config.speculative_method == "off" ? 0 : 2 * config.speculative_tokens;
-}
-
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
 // blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state
-// wait. A quarter of all states, but no more than a step has proposals, are for the states after these
-// (Scheduler::max_proposal_states()).
+// wait. With proposals there are as many further states as the scheduler takes for them, but no more than a step has
+// proposals.
 int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
   constexpr int kTokensOfSnapshot = 512;
   if (full_blocks == 0) return 0;
@@ -153,12 +149,12 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
-  // On a GPU no step has proposals if there are states (speculation_obstacle()).
-  const auto most_proposed = config.device == "cpu" ? std::int64_t{most_proposals(config)} : 0;
   // At a snapshot, a step reads one state and writes another.
   const auto snapshots = config.enable_prefix_caching ? std::min(by_tokens, by_memory) : 0;
-  const auto all = running + std::max<std::int64_t>(1, snapshots);
-  return static_cast<int>(all + std::min(most_proposed, std::max<std::int64_t>(all / 3, 1)));
+  const auto others = static_cast<int>(running + std::max<std::int64_t>(1, snapshots));
+  int all = others;
+  while (all < others + std::min(memory.proposals, schedule::most_proposal_states(all + 1))) ++all;
+  return all;
 }
 
 std::size_t one_block_each(const PerKind<std::size_t>& bytes) { return bytes.full + bytes.window + bytes.state; }
@@ -241,14 +237,17 @@ ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const int proposed = speculates(config, model, has_states) ? most_proposals(config) : 0;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
           .block_len = config.cache_block_seq_len,
           .kv_quant_bits = config.quant_policy,
           .max_logits_rows = all_rows ? std::max(config.token_budget, config.max_batch_size)
-                                      : config.max_batch_size + proposed};
+                                      : config.max_batch_size + most_proposals(config, model, has_states)};
+}
+
+int most_proposals(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+  return speculates(config, model, has_states) ? 2 * config.speculative_tokens : 0;
 }
 
 bool has_states(const model::Manifest& manifest) {
@@ -757,6 +756,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   if (auto why = runtime::speculation_warning(config, out.model, has_states); !why.empty()) {
     out.warnings.push_back(std::move(why));
   }
+  const int proposals = runtime::most_proposals(config, out.model, has_states);
   int blocks = std::numeric_limits<int>::max();
   if (!count_draft(out, manifest, std::accumulate(free.begin(), free.end(), std::size_t{0}))) blocks = 0;
   PerKind<std::int64_t> kv_block;
@@ -778,15 +778,15 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     try {
       runtime::check_model_fits(config, out.device, needs, free_bytes, draft);
       if (memory_bytes == 0) runtime::check_host_memory(needs, ranks, ops::cpu::free_memory());
-      blocks = std::min(blocks,
-                        runtime::blocks_that_fit(
-                            config, {needs.kv_block, needs.window, free_bytes - needs.all_but_cache(), ranks}));
+      const auto left = free_bytes - needs.all_but_cache();
+      blocks = std::min(blocks, runtime::blocks_that_fit(
+                                    config, {needs.kv_block, needs.window, left, ranks, proposals}));
     } catch (const Error& error) {
       out.warnings.push_back(ranks > 1 ? cat("rank ", rank, ": ", error.what()) : error.what());
       blocks = 0;
     }
   }
-  runtime::CacheMemory memory{.window = out.window};
+  runtime::CacheMemory memory{.window = out.window, .proposals = proposals};
   for (const auto kind : kCacheKinds) memory.block_bytes[kind] = static_cast<std::size_t>(kv_block[kind] / ranks);
   const auto num_blocks = runtime::blocks_by_kind(config, memory, blocks);
   out.num_blocks = num_blocks.full;

@@ -59,25 +59,27 @@ void RowTimes::add(int rows, double seconds) {
   for (auto& fewer : std::span(means_).first(slot)) fewer.seconds = std::min(fewer.seconds, mean.seconds);
 }
 
-double RowTimes::at(int rows) const {
+RowTimes::Neighbours RowTimes::around(int rows) const {
   const auto measured = [](const Mean& mean) { return mean.rows > 0; };
-  const auto slot = static_cast<std::ptrdiff_t>(slot_of(rows));
-  const auto known = std::find_if(std::make_reverse_iterator(means_.begin() + slot + 1), means_.rend(), measured);
-  if (known != means_.rend()) return known->seconds;
-  const auto above = std::find_if(means_.begin() + slot, means_.end(), measured);
-  return above == means_.end() ? 0 : above->seconds * std::min(rows / above->rows, 1.0);
+  const auto slot = means_.begin() + static_cast<std::ptrdiff_t>(slot_of(rows));
+  const auto below = std::find_if(std::make_reverse_iterator(slot + 1), means_.rend(), measured);
+  const auto above = std::find_if(slot, means_.end(), measured);
+  return {below == means_.rend() ? nullptr : &*below, above == means_.end() ? nullptr : &*above};
+}
+
+double RowTimes::at(int rows) const { return at(rows, around(rows)); }
+
+double RowTimes::at(int rows, const Neighbours& near) {
+  if (near.below != nullptr) return near.below->seconds;
+  return near.above == nullptr ? 0 : near.above->seconds * std::min(rows / near.above->rows, 1.0);
 }
 
 double RowTimes::price(int rows) const {
-  const auto slot = static_cast<std::ptrdiff_t>(slot_of(rows));
-  const auto above = std::find_if(means_.begin() + slot, means_.end(), [](const Mean& mean) { return mean.rows > 0; });
-  const double below = at(rows);
-  if (above == means_.end() || below >= above->seconds) return below;
-  const auto known = std::find_if(std::make_reverse_iterator(means_.begin() + slot), means_.rend(),
-                                  [](const Mean& mean) { return mean.rows > 0; });
-  if (known == means_.rend()) return below;
-  const auto share = std::clamp((rows - known->rows) / (above->rows - known->rows), 0.0, 1.0);
-  return known->seconds + share * (above->seconds - known->seconds);
+  const auto near = around(rows);
+  const auto [below, above] = near;
+  if (below == nullptr || above == nullptr || below->seconds >= above->seconds) return at(rows, near);
+  const auto share = std::clamp((rows - below->rows) / (above->rows - below->rows), 0.0, 1.0);
+  return below->seconds + share * (above->seconds - below->seconds);
 }
 
 int RowTimes::within(double seconds, int least, int most) const {

@@ -65,7 +65,14 @@ class RowTimes {
   struct Mean {
     double rows = 0, seconds = 0;
   };
+  // The nearest measured numbers of rows: at most, and at least, those of a slot. Null: there is none.
+  struct Neighbours {
+    const Mean* below;
+    const Mean* above;
+  };
   static std::size_t slot_of(int rows);
+  static double at(int rows, const Neighbours& near);
+  Neighbours around(int rows) const;
   std::array<Mean, kSlots> means_{};
 };
 

@@ -266,7 +266,7 @@ int Scheduler::adapter_slot(SeqId id) const {
   return seq.state == State::running ? impl_->adapters.slot_of(seq.adapter) : -1;
 }
 std::span<const cache::UnitRange> Scheduler::proposal_units(SeqId id) const { return impl_->at(id).proposal_units; }
-std::int32_t Scheduler::max_proposal_states() const { return impl_->max_proposal_states(); }
+std::int32_t Scheduler::max_proposal_states() const { return impl_->max_proposal_states; }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
 std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
 std::vector<std::int32_t> Scheduler::hit_ends(SeqId id) const {

@@ -47,6 +47,7 @@
 // sequences.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -59,6 +60,9 @@
 #include "schedule/step_time.h"
 
 namespace charonia::schedule {
+
+// The most states after proposals in a plan, of all states of a cache: a quarter, because they may evict snapshots.
+constexpr std::int32_t most_proposal_states(std::int32_t num_states) { return std::max(num_states / 4, 1); }
 
 using SeqId = std::uint64_t;
 using TokenId = std::int32_t;
