@@ -101,6 +101,7 @@ void Engine::Impl::plan_draft(const std::filesystem::path& weights_dir) {
   auto model = info.model;
   model::round_weights(model, manifest, config.quantization);
   draft_plan_ = runtime::plan_draft(config, model, manifest, ops::cpu::free_memory());
+  if (draft_plan_ && !draft_plan_->warning.empty()) info.warnings.push_back(draft_plan_->warning);
   if (draft_plan_ && !method.reads_hidden) runtime::check_vocabulary(*draft_plan_, *tokens_);
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/memory_plan.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -488,6 +489,16 @@ void check_draft(const SpeculativeMethod& method, const ModelConfig& draft, cons
             draft.hidden_units, " differ from the model's ", model.hidden_units, kOther);
 }
 
+// The warning that a head names another model; empty if the names agree. A copy of the model may have an ending.
+std::string target_warning(const ModelConfig& head, const ModelConfig& model) {
+  const std::string_view all = head.target_model, name = all.substr(all.find_last_of('/') + 1);
+  const auto same = [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); };
+  const auto begin = std::string_view(model.model_name).substr(0, name.size());
+  if (std::ranges::equal(begin, name, same)) return {};
+  return cat("speculative_model = ", head.model_name, " was trained for ", all, ", and the model is ", model.model_name,
+             ". If this is another model, few proposals are accepted: choose the head that was trained for it");
+}
+
 // The layers of the model whose inputs the head reads; their number stands for the output of the last one. Throws
 // Error(unsupported) if the model does not have them.
 std::vector<int> layers_for(const ModelConfig& head, const ModelConfig& model) {
@@ -599,6 +610,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& given, const ModelConfig
       files.emplace(out.weights_dir, 1);
       files->drop_mtp();
       check_draft(*out.method, out.model, *files, model);
+      out.warning = target_warning(out.model, model);
     }
     if (out.method->reads_hidden) config.token_budget = std::max(engine.token_budget, engine.max_batch_size);
     const auto unrounded = out.model;
@@ -692,6 +704,7 @@ bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::size_t 
     const auto draft = runtime::plan_draft(plan.config, plan.model, manifest, free_bytes);
     if (!draft) return true;
     plan.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
+    if (!draft->warning.empty()) plan.warnings.push_back(draft->warning);
     // Models that are not converted yet have no table.
     const auto table = manifest.dir() / "token_table.safetensors";
     if (!draft->method->reads_hidden && exists(table) && exists(draft->weights_dir / table.filename())) {

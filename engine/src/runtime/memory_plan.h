@@ -152,6 +152,7 @@ struct DraftPlan {
   EngineConfig config;    // resolved; cache_max_entry_count is the number of its KV blocks
   std::size_t bytes = 0;  // weights, steps, KV cache and kept hidden states
   const SpeculativeMethod* method = nullptr;
+  std::string warning{};  // empty: none
 
   bool is_mtp() const { return method->reads_hidden && method->model.empty(); }  // then weights_dir is the model's
   // The error, with the name of the draft model or of the method.
