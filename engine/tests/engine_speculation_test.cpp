@@ -3,15 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "adapter_folder.h"
 #include "charonia/engine.h"
+#include "charonia/metrics.h"
+#include "charonia/token_mask.h"
 #include "engine_fixture.h"
 #include "errors.h"
 #include "mixed_requests.h"
@@ -27,6 +32,29 @@ using testing::TinyModel;
 using testing::write_tiny_workspace;
 
 const Settings kOff = {{"speculative_method", "off"}};
+
+// Allows every token, and proposes what a function returns.
+class Proposes : public TokenMaskProvider {
+ public:
+  using Function = std::function<std::vector<TokenId>()>;
+  explicit Proposes(Function function) : function_(std::move(function)) {}
+  void fill(std::span<const TokenId>, std::span<std::uint32_t> mask) override { std::ranges::fill(mask, ~0U); }
+  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<Proposes>(function_); }
+  std::vector<TokenId> propose(std::span<const TokenId>, std::span<const TokenId>, int) override { return function_(); }
+
+ private:
+  Function function_;
+};
+
+class StepSeconds : public MetricsSink {
+ public:
+  void add(Metric, double, int) override {}
+  void set(Metric, double) override {}
+  void observe(Metric metric, double value) override {
+    if (metric == Metric::engine_step_seconds) sum_s += value;  // by the engine thread
+  }
+  double sum_s = 0;
+};
 
 // Prompts that repeat, so that there are proposals from the first token on.
 std::vector<Request> repeating_requests(int count) {
@@ -79,12 +107,12 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
   bool takes_adapters() const { return GetParam() != "ngram_asynchronous"; }
   int some(int count) const { return on_cuda() ? count / 10 : count; }  // the emulated device is slow
 
-  std::unique_ptr<Engine> engine(Settings settings = {}) const {
+  std::unique_ptr<Engine> engine(Settings settings = {}, std::shared_ptr<MetricsSink> sink = nullptr) const {
     if (on_cuda() && settings.emplace("device", "cuda").first->second == "cuda") {
       settings.insert(
           {{"reproducible", "True"}, {"max_batch_size", "8"}, {"device_ids", ranks_ == 1 ? "0" : "0,0"}});
     }
-    return EngineFixtureBase::engine(settings);
+    return std::make_unique<Engine>(weights(), settings, std::move(sink));
   }
 
   // With an MTP layer or a head if the method needs one.
@@ -373,6 +401,27 @@ TEST_P(SpeculationTest, AResponseHasAllAcceptedTokensOfItsStep) {
   EXPECT_EQ(out.wait()[0].num_accepted_tokens, 4);
   // The last two tokens wait, because they may begin a stop word. An asynchronous device has computed one more step.
   EXPECT_EQ(out.wait()[0].token_ids.size(), asynchronous() ? 5U : 4U);
+}
+
+// Nothing else can run while the host looks for proposals.
+TEST_P(SpeculationTest, TheTimeOfAStepIncludesTheSearchForProposals) {
+  using std::chrono_literals::operator""ms;
+  write_model();
+  const auto seconds = std::make_shared<StepSeconds>();
+  int calls = 0;
+  {
+    const auto one = engine(on(), seconds);
+    auto next = request({1, 2, 3, 4, 5}, 10);
+    next.mask = std::make_shared<Proposes>([&] {
+      ++calls;
+      std::this_thread::sleep_for(2ms);
+      return std::vector<TokenId>{};
+    });
+    Collector out(*one, next);
+    EXPECT_EQ(out.tokens().size(), 10U);
+  }
+  EXPECT_GT(calls, 5);
+  EXPECT_GE(seconds->sum_s, 0.002 * calls);
 }
 
 // A request that ends, is cancelled, or comes while steps with proposals run.

@@ -106,6 +106,7 @@ class Engine::Impl {
     double streams = 0;  // sum of stream_weight() of the sequences that sample
     std::int32_t num_accepted = 0;  // proposals
     Clock::time_point begun;
+    bool waited = false;  // for the samples of the previous step, only because of speculation
   };
 
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
@@ -172,7 +173,7 @@ class Engine::Impl {
   void fill_rows(Step& step, const schedule::ScheduledSeq& part, Completion& completion);
   void schedule_first(Completion& completion, Clock::time_point now);
   void settle(Step& step);
-  void measure(const Step& step, Clock::time_point now);
+  void measure(const Step& step, Clock::time_point now, double draft_s);
   void deliver(Step& step, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
   void report_progress(const schedule::ScheduledSeq& part, const Completion& completion, Clock::time_point now);
@@ -191,6 +192,7 @@ class Engine::Impl {
   void propose();
   bool may_propose(const Step& running);
   std::optional<Proposed> propose_known(SeqId id);
+  double rate_of(const Proposed& one) const;
   runtime::SpeculationPolicy::Candidate drafts_of(const Proposed& one);
   void draft(std::span<Proposed> all, std::span<runtime::SpeculationPolicy::Candidate> candidates);
   void compute_drafts(std::span<runtime::DraftModel::Wanted> wanted);
@@ -246,7 +248,8 @@ class Engine::Impl {
   std::set<Handle> compiling_;                                 // requests that wait only for their grammar
   std::set<Timer> timers_;                                     // the deadlines of all requests
   std::optional<Clock::time_point> next_expiry_;               // when the next session expires
-  Clock::time_point last_settled_{};
+  Clock::time_point period_begun_{};  // when the last step was settled, or when there was work again
+  bool waited_ = false;  // may_propose() kept the next step from overlapping
   std::chrono::nanoseconds interval_{};  // between two responses of a stream; from the last settled step
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   bool waits_for_load_ = false;  // all sequences wait for KV that is being read

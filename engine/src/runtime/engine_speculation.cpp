@@ -35,7 +35,7 @@ void Engine::Impl::propose() {
     if (!one) continue;
     const auto& proposal = one->proposal;
     known.push_back({.size = static_cast<int>(proposal.tokens.size()),
-                     .rate = one->completion->acceptance.rate(proposal.confidence)});
+                     .rate = rate_of(*one)});
     // Known tokens cost nothing, so they are preferred to drafts that are not better. Certain tokens replace any guess.
     const auto drafts = drafts_of(*one);
     const bool better = drafts.size > 0 && (known.back().size == 0 || (proposal.confidence != runtime::kCertain &&
@@ -64,9 +64,15 @@ bool Engine::Impl::may_propose(const Step& running) {
     if (found == completions_.end() || found->second->mask) continue;
     const auto one = propose_known(id);
     known.push_back({.size = static_cast<int>(one->proposal.tokens.size()),
-                     .rate = one->completion->acceptance.rate(one->proposal.confidence)});
+                     .rate = rate_of(*one)});
   }
   return speculation_->would_choose(scheduler_->num_running(), known);
+}
+
+// The probability that a proposed token is accepted.
+double Engine::Impl::rate_of(const Proposed& one) const {
+  const auto confidence = one.proposal.confidence;
+  return one.completion->acceptance.rate(confidence, speculation_->assumed_rate(confidence));
 }
 
 // The proposal that needs no model; it may have no tokens. With jump_forward the provider of a mask forces tokens
@@ -96,7 +102,7 @@ Candidate Engine::Impl::drafts_of(const Proposed& one) {
   std::erase(computed_, completion.id);
   if (!missing || one.most <= 0) return out;
   out.size = one.most;
-  out.rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate());
+  out.rate = completion.acceptance.rate(runtime::kDrafted, speculation_->assumed_rate(runtime::kDrafted));
   if (draft_->reads_hidden()) return out;  // it computes these tokens anyway
   out.begin_s = speculation_->begin_s(*missing, completion.max_tokens - completion.num_output);
   return out;
@@ -193,9 +199,9 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
     if (interval_ == interval_.zero()) send_due();  // a response per token
   }
   send_due();  // once, because no response is due again in the same step
-  if (proposed) completion.acceptance.add(completion.confidence, part.num_proposed, taken - 1);
-  if (proposed && completion.confidence == runtime::kDrafted) {
-    speculation_->drafts_accepted(part.num_proposed, taken - 1);
+  if (proposed) {
+    completion.acceptance.add(completion.confidence, part.num_proposed, taken - 1);
+    speculation_->accepted(completion.confidence, part.num_proposed, taken - 1);
   }
   if (speculation_) decodes_.push_back(part.id);
   return taken;

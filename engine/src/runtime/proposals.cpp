@@ -13,9 +13,13 @@ constexpr std::array<double, kConfidences> kPriorRates = {0.3, 0.5, 0.6, 0.75, 0
 constexpr double kMaxRate = 0.98;
 constexpr double kNewest = 0.2;       // weight of the newest time in a mean
 constexpr double kMaxOutlier = 1.5;   // a time counts as at most this multiple of the mean
-constexpr double kMinGain = 1.02;     // of tokens per second: smaller gains are noise
+constexpr double kMinGain = 1.05;     // of tokens per second: smaller gains are noise
 constexpr double kDraftGain = 1.1;    // of tokens per second by drafts, whose many short steps vary more
 constexpr int kProbeInterval = 64;    // after this number of choices without a proposal, a few are tried again
+constexpr int kLeastProbe = 4;        // rows that a step may have beyond the measured ones, or a quarter of its decodes
+constexpr int kPlainInterval = 64;    // after this number of steps that speculated, a plain step is measured again
+constexpr int kFirstPlain = 4;        // the same, if there is no plain step with that number of decodes yet
+constexpr int kMaxUntimed = 2;        // choices with proposals whose steps were not measured, because they had prefill
 constexpr int kForgetInterval = 1024;  // choices without drafts, after which their times and rates are too old
 constexpr int kLeastDraftRows = 64;   // of a step of the draft model that computes missing tokens
 constexpr int kTokensLeft = 128;      // more tokens are not expected to follow, even if they may
@@ -87,7 +91,40 @@ int RowTimes::within(double seconds, int least, int most) const {
   return least;
 }
 
-double SpeculationPolicy::draft_rate() const { return (kPriorRates[kDrafted] + drafts_.rate(kDrafted)) / 2; }
+int RowTimes::most() const {
+  const auto last = std::find_if(means_.rbegin(), means_.rend(), [](const Mean& mean) { return mean.rows > 0; });
+  return last == means_.rend() ? 0 : static_cast<int>(last->rows);
+}
+
+void SpeculationPolicy::measured(int decodes, double seconds) {
+  times_.add(decodes, seconds);
+  speculated_ = 0;
+}
+
+void SpeculationPolicy::speculated(int rows, double seconds) {
+  speculated_times_.add(rows, seconds);
+  ++speculated_;
+  untimed_ = 0;
+}
+
+double SpeculationPolicy::assumed_rate(int confidence) const {
+  return (kPriorRates[static_cast<std::size_t>(confidence)] + acceptance_.rate(confidence)) / 2;
+}
+
+// The estimated time of a step with proposals: not less than without them.
+double SpeculationPolicy::seconds(int decodes, int proposals) const {
+  const int rows = decodes + proposals;
+  const double alone = times_.at(decodes);
+  double with = std::max(speculated_times_.at(rows), alone);
+  if (speculated_times_.measured(rows)) return with;
+  with = std::max(with, times_.at(rows));
+  // An estimate that no measurement corrects must not be too low.
+  return untimed_ < kMaxUntimed || times_.measured(rows) ? with : std::max(with, alone * rows / decodes);
+}
+
+bool SpeculationPolicy::needs_plain(int decodes) const {
+  return speculated_ >= (times_.measured(decodes) ? kPlainInterval : kFirstPlain);
+}
 
 double SpeculationPolicy::begin_s(int missing, int tokens_left) const {
   if (missing <= kLeastDraftRows) return 0;
@@ -98,7 +135,8 @@ int SpeculationPolicy::draft_rows(int decodes) const {
   return draft_times_.within(times_.at(decodes), kLeastDraftRows, kMostDraftRows);
 }
 
-SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Candidate> candidates) const {
+SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Candidate> candidates,
+                                                     double wait_s) const {
   struct Token {
     double gain;  // probability that it is accepted
     Candidate* of;
@@ -120,7 +158,10 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
   }
   // The gains of one candidate descend, so its tokens stay in order.
   std::ranges::stable_sort(tokens, std::greater{}, &Token::gain);
-  const auto most = static_cast<std::size_t>(std::min(std::max(max_rows_ - decodes, 0) / 2, max_proposals_));
+  // An unmeasured number of rows may take much longer than the nearest measured one.
+  const int known = std::max({speculated_times_.most(), times_.most(), decodes});
+  const auto most = static_cast<std::size_t>(std::min(
+      {std::max(max_rows_ - decodes, 0) / 2, max_proposals_, known - decodes + std::max(decodes / 4, kLeastProbe)}));
   tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(std::min(most, tokens.size())), tokens.end());
   double expected = decodes, draft_s = 0;
   std::vector<int> draft_rows;  // of each step of the draft model
@@ -133,8 +174,8 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
       if (rows > 0) draft_s -= draft_times_.at(rows);
       draft_s += draft_times_.at(++rows) + (token.index == 0 ? token.of->begin_s : 0);
     }
-    const double seconds = times_.at(decodes + static_cast<int>(out.tokens.size()));
-    const double rate = seconds > 0 ? expected / (seconds + draft_s) : expected;
+    const double step_s = seconds(decodes, static_cast<int>(out.tokens.size()));
+    const double rate = step_s > 0 ? expected / (step_s + wait_s + draft_s) : expected;
     if (rate <= out.rate) continue;
     out.rate = rate;
     out.best = out.tokens.size();
@@ -149,7 +190,10 @@ bool SpeculationPolicy::probes() {
 }
 
 bool SpeculationPolicy::would_choose(int decodes, std::span<Candidate> known) {
-  if (best_of(decodes, known).best > 0) return true;
+  if (needs_plain(decodes)) return false;
+  // The step after the proposals waits for samples too.
+  const double wait_s = std::max(speculated_times_.at(decodes) - times_.at(decodes), 0.0);
+  if (best_of(decodes, known, wait_s).best > 0) return true;
   const bool any = std::ranges::any_of(known, [](const Candidate& one) { return one.size > 0; });
   return any && ++skipped_ + 1 >= kProbeInterval;
 }
@@ -160,6 +204,12 @@ bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::spa
   auto of_known = best_of(decodes, known), of_drafts = best_of(decodes, with_drafts);
   const auto is_empty = [](const Candidate& one) { return one.size == 0; };
   if (std::ranges::all_of(known, is_empty) && std::ranges::all_of(with_drafts, is_empty)) return false;
+  if (needs_plain(decodes)) {
+    for (auto* const candidates : {&known, &with_drafts}) {
+      for (auto& one : *candidates) one.chosen = 0;
+    }
+    return false;
+  }
   bool drafts = of_drafts.best > 0 && of_drafts.rate > kDraftGain * of_known.rate;
   const auto take = [](const Choice& choice) {
     for (auto* const candidate : std::span(choice.tokens).first(choice.best)) ++candidate->chosen;
@@ -179,15 +229,16 @@ bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::spa
     probe_drafts_ = !probe_drafts_;
     drafts = !of_drafts.tokens.empty() && (probe_drafts_ || of_known.tokens.empty());
     auto& probe = drafts ? of_drafts : of_known;
-    probe.best = std::min(probe.tokens.size(), static_cast<std::size_t>(std::max(decodes / 2, 4)));
+    probe.best = std::min(probe.tokens.size(), static_cast<std::size_t>(std::max(decodes / 4, kLeastProbe)));
   }
   take(drafts ? of_drafts : of_known);
+  if ((drafts ? of_drafts : of_known).best > 0) ++untimed_;
   if (drafts) {
     undrafted_ = 0;
   } else if (std::ranges::any_of(with_drafts, &Candidate::drafted) && ++undrafted_ == kForgetInterval) {
     undrafted_ = 0;
     draft_times_ = {};
-    drafts_ = {};
+    acceptance_ = {};
   }
   return drafts;
 }

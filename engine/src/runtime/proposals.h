@@ -57,6 +57,8 @@ class RowTimes {
   double at(int rows) const;
   // The same, but linear between two measured numbers of rows: a price of rows that are not tried.
   double price(int rows) const;
+  bool measured(int rows) const { return means_[slot_of(rows)].rows > 0; }
+  int most() const;  // the largest measured number of rows; 0: none
   // The largest number of rows, of `least`, 2 * least ... up to `most`, whose step takes at most this time; or `least`.
   int within(double seconds, int least, int most) const;
 
@@ -102,14 +104,18 @@ class SpeculationPolicy {
   // Returns whether choose() is likely to choose some of these, before the last tokens are known. If not, this counts as
   // a choice without proposals.
   bool would_choose(int decodes, std::span<Candidate> known);
-  // A step without prefill has been computed. rows: its decodes and proposals.
-  void measured(int rows, double seconds) { times_.add(rows, seconds); }
+  // A step without prefill has been computed. seconds: the time since the previous step, with the host's work.
+  void measured(int decodes, double seconds);
+  // The same, for a step with proposals, or one that waited for samples only because of speculation. rows: its decodes
+  // and proposals.
+  void speculated(int rows, double seconds);
 
   // A step of the draft model has been computed.
   void drafted(int rows, double seconds) { draft_times_.add(rows, seconds); }
-  void drafts_accepted(int proposed, int accepted) { drafts_.add(kDrafted, proposed, accepted); }
-  // The assumed rate of a sequence without drafts so far: half of it is the rate of the last drafts of all sequences.
-  double draft_rate() const;
+  void accepted(int confidence, int proposed, int accepted) { acceptance_.add(confidence, proposed, accepted); }
+  // The assumed rate of a sequence without proposals of this confidence so far: half of it is the rate of the last ones of
+  // all sequences.
+  double assumed_rate(int confidence) const;
   // The share in a step's time of the draft model's time for tokens that a sequence lacks. The time is divided among
   // the tokens that the sequence may still get.
   double begin_s(int missing, int tokens_left) const;
@@ -122,13 +128,19 @@ class SpeculationPolicy {
     std::size_t best = 0;            // the number of tokens to compute
     double rate = 0;                 // expected tokens per second; without any measurement, tokens
   };
-  Choice best_of(int decodes, std::span<Candidate> candidates) const;
+  // wait_s: more seconds that a step with proposals costs.
+  Choice best_of(int decodes, std::span<Candidate> candidates, double wait_s = 0) const;
+  double seconds(int decodes, int proposals) const;
   bool probes();
+  // Whether a step without proposals must be measured again.
+  bool needs_plain(int decodes) const;
 
   int max_rows_, max_proposals_;
-  RowTimes times_, draft_times_;
-  Acceptance drafts_;  // of all sequences
-  int skipped_ = 0;    // choices in a row that took no proposal
+  RowTimes times_, speculated_times_, draft_times_;
+  Acceptance acceptance_;  // of all sequences
+  int skipped_ = 0;        // choices in a row that took no proposal
+  int speculated_ = 0;     // measured steps in a row that speculated
+  int untimed_ = 0;        // choices with proposals since such a step was measured
   bool probe_drafts_ = false;
   int undrafted_ = 0;  // choices in a row that took no drafts
 };
