@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <thread>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "adapter_folder.h"
+#include "base/thread_time.h"
 #include "charonia/engine.h"
 #include "charonia/metrics.h"
 #include "charonia/token_mask.h"
@@ -422,6 +425,27 @@ TEST_P(SpeculationTest, TheTimeOfAStepIncludesTheSearchForProposals) {
   }
   EXPECT_GT(calls, 5);
   EXPECT_GE(seconds->sum_s, 0.002 * calls);
+}
+
+// Each search takes longer than all of a step may, so a step has one.
+TEST_P(SpeculationTest, TheMasksOfAStepShareTheTimeForProposals) {
+  write_model();
+  const auto one = engine(on());
+  std::array<int, 4> calls{};
+  std::vector<std::unique_ptr<Collector>> all;
+  for (auto& of_one : calls) {
+    auto next = request({1, 2, 3, 4, 5}, 16);
+    next.mask = std::make_shared<Proposes>([&of_one] {
+      ++of_one;
+      for (const auto end = thread_seconds() + 0.006; thread_seconds() < end;) continue;
+      return std::vector<TokenId>{};
+    });
+    all.push_back(std::make_unique<Collector>(*one, next));
+  }
+  for (const auto& out : all) EXPECT_EQ(out->tokens().size(), 16U);
+  one->check_integrity();
+  EXPECT_LE(std::accumulate(calls.begin(), calls.end(), 0), one->stats().num_steps);
+  EXPECT_GT(std::ranges::min(calls), 0) << "each has its turn";
 }
 
 // A request that ends, is cancelled, or comes while steps with proposals run.

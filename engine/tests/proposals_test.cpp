@@ -233,6 +233,15 @@ TEST(SpeculationPolicy, MeasuresPlainStepsAgain) {
   EXPECT_LT(late, 20) << "a few are tried again";
 }
 
+TEST(SpeculationPolicy, TheSearchForProposalsTakesATenthOfAStep) {
+  SpeculationPolicy policy;
+  EXPECT_DOUBLE_EQ(policy.search_s(4), 0.005);
+  policy.measured(4, 0.02);
+  EXPECT_DOUBLE_EQ(policy.search_s(4), 0.002);
+  for (int i = 0; i < 100; ++i) policy.measured(4, 1);
+  EXPECT_DOUBLE_EQ(policy.search_s(4), 0.005);
+}
+
 TEST(SpeculationPolicy, TriesManyRowsOnlyAfterFewer) {
   SpeculationPolicy policy;
   policy.measured(8, 20);

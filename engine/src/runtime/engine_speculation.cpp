@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/thread_time.h"
 #include "runtime/engine_impl.h"
 #include "runtime/ngram_source.h"
 
@@ -13,26 +14,32 @@ namespace charonia {
 using schedule::ScheduledSeq;
 using Candidate = runtime::SpeculationPolicy::Candidate;
 
-namespace {
-
-// The provider of the mask checks or replaces the tokens of a source.
-void check_guess(runtime::Completion& completion, runtime::Proposal& proposal, int most) {
+// The provider of the mask checks or replaces the tokens of a source. Without time for it there are none.
+void Engine::Impl::check_guess(Completion& completion, runtime::Proposal& proposal, int most) {
   if (!completion.mask) return;
+  if (search_s_ <= 0) {
+    if (first_search_ == 0) first_search_ = completion.id;
+    return proposal.tokens.clear();
+  }
+  const auto begun = thread_seconds();
   auto allowed = completion.mask->propose(proposal.tokens, most);
   const bool is_guess = std::ranges::mismatch(allowed, proposal.tokens).in1 == allowed.end();
   if (!is_guess) proposal.confidence = runtime::kCertain;
   proposal.tokens = std::move(allowed);
+  search_s_ -= thread_seconds() - begun;
 }
-
-}  // namespace
 
 // Proposes tokens for the sequences that sampled in the last step.
 void Engine::Impl::propose() {
   std::vector<Proposed> all;
   std::vector<Candidate> known, with_drafts;
-  for (const auto id : std::exchange(decodes_, {})) {
+  auto ids = std::exchange(decodes_, {});
+  std::ranges::rotate(ids, std::ranges::find(ids, std::exchange(first_search_, 0)));
+  search_s_ = speculation_->search_s(scheduler_->num_running());
+  for (const auto id : ids) {
     auto one = propose_known(id);
     if (!one) continue;
+    check_guess(*one->completion, one->proposal, one->most);
     const auto& proposal = one->proposal;
     known.push_back({.size = static_cast<int>(proposal.tokens.size()),
                      .rate = rate_of(*one)});
@@ -75,7 +82,7 @@ double Engine::Impl::rate_of(const Proposed& one) const {
   return one.completion->acceptance.rate(confidence, speculation_->assumed_rate(confidence));
 }
 
-// The proposal that needs no model; it may have no tokens. With jump_forward the provider of a mask forces tokens
+// The proposal that needs no model, before check_guess(); it may have no tokens. With jump_forward the provider of a mask forces tokens
 // itself, and then there are no proposals.
 std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   const auto found = completions_.find(id);
@@ -88,9 +95,7 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
                              completion.max_tokens - completion.num_output - 1});
   auto tokens = scheduler_->tokens(id);
   if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
-  auto proposal = completion.source->propose(tokens, most);
-  check_guess(completion, proposal, most);
-  return Proposed{&completion, most, std::move(proposal)};
+  return Proposed{&completion, most, completion.source->propose(tokens, most)};
 }
 
 // The candidate of the draft model; its size may be 0.

@@ -16,6 +16,8 @@ constexpr double kMaxOutlier = 1.5;   // a time counts as at most this multiple 
 constexpr double kMinGain = 1.05;     // of tokens per second: smaller gains are noise
 constexpr double kDraftGain = 1.1;    // of tokens per second by drafts, whose many short steps vary more
 constexpr int kProbeInterval = 64;    // after this number of choices without a proposal, a few are tried again
+constexpr double kMaxSearchSeconds = 0.005;  // before a step
+constexpr double kSearchShare = 0.1;  // the same, of the time of a step
 constexpr int kLeastProbe = 4;        // rows that a step may have beyond the measured ones, or a quarter of its decodes
 constexpr int kPlainInterval = 64;    // after this number of steps that speculated, a plain step is measured again
 constexpr int kFirstPlain = 4;        // the same, if there is no plain step with that number of decodes yet
@@ -120,6 +122,11 @@ double SpeculationPolicy::seconds(int decodes, int proposals) const {
   with = std::max(with, times_.at(rows));
   // An estimate that no measurement corrects must not be too low.
   return untimed_ < kMaxUntimed || times_.measured(rows) ? with : std::max(with, alone * rows / decodes);
+}
+
+double SpeculationPolicy::search_s(int decodes) const {
+  const double alone = times_.at(decodes);
+  return alone > 0 ? std::min(kSearchShare * alone, kMaxSearchSeconds) : kMaxSearchSeconds;
 }
 
 bool SpeculationPolicy::needs_plain(int decodes) const {

@@ -110,6 +110,9 @@ class SpeculationPolicy {
   // and proposals.
   void speculated(int rows, double seconds);
 
+  // The CPU time before a step in which its token masks may look for proposals, while nothing else runs.
+  double search_s(int decodes) const;
+
   // A step of the draft model has been computed.
   void drafted(int rows, double seconds) { draft_times_.add(rows, seconds); }
   void accepted(int confidence, int proposed, int accepted) { acceptance_.add(confidence, proposed, accepted); }
