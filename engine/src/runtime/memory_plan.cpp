@@ -78,7 +78,8 @@ std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows
 }
 
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
-std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
+std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits,
+                            bool cuda_graphs) {
   constexpr std::size_t kWorkspaces = 66 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (18 MiB), inputs (16 MiB)
   // Lists of penalties and bans (16 MiB), tables and partial results of attention, and the CUDA graphs of decode steps.
   constexpr std::size_t kFixed = 128 * kMiB;
@@ -90,7 +91,7 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
                                             : static_cast<std::size_t>(limits.max_rows) *
                                                   static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
                                                   static_cast<std::size_t>(shard.ranks);
-  const auto graphs = limits.logits_rows() > limits.max_sequences
+  const auto graphs = cuda_graphs && limits.logits_rows() > limits.max_sequences
                           ? graph_bytes(model, limits.max_rows, limits.logits_rows(), 0)
                           : 0;
   const auto of_steps = kFixed + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
@@ -267,7 +268,8 @@ model::DeviceRules rules_of(std::string_view device) {
 }
 
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
-                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits) {
+                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
+                       bool cuda_graphs) {
   const auto precision = rules.precision(model::data_type(model));
   auto elements = manifest.elements(shard.rank, model.normalize_output);
   // An fp32 router is stored as two halves, so it counts twice.
@@ -309,7 +311,7 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = out.quantised ? cuda::kDequantisedBytes : 0;
-    out.steps = cuda_step_bytes(model, shard, limits);
+    out.steps = cuda_step_bytes(model, shard, limits, cuda_graphs);
   }
   for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
   out.window = plan.kv_layout.window;
@@ -775,7 +777,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
-    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
+    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits, config.cuda_graphs);
     runtime::count_adapter_slots(needs, rules, config, out.model, manifest, rank);
     out.adapter_bytes += static_cast<std::int64_t>(needs.adapters);
     const auto all_free = free[static_cast<std::size_t>(rank)];

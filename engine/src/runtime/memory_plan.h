@@ -89,7 +89,8 @@ struct RankMemory {
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps + adapters; }
 };
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
-                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits);
+                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
+                       bool cuda_graphs = true);
 
 // Adds the memory of LoRA adapters on a GPU: their slots, and what steps with adapters need. The settings must be
 // resolved.

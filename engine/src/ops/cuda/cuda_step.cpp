@@ -91,7 +91,8 @@ void CudaOps::pack(const StepInput& input) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
       if (has_states()) step.capacity.states = buckets_[index];
       const auto& captured = captured_[step.kind.index()];
-      if (index < captured.size()) step.captured = &captured[index];
+      const auto at = index - (step.kind.proposals ? 1 : 0);  // the steps of one row have none
+      if (at < captured.size()) step.captured = &captured[at];
     }
   }
   sampling_.clear();
