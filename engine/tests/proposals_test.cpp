@@ -242,6 +242,15 @@ TEST(SpeculationPolicy, TheSearchForProposalsTakesATenthOfAStep) {
   EXPECT_DOUBLE_EQ(policy.search_s(4), 0.005);
 }
 
+// A GPU has memory for 2 million entries of lists and counts.
+TEST(SpeculationPolicy, RowsWithLongListsLimitTheProposals) {
+  EXPECT_GE(most_with_entries(0, 256), kMaxProposals);
+  EXPECT_GE(most_with_entries(1000, 16), kMaxProposals);
+  EXPECT_EQ(most_with_entries(32'768, 1), 16);
+  EXPECT_EQ(most_with_entries(32'768, 16), 1);
+  EXPECT_EQ(most_with_entries(32'768, 64), 0);
+}
+
 TEST(SpeculationPolicy, TriesManyRowsOnlyAfterFewer) {
   SpeculationPolicy policy;
   policy.measured(8, 20);
@@ -424,7 +433,8 @@ TEST(SpeculationPolicy, ForgetsRejectedAndSlowDraftsAfterManyStepsWithoutThem) {
   for (int i = 0; i < 100; ++i) policy.accepted(kDrafted, 4, 0);
   const auto drafts = [&] {
     Candidates known(1);
-    Candidates one = {{.size = 8, .rate = policy.assumed_rate(kDrafted), .drafted = true, .begin_s = policy.begin_s(2000, 100)}};
+    const double rate = policy.assumed_rate(kDrafted), begin_s = policy.begin_s(2000, 100);
+    Candidates one = {{.size = 8, .rate = rate, .drafted = true, .begin_s = begin_s}};
     return policy.choose(1, known, one);
   };
   for (int i = 0; i < 1024; ++i) ASSERT_FALSE(drafts());

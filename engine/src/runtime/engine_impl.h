@@ -102,7 +102,6 @@ class Engine::Impl {
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
     std::vector<std::shared_ptr<const runtime::Adapter>> adapters;  // [sequences]; null: none
     std::vector<std::int32_t> adapter_slots;      // of these adapters; -1: none. Empty: the device has no slots
-    std::vector<std::vector<TokenId>> histories;  // used by sample_rows: the tokens of parts with proposals
     double streams = 0;  // sum of stream_weight() of the sequences that sample
     std::int32_t num_accepted = 0;  // proposals
     Clock::time_point begun;

@@ -152,7 +152,6 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.prompt_tokens.clear();
   step.sample_rows.clear();
   step.masks.clear();
-  step.histories.clear();
   step.adapters.clear();
   step.adapter_slots.clear();
   step.num_accepted = 0;
@@ -218,10 +217,8 @@ void Engine::Impl::fill_row_states(Step& step, const ScheduledSeq& part, std::si
 void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Completion& completion) {
   auto tokens = scheduler_->tokens(part.id);
   if (part.num_proposed > 0) {
-    auto& history = step.histories.emplace_back(tokens.begin(), tokens.end());
-    const auto proposed = scheduler_->proposed(part.id);
-    history.insert(history.end(), proposed.begin(), proposed.begin() + part.num_proposed);
-    tokens = history;
+    const auto proposed = scheduler_->proposed(part.id).first(static_cast<std::size_t>(part.num_proposed));
+    tokens = completion.with_proposals(tokens, proposed);
   }
   if (part.samples && completion.mask && !completion.forces_next()) {
     masks_.begin(completion.mask, tokens.last(static_cast<std::size_t>(part.num_proposed)));

@@ -91,12 +91,14 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   if (completion.mask && (info.config.jump_forward || completion.forces_next())) return std::nullopt;
   if (!completion.source) completion.source = std::make_unique<runtime::NgramSource>();
   // The last token of a completion is sampled after a proposal, or without one.
-  const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
-                             completion.max_tokens - completion.num_output - 1});
   auto tokens = scheduler_->tokens(id);
   if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
   return Proposed{&completion, most, completion.source->propose(tokens, most)};
 }
+  const auto entries = executor_->asynchronous() ? completion.row_entries(tokens.size()) : 0;
+  const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
+                             completion.max_tokens - completion.num_output - 1,
+                             runtime::most_with_entries(entries, scheduler_->num_running())});
 
 // The candidate of the draft model; its size may be 0.
 Candidate Engine::Impl::drafts_of(const Proposed& one) {

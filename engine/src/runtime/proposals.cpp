@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <span>
 
 namespace charonia::runtime {
@@ -26,7 +27,14 @@ constexpr int kForgetInterval = 1024;  // choices without drafts, after which th
 constexpr int kLeastDraftRows = 64;   // of a step of the draft model that computes missing tokens
 constexpr int kTokensLeft = 128;      // more tokens are not expected to follow, even if they may
 
+constexpr std::int64_t kMaxEntries = 512 << 10;  // of 8 bytes, for the rows of proposals of a step
+
 }  // namespace
+
+int most_with_entries(std::int64_t entries, int sequences) {
+  if (entries <= 0) return std::numeric_limits<int>::max();
+  return static_cast<int>(std::min<std::int64_t>(kMaxEntries / std::max(sequences, 1) / entries, kMaxEntries));
+}
 
 double Acceptance::rate(int confidence) const {
   return rate(confidence, kPriorRates[static_cast<std::size_t>(confidence)]);
@@ -208,7 +216,9 @@ bool SpeculationPolicy::would_choose(int decodes, std::span<Candidate> known) {
 void SpeculationPolicy::choose(int decodes, std::span<Candidate> candidates) { choose(decodes, candidates, {}); }
 
 bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts) {
-  auto of_known = best_of(decodes, known), of_drafts = best_of(decodes, with_drafts);
+  auto of_known = best_of(decodes, known);
+  const bool any_drafted = std::ranges::any_of(with_drafts, &Candidate::drafted);
+  auto of_drafts = any_drafted ? best_of(decodes, with_drafts) : Choice{};
   const auto is_empty = [](const Candidate& one) { return one.size == 0; };
   if (std::ranges::all_of(known, is_empty) && std::ranges::all_of(with_drafts, is_empty)) return false;
   if (needs_plain(decodes)) {
@@ -242,7 +252,7 @@ bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::spa
   if ((drafts ? of_drafts : of_known).best > 0) ++untimed_;
   if (drafts) {
     undrafted_ = 0;
-  } else if (std::ranges::any_of(with_drafts, &Candidate::drafted) && ++undrafted_ == kForgetInterval) {
+  } else if (any_drafted && ++undrafted_ == kForgetInterval) {
     undrafted_ = 0;
     draft_times_ = {};
     acceptance_ = {};

@@ -25,6 +25,10 @@ inline constexpr int kCertain = 5;  // the confidence of tokens that a grammar r
 inline constexpr int kDrafted = 6;  // of a draft model (draft_model.h)
 inline constexpr int kMostDraftRows = 256;  // of a step of the draft model
 
+// The most proposals of a sequence, if a GPU receives this number of entries for each of its rows: counts of tokens for
+// penalties, and lists. All sequences of a step share a quarter of the memory that is reserved for them.
+int most_with_entries(std::int64_t entries, int sequences);
+
 // A source of proposals for one sequence.
 class ProposalSource {
  public:
