@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -404,6 +405,27 @@ TEST_P(SpeculationTest, AResponseHasAllAcceptedTokensOfItsStep) {
   EXPECT_EQ(out.wait()[0].num_accepted_tokens, 4);
   // The last two tokens wait, because they may begin a stop word. An asynchronous device has computed one more step.
   EXPECT_EQ(out.wait()[0].token_ids.size(), asynchronous() ? 5U : 4U);
+}
+
+// The sequence with the proposal is computed again. Token 39 is never sampled, and its embedding is infinite.
+TEST_P(SpeculationTest, AProposalWithInfiniteKvBreaksNoOtherToken) {
+  TinyModel model;
+  model.head_dim = 32;  // CUDA's tensor cores compute such heads in bf16
+  model.weight_type = "bf16";
+  model.change = [i = 0](const std::string& name, float value) mutable {
+    return name == "tok_embeddings.weight" && i++ / 32 == 39 ? std::numeric_limits<float>::infinity() : value;
+  };
+  write_model(model);
+  auto next = request({1, 2, 3, 4, 5}, 12);
+  next.sampling.logit_bias = {{39, -100.0F}};
+  int calls = 0;
+  next.mask = std::make_shared<Proposes>([&calls] { return std::vector<TokenId>(++calls < 4 ? 0 : 2, 39); });
+  const auto plain = engine(kOff), one = engine(on());
+  Collector expected(*plain, next), out(*one, next);
+  EXPECT_EQ(out.last().error, "");
+  EXPECT_EQ(out.tokens(), expected.tokens());
+  EXPECT_GT(out.last().num_proposed_tokens, 0);
+  one->check_integrity();
 }
 
 // Nothing else can run while the host looks for proposals.

@@ -90,6 +90,7 @@ class Completion {
   std::unique_ptr<ProposalSource> source;  // null: before its first proposals
   Acceptance acceptance;
   int confidence = 0;  // of the last proposals
+  bool proposes = true;  // false after logits that a proposal may have broken
   int num_proposed = 0, num_accepted = 0;  // tokens so far
 
  private:
@@ -108,9 +109,9 @@ class Completion {
   double cumulative_logprob_ = 0;
   double scored_logprob_ = 0;  // without forced tokens
   int num_scored_ = 0;
-  std::vector<std::vector<TokenId>> banned_;  // by row of the step
   std::vector<TokenId> history_;  // of with_proposals()
   std::size_t num_known_ = 0;     // tokens in it before the proposals
+  std::vector<std::vector<TokenId>> banned_;  // by row of the step
   std::optional<Clock::time_point> last_sent_;
 };
 

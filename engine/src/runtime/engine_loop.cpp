@@ -345,17 +345,21 @@ void Engine::Impl::report_progress(const ScheduledSeq& part, const Completion& c
   delivery_.push(completion.state.callback, completion.progress(part.first_position + part.num_tokens, now));
 }
 
-// Ends a sequence whose row failed. If its logits are not finite, its KV may not be finite either, so no later request
-// may reuse it.
+// Ends a sequence whose row failed.
 void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   if (!ops::has_broken_logit(error)) {
     // With a grammar, the request has caused the error: the grammar allows no token here, or takes too long.
     const bool guided = completions_.at(id)->state.grammar != nullptr;
     return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
   }
+  forget_tokens(id);
+  finish(id, FinishReason::error, error);
+}
+
+// The logits of a sequence are not finite. Its KV may not be finite either, so no later request may reuse it.
+void Engine::Impl::forget_tokens(SeqId id) {
   scheduler_->forget_prefix(id);
   if (offload_) offload_->forget(completions_.at(id)->state.kv_scope, scheduler_->tokens(id));
-  finish(id, FinishReason::error, error);
 }
 
 // Returns false if a row has an error. Then the sequence has ended.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/thread_time.h"
+#include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
 #include "runtime/ngram_source.h"
 
@@ -70,6 +71,7 @@ bool Engine::Impl::may_propose(const Step& running) {
     const auto found = completions_.find(id);
     if (found == completions_.end() || found->second->mask) continue;
     const auto one = propose_known(id);
+    if (!one) continue;
     known.push_back({.size = static_cast<int>(one->proposal.tokens.size()),
                      .rate = rate_of(*one)});
   }
@@ -82,23 +84,24 @@ double Engine::Impl::rate_of(const Proposed& one) const {
   return one.completion->acceptance.rate(confidence, speculation_->assumed_rate(confidence));
 }
 
-// The proposal that needs no model, before check_guess(); it may have no tokens. With jump_forward the provider of a mask forces tokens
-// itself, and then there are no proposals.
+// The proposal that needs no model, before check_guess(); it may have no tokens. With jump_forward the provider of a
+// mask forces tokens itself, and then there are no proposals.
 std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   const auto found = completions_.find(id);
   if (found == completions_.end()) return std::nullopt;
   auto& completion = *found->second;
+  if (!completion.proposes) return std::nullopt;
   if (completion.mask && (info.config.jump_forward || completion.forces_next())) return std::nullopt;
   if (!completion.source) completion.source = std::make_unique<runtime::NgramSource>();
   // The last token of a completion is sampled after a proposal, or without one.
   auto tokens = scheduler_->tokens(id);
-  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
-  return Proposed{&completion, most, completion.source->propose(tokens, most)};
-}
   const auto entries = executor_->asynchronous() ? completion.row_entries(tokens.size()) : 0;
   const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
                              completion.max_tokens - completion.num_output - 1,
                              runtime::most_with_entries(entries, scheduler_->num_running())});
+  if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
+  return Proposed{&completion, most, completion.source->propose(tokens, most)};
+}
 
 // The candidate of the draft model; its size may be 0.
 Candidate Engine::Impl::drafts_of(const Proposed& one) {
@@ -198,8 +201,16 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
       count(Metric::spec_decode_num_accepted_tokens_per_pos, 1, static_cast<int>(i) - 1);
     }
     if (!rows[i].error.empty()) {
-      fail_row(part.id, rows[i].error);
-      return taken;
+      if (!proposed || !ops::has_broken_logit(rows[i].error)) {
+        fail_row(part.id, rows[i].error);
+        return taken;
+      }
+      // A row does not attend to the proposals after it, but a product of 0 with their infinite values is not 0. So the
+      // sequence is computed again, without proposals.
+      completion.proposes = false;
+      forget_tokens(part.id);
+      scheduler_->sample_again(part.id);
+      break;
     }
     taken += accept(completion, rows[i], now);
     if (!completions_.contains(part.id)) return taken;
@@ -207,8 +218,8 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
   }
   send_due();  // once, because no response is due again in the same step
   if (proposed) {
-    completion.acceptance.add(completion.confidence, part.num_proposed, taken - 1);
-    speculation_->accepted(completion.confidence, part.num_proposed, taken - 1);
+    completion.acceptance.add(completion.confidence, part.num_proposed, std::max(taken - 1, 0));
+    speculation_->accepted(completion.confidence, part.num_proposed, std::max(taken - 1, 0));
   }
   if (speculation_) decodes_.push_back(part.id);
   return taken;

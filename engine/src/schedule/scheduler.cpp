@@ -240,6 +240,16 @@ void Scheduler::forget_prefix(SeqId id) {
   impl_->pool.forget_prefix(seq.tokens, seq.salt);
 }
 
+void Scheduler::sample_again(SeqId id) {
+  auto& seq = impl_->at(id);
+  if (!seq.has_computed_prompt() || seq.has_placeholder() || seq.gap() != 1 || seq.num_tokens() <= seq.prompt_tokens) {
+    broken(cat("sequence ", id, " has no sampled token that could be sampled again"));
+  }
+  seq.tokens.pop_back();
+  impl_->stop_running(seq);
+  impl_->enqueue(seq);
+}
+
 void Scheduler::set_offload(Offload* offload) { impl_->offload = offload; }
 
 bool Scheduler::remove(SeqId id) {

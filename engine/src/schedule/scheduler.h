@@ -172,6 +172,11 @@ class Scheduler {
   // too, because they may be the cause; their current users continue, but index no more blocks.
   void forget_prefix(SeqId id);
 
+  // The token that the resolved step, or the last accept(), gave to a running sequence is not valid. Removes the token and
+  // releases the sequence's blocks: it waits at the position of its arrival, and all its tokens are computed again. Call
+  // it between resolve() and the next plan().
+  void sample_again(SeqId id);
+
   // Removes a sequence in any state and releases its blocks. Returns false if it is unknown.
   bool remove(SeqId id);
 
