@@ -36,26 +36,47 @@ TEST(NgramSource, PrefersTheLatestOfEqualMatchesAndRepeatsAPeriod) {
 
 // The slow reference compares every place.
 TEST(NgramSource, EqualsASearchOverAllPlaces) {
-  std::mt19937 random(3);
-  NgramSource source;
-  Tokens tokens;
-  for (int i = 0; i < 600; ++i) {
-    tokens.push_back(static_cast<TokenId>(random() % 9));
-    if (random() % 3 == 0) continue;  // several tokens come between two calls
-    int longest = 1;
-    std::size_t best = 0;
-    for (auto place = tokens.size() - 1; place >= 2; --place) {
-      int length = 0;
-      while (length < static_cast<int>(place) &&
-             tokens[place - 1 - static_cast<std::size_t>(length)] ==
-                 tokens[tokens.size() - 1 - static_cast<std::size_t>(length)]) {
-        ++length;
+  for (const std::int32_t prompt : {0, 3, 200}) {
+    std::mt19937 random(3);
+    NgramSource source(prompt == 0 ? nullptr : NgramSource::prompt_index(prompt), prompt);
+    Tokens tokens;
+    for (int i = 0; i < 600; ++i) {
+      tokens.push_back(static_cast<TokenId>(random() % 9));
+      if (std::ssize(tokens) < prompt || random() % 3 == 0) continue;  // several tokens come between two calls
+      int longest = 1;
+      std::size_t best = 0;
+      for (auto place = tokens.size() - 1; place >= 2; --place) {
+        int length = 0;
+        while (length < static_cast<int>(place) &&
+               tokens[place - 1 - static_cast<std::size_t>(length)] ==
+                   tokens[tokens.size() - 1 - static_cast<std::size_t>(length)]) {
+          ++length;
+        }
+        if (length > longest) longest = length, best = place;
       }
-      if (length > longest) longest = length, best = place;
+      const auto got = source.propose(tokens, 1).tokens;
+      ASSERT_EQ(got, best == 0 ? Tokens{} : Tokens{tokens[best]}) << "with " << tokens.size() << " tokens";
     }
-    const auto got = source.propose(tokens, 1).tokens;
-    ASSERT_EQ(got, best == 0 ? Tokens{} : Tokens{tokens[best]}) << "with " << tokens.size() << " tokens";
   }
+}
+
+TEST(NgramSource, ACallReadsABoundedNumberOfTokensTheLastOnesFirst) {
+  Tokens prompt = {1, 2, 50, 3, 4, 60};  // 1 2 is far from the end
+  for (TokenId id = 100; id < 400; ++id) prompt.push_back(id);
+  prompt.insert(prompt.end(), {3, 4, 70, 1, 2});
+  const auto size = static_cast<std::int32_t>(prompt.size());
+  const auto index = NgramSource::prompt_index(size);
+  NgramSource one(index, size), other(index, size);
+  EXPECT_TRUE(one.propose(prompt, 1, 100).tokens.empty());
+  EXPECT_EQ(index->next(), size - 1 - 100);
+  auto longer = prompt;
+  longer.insert(longer.end(), {3, 4});
+  EXPECT_EQ(other.propose(longer, 1, 2 + 100).tokens, Tokens{70});
+  EXPECT_EQ(index->next(), size - 1 - 200) << "both sources extend one index";
+  EXPECT_TRUE(one.propose(prompt, 1, 50).tokens.empty());
+  EXPECT_EQ(one.propose(prompt, 1, 1000).tokens, Tokens{50});
+  EXPECT_EQ(index->next(), 1);
+  EXPECT_EQ(other.propose(longer, 1, 0).tokens, Tokens{70});
 }
 
 // Pairs whose numbers are all multiples of the number of buckets.

@@ -15,6 +15,14 @@ namespace charonia {
 using schedule::ScheduledSeq;
 using Candidate = runtime::SpeculationPolicy::Candidate;
 
+namespace {
+
+// Tokens that the sources of a step may read, in a fraction of a millisecond, and those of one sequence.
+constexpr int kReadTokens = 8192;
+constexpr int kLeastReadTokens = 32;
+
+}  // namespace
+
 // The provider of the mask checks or replaces the tokens of a source. Without time for it there are none.
 void Engine::Impl::check_guess(Completion& completion, runtime::Proposal& proposal, int most) {
   if (!completion.mask) return;
@@ -92,7 +100,11 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   auto& completion = *found->second;
   if (!completion.proposes) return std::nullopt;
   if (completion.mask && (info.config.jump_forward || completion.forces_next())) return std::nullopt;
-  if (!completion.source) completion.source = std::make_unique<runtime::NgramSource>();
+  if (!completion.source) {
+    auto& prompt = completion.state.prompt_index;
+    if (!prompt) prompt = runtime::NgramSource::prompt_index(completion.num_input());
+    completion.source = std::make_unique<runtime::NgramSource>(prompt, completion.num_input());
+  }
   // The last token of a completion is sampled after a proposal, or without one.
   auto tokens = scheduler_->tokens(id);
   const auto entries = executor_->asynchronous() ? completion.row_entries(tokens.size()) : 0;
@@ -100,7 +112,8 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
                              completion.max_tokens - completion.num_output - 1,
                              runtime::most_with_entries(entries, scheduler_->num_running())});
   if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
-  return Proposed{&completion, most, completion.source->propose(tokens, most)};
+  const int most_read = std::max(kReadTokens / std::max(scheduler_->num_running(), 1), kLeastReadTokens);
+  return Proposed{&completion, most, completion.source->propose(tokens, most, most_read)};
 }
 
 // The candidate of the draft model; its size may be 0.

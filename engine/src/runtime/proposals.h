@@ -34,8 +34,9 @@ class ProposalSource {
  public:
   virtual ~ProposalSource() = default;
   // tokens: the prompt and the output so far, without placeholders. They begin with the tokens of the previous call.
-  // Returns at most max_tokens tokens, or none.
-  virtual Proposal propose(std::span<const TokenId> tokens, int max_tokens) = 0;
+  // Returns at most max_tokens tokens, or none. max_read: of the tokens that it has not read yet, so that a long prompt
+  // delays no step.
+  virtual Proposal propose(std::span<const TokenId> tokens, int max_tokens, int max_read) = 0;
 };
 
 // The share of a sequence's proposals that were accepted, of those whose predecessors were accepted too.
