@@ -25,6 +25,7 @@ class Head:
     layers: list[int] = field(default_factory=lambda: list(LAYERS))
     embeds: bool = True  # has an embedding of its own
     speculators: bool = False  # the format
+    verifier: str | None = "m"  # speculators: the name of the model
     before_residual: bool = False
     own: dict[str, Any] = field(default_factory=dict)
     outer: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class Head:
         }
         if not self.speculators:
             return {"architectures": ["LlamaForCausalLMEagle3"], **self.layer, **outer}
-        verifier = {"name_or_path": "m", "architectures": ["LlamaForCausalLM"]}
+        verifier = {"name_or_path": self.verifier, "architectures": ["LlamaForCausalLM"]}
         return {
             **{"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.1"},
             **outer,

@@ -21,8 +21,9 @@ _EMBEDDING = "tok_embeddings.weight"
 _NAMES = Names(layer="layers.{}.", embedding="embed_tokens", norm="norm", output="lm_head")
 _PREFIXES = (("model.midlayer.", "layers.0."), ("midlayer.", "layers.0."), ("model.", ""))
 _FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
-_READ = frozenset({_KIND, _LAYERS, *_FLAGS, "draft_vocab_size", "eagle_config", "target_hidden_size"})
-_HARMLESS = frozenset({"embed_requires_grad", "has_no_defaults_at_init", "speculators_config", "speculators_version"})
+_READ = frozenset({_KIND, _LAYERS, *_FLAGS, "draft_vocab_size", "eagle_config", "speculators_config"})
+_READ |= {"target_hidden_size"}
+_HARMLESS = frozenset({"embed_requires_grad", "has_no_defaults_at_init", "speculators_version"})
 _ONLY: dict[str, Any] = {"num_aux_hidden_states": (3,), "num_hidden_layers": (1,)}
 
 
@@ -68,6 +69,7 @@ def describe_head(config: HfConfig, model_name: str) -> ModelSpec:
         described.config,
         model_name=model_name,
         model_family="eagle3",
+        target_model=_verifier(config),
         target_hidden_units=required({"target_hidden_size": hidden, **_given(flat)}, "target_hidden_size"),
         target_layers=layers,
         draft_vocab_size=required({"draft_vocab_size": vocab, **_given(flat)}, "draft_vocab_size"),
@@ -88,6 +90,14 @@ def describe_head(config: HfConfig, model_name: str) -> ModelSpec:
         )
     ignored = (OFFSETS, "t2d", "verifier_lm_head.", "verifier_norm.")
     return ModelSpec(model, _tensors(model), prefixes=_PREFIXES, ignored=ignored, notes=tuple(notes))
+
+
+def _verifier(config: HfConfig) -> str:
+    """Return the hub id or folder of the model that the head was trained for; "" if config.json does not say."""
+    found: Any = config
+    for key in ("speculators_config", "verifier", "name_or_path"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found.rstrip("/") if isinstance(found, str) and found.isprintable() else ""
 
 
 def _given(config: HfConfig) -> dict[str, Any]:

@@ -111,6 +111,7 @@ class ModelAttributes:
     data_type: str = ""
     group_size: int = 0
     target_hidden_units: int = 0
+    target_model: str = ""
     target_layers: tuple[int, ...] = ()
     draft_vocab_size: int = 0
     norm_before_residual: bool = False

@@ -129,11 +129,13 @@ def _head_weights(
         _say_pinned(head, location, say)
         if location.weights is None:
             made_for = {METHOD: inference[METHOD]}
-            location = workspace.locate(_linked(location.path, run_dir / "workspaces", made_for, say, held))
-        else:
-            _say_notes(location.path, say)
-        workspace.hold(location.path, held)
-        assert location.weights is not None
+            return _linked(location.path, run_dir / "workspaces", made_for, say, held) / workspace.WEIGHTS
+        _say_notes(location.path, say)
+        if not workspace.hold(location.path, held):
+            raise ModelError(
+                f"{location.path} cannot be held as a workspace while it is served: name the folder that charonia "
+                "convert made, not a folder inside it. If it is that folder, it is being replaced: start again"
+            )
         return location.weights
 
 

@@ -161,6 +161,20 @@ TEST_F(DecoderMemory, AGpuReadsTheTableOfPerLayerEmbeddingsFromHostMemory) {
   expect_error({"per-layer embeddings", "2 ranks"}, [&] { runtime::check_host_memory(cuda, 2, 2 * cuda.host - 1); });
 }
 
+TEST_F(DecoderMemory, GraphsOfStepsWithProposalsCountOnlyIfThereAreGraphs) {
+  write_tiny_workspace(dir_, even());
+  auto settings = runtime::read_settings(dir_, {{"device", "cuda"}, {"speculative_method", "ngram"}});
+  runtime::resolve_step_sizes(settings.config, {"cuda"});
+  const model::Manifest manifest(dir_, 1);
+  const model::Shard shard(settings.model, manifest, 0);
+  const auto limits = runtime::step_limits(settings.config, settings.model);
+  ASSERT_GT(limits.max_logits_rows, limits.max_sequences);
+  const auto steps = [&](bool graphs) {
+    return runtime::rank_memory("cuda", runtime::rules_of("cuda"), settings.model, manifest, shard, limits, graphs).steps;
+  };
+  EXPECT_GT(steps(true), steps(false));
+}
+
 // The device has its own layout of quantised weights.
 TEST_F(DecoderMemory, QuantisedWeightsTakeAboutThePlannedMemory) {
   auto model = even();

@@ -4,15 +4,23 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <numeric>
+#include <span>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "adapter_folder.h"
+#include "base/thread_time.h"
 #include "charonia/engine.h"
+#include "charonia/metrics.h"
+#include "charonia/token_mask.h"
 #include "engine_fixture.h"
 #include "errors.h"
 #include "mixed_requests.h"
@@ -28,6 +36,29 @@ using testing::TinyModel;
 using testing::write_tiny_workspace;
 
 const Settings kOff = {{"speculative_method", "off"}};
+
+// Allows every token, and proposes what a function returns.
+class Proposes : public TokenMaskProvider {
+ public:
+  using Function = std::function<std::vector<TokenId>()>;
+  explicit Proposes(Function function) : function_(std::move(function)) {}
+  void fill(std::span<const TokenId>, std::span<std::uint32_t> mask) override { std::ranges::fill(mask, ~0U); }
+  std::unique_ptr<TokenMaskProvider> clone() const override { return std::make_unique<Proposes>(function_); }
+  std::vector<TokenId> propose(std::span<const TokenId>, std::span<const TokenId>, int) override { return function_(); }
+
+ private:
+  Function function_;
+};
+
+class StepSeconds : public MetricsSink {
+ public:
+  void add(Metric, double, int) override {}
+  void set(Metric, double) override {}
+  void observe(Metric metric, double value) override {
+    if (metric == Metric::engine_step_seconds) sum_s += value;  // by the engine thread
+  }
+  double sum_s = 0;
+};
 
 // Prompts that repeat, so that there are proposals from the first token on.
 std::vector<Request> repeating_requests(int count) {
@@ -89,12 +120,12 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
     return asynchronous() && GetParam() != "ngram_asynchronous" ? count / 10 : count;
   }
 
-  std::unique_ptr<Engine> engine(Settings settings = {}) const {
+  std::unique_ptr<Engine> engine(Settings settings = {}, std::shared_ptr<MetricsSink> sink = nullptr) const {
     if (on_cuda() && settings.emplace("device", "cuda").first->second == "cuda") {
       settings.insert(
           {{"reproducible", "True"}, {"max_batch_size", "8"}, {"device_ids", ranks_ == 1 ? "0" : "0,0"}});
     }
-    return EngineFixtureBase::engine(settings);
+    return std::make_unique<Engine>(weights(), settings, std::move(sink));
   }
 
   // With an MTP layer or a head if the method needs one.
@@ -388,6 +419,69 @@ TEST_P(SpeculationTest, AResponseHasAllAcceptedTokensOfItsStep) {
   EXPECT_EQ(out.wait()[0].num_accepted_tokens, 4);
   // The last two tokens wait, because they may begin a stop word. An asynchronous device has computed one more step.
   EXPECT_EQ(out.wait()[0].token_ids.size(), asynchronous() ? 5U : 4U);
+}
+
+// The sequence with the proposal is computed again. Token 39 is never sampled, and its embedding is infinite.
+TEST_P(SpeculationTest, AProposalWithInfiniteKvBreaksNoOtherToken) {
+  TinyModel model;
+  model.head_dim = 32;  // CUDA's tensor cores compute such heads in bf16
+  model.weight_type = "bf16";
+  model.change = [i = 0](const std::string& name, float value) mutable {
+    return name == "tok_embeddings.weight" && i++ / 32 == 39 ? std::numeric_limits<float>::infinity() : value;
+  };
+  write_model(model);
+  auto next = request({1, 2, 3, 4, 5}, 12);
+  next.sampling.logit_bias = {{39, -100.0F}};
+  int calls = 0;
+  next.mask = std::make_shared<Proposes>([&calls] { return std::vector<TokenId>(++calls < 4 ? 0 : 2, 39); });
+  const auto plain = engine(kOff), one = engine(on());
+  Collector expected(*plain, next), out(*one, next);
+  EXPECT_EQ(out.last().error, "");
+  EXPECT_EQ(out.tokens(), expected.tokens());
+  EXPECT_GT(out.last().num_proposed_tokens, 0);
+  one->check_integrity();
+}
+
+// Nothing else can run while the host looks for proposals.
+TEST_P(SpeculationTest, TheTimeOfAStepIncludesTheSearchForProposals) {
+  using std::chrono_literals::operator""ms;
+  write_model();
+  const auto seconds = std::make_shared<StepSeconds>();
+  int calls = 0;
+  {
+    const auto one = engine(on(), seconds);
+    auto next = request({1, 2, 3, 4, 5}, 10);
+    next.mask = std::make_shared<Proposes>([&] {
+      ++calls;
+      std::this_thread::sleep_for(2ms);
+      return std::vector<TokenId>{};
+    });
+    Collector out(*one, next);
+    EXPECT_EQ(out.tokens().size(), 10U);
+  }
+  EXPECT_GT(calls, 5);
+  EXPECT_GE(seconds->sum_s, 0.002 * calls);
+}
+
+// Each search takes longer than all of a step may, so a step has one.
+TEST_P(SpeculationTest, TheMasksOfAStepShareTheTimeForProposals) {
+  write_model();
+  const auto one = engine(on());
+  std::array<int, 4> calls{};
+  std::vector<std::unique_ptr<Collector>> all;
+  for (auto& of_one : calls) {
+    auto next = request({1, 2, 3, 4, 5}, 16);
+    next.mask = std::make_shared<Proposes>([&of_one] {
+      ++of_one;
+      for (const auto end = thread_seconds() + 0.006; thread_seconds() < end;) continue;
+      return std::vector<TokenId>{};
+    });
+    all.push_back(std::make_unique<Collector>(*one, next));
+  }
+  for (const auto& out : all) EXPECT_EQ(out->tokens().size(), 16U);
+  one->check_integrity();
+  EXPECT_LE(std::accumulate(calls.begin(), calls.end(), 0), one->stats().num_steps);
+  EXPECT_GT(std::ranges::min(calls), 0) << "each has its turn";
 }
 
 // A request that ends, is cancelled, or comes while steps with proposals run.

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "charonia/error.h"
 #include "errors.h"
+#include "schedule/scheduler.h"
 
 namespace charonia::runtime {
 namespace {
@@ -142,14 +144,22 @@ TEST(CacheSize, StatesAfterProposalsAreAQuarterOfAllAtMost) {
   EngineConfig one = config(64, 32'768);
   one.max_batch_size = 15;
   one.enable_prefix_caching = false;
-  const CacheMemory memory{{kMiB, 0, kMiB}, 0, 0, 1};
-  for (const auto& [method, device, tokens, states] :
-       {std::tuple{"off", "cpu", 8, 16}, {"ngram", "cpu", 2, 16 + 4}, {"ngram", "cpu", 8, 16 + 5}, {"ngram", "cuda", 8, 16}}) {
-    one.speculative_method = method;
-    one.device = device;
-    one.speculative_tokens = tokens;
+  for (const auto& [proposals, states] : {std::pair{0, 16}, {4, 16 + 4}, {16, 16 + 5}}) {
+    const CacheMemory memory{{kMiB, 0, kMiB}, 0, 0, 1, proposals};
     EXPECT_EQ(blocks_by_kind(one, memory, 1024), (PerKind<int>{1024, 0, states}));
+    EXPECT_LE(states - 16, schedule::most_proposal_states(states)) << "the scheduler uses all of them";
   }
+}
+
+TEST(CacheSize, AModelThatGeneratesNoTextHasNoProposals) {
+  auto one = config(64, 32'768);
+  one.device = "cpu";
+  one.speculative_method = "ngram";
+  one.speculative_tokens = 3;
+  ModelConfig model;
+  EXPECT_EQ(most_proposals(one, model, true), 6);
+  model.model_task = "embed";
+  EXPECT_EQ(most_proposals(one, model, true), 0);
 }
 
 TEST(CacheSize, LargeStatesLeaveMemoryForTokens) {

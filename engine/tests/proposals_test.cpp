@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -34,26 +36,47 @@ TEST(NgramSource, PrefersTheLatestOfEqualMatchesAndRepeatsAPeriod) {
 
 // The slow reference compares every place.
 TEST(NgramSource, EqualsASearchOverAllPlaces) {
-  std::mt19937 random(3);
-  NgramSource source;
-  Tokens tokens;
-  for (int i = 0; i < 600; ++i) {
-    tokens.push_back(static_cast<TokenId>(random() % 9));
-    if (random() % 3 == 0) continue;  // several tokens come between two calls
-    int longest = 1;
-    std::size_t best = 0;
-    for (auto place = tokens.size() - 1; place >= 2; --place) {
-      int length = 0;
-      while (length < static_cast<int>(place) &&
-             tokens[place - 1 - static_cast<std::size_t>(length)] ==
-                 tokens[tokens.size() - 1 - static_cast<std::size_t>(length)]) {
-        ++length;
+  for (const std::int32_t prompt : {0, 3, 200}) {
+    std::mt19937 random(3);
+    NgramSource source(prompt == 0 ? nullptr : NgramSource::prompt_index(prompt), prompt);
+    Tokens tokens;
+    for (int i = 0; i < 600; ++i) {
+      tokens.push_back(static_cast<TokenId>(random() % 9));
+      if (std::ssize(tokens) < prompt || random() % 3 == 0) continue;  // several tokens come between two calls
+      int longest = 1;
+      std::size_t best = 0;
+      for (auto place = tokens.size() - 1; place >= 2; --place) {
+        int length = 0;
+        while (length < static_cast<int>(place) &&
+               tokens[place - 1 - static_cast<std::size_t>(length)] ==
+                   tokens[tokens.size() - 1 - static_cast<std::size_t>(length)]) {
+          ++length;
+        }
+        if (length > longest) longest = length, best = place;
       }
-      if (length > longest) longest = length, best = place;
+      const auto got = source.propose(tokens, 1).tokens;
+      ASSERT_EQ(got, best == 0 ? Tokens{} : Tokens{tokens[best]}) << "with " << tokens.size() << " tokens";
     }
-    const auto got = source.propose(tokens, 1).tokens;
-    ASSERT_EQ(got, best == 0 ? Tokens{} : Tokens{tokens[best]}) << "with " << tokens.size() << " tokens";
   }
+}
+
+TEST(NgramSource, ACallReadsABoundedNumberOfTokensTheLastOnesFirst) {
+  Tokens prompt = {1, 2, 50, 3, 4, 60};  // 1 2 is far from the end
+  for (TokenId id = 100; id < 400; ++id) prompt.push_back(id);
+  prompt.insert(prompt.end(), {3, 4, 70, 1, 2});
+  const auto size = static_cast<std::int32_t>(prompt.size());
+  const auto index = NgramSource::prompt_index(size);
+  NgramSource one(index, size), other(index, size);
+  EXPECT_TRUE(one.propose(prompt, 1, 100).tokens.empty());
+  EXPECT_EQ(index->next(), size - 1 - 100);
+  auto longer = prompt;
+  longer.insert(longer.end(), {3, 4});
+  EXPECT_EQ(other.propose(longer, 1, 2 + 100).tokens, Tokens{70});
+  EXPECT_EQ(index->next(), size - 1 - 200) << "both sources extend one index";
+  EXPECT_TRUE(one.propose(prompt, 1, 50).tokens.empty());
+  EXPECT_EQ(one.propose(prompt, 1, 1000).tokens, Tokens{50});
+  EXPECT_EQ(index->next(), 1);
+  EXPECT_EQ(other.propose(longer, 1, 0).tokens, Tokens{70});
 }
 
 // Pairs whose numbers are all multiples of the number of buckets.
@@ -98,6 +121,171 @@ TEST(RowTimes, ExpectTheLeastOfRowsThatAreNotMeasured) {
   for (int rows = 1; rows < 5000; ++rows) ASSERT_LE(times.at(rows), times.at(rows + 1) + 1e-9);
 }
 
+// A server with more requests than the batch takes, in which each step takes the given time for its rows. wait_s: what
+// an asynchronous device loses if a step waits for samples; 0: the device is synchronous.
+struct Simulation {
+  int decodes;
+  std::function<double(int rows)> seconds;
+  double wait_s = 0;
+  double matches = 0.5;                    // the share of sequences with a match in a step
+  std::array<double, 3> accepted{};        // the rates of proposals with confidence 0, 1 and 2
+  int max_tokens = 64;
+  int requests = 2;                        // of each place in the batch: the policy has little time to learn
+  double noise = 0.05;                     // of the measured times
+
+  // Tokens per second, in times of a server without speculation.
+  double speed() const {
+    constexpr int kSize = 8, kPrompt = 100;
+    struct Sequence {
+      Acceptance acceptance;
+      int left = 0, confidence = -1;
+    };
+    std::mt19937 random(1);
+    std::uniform_real_distribution<double> share;
+    SpeculationPolicy policy;
+    std::vector<Sequence> all(static_cast<std::size_t>(decodes));
+    for (auto& one : all) one.left = 1 + static_cast<int>(share(random) * max_tokens);
+    bool proposed = false;
+    int prompts = 0;
+    double took_s = 0, plain_s = 0;
+    for (int tokens = 0; tokens < requests * decodes * max_tokens;) {
+      const auto candidates = [&] {
+        Candidates out;
+        for (const auto& one : all) {
+          const auto confidence = std::max(one.confidence, 0);
+          out.push_back({.size = one.confidence < 0 ? 0 : std::min(kSize, one.left - 1),
+                         .rate = one.acceptance.rate(confidence, policy.assumed_rate(confidence))});
+        }
+        return out;
+      };
+      auto chosen = candidates();
+      const bool waits = wait_s == 0 || proposed || policy.would_choose(decodes, chosen, {});
+      for (auto& one : all) one.confidence = share(random) < matches ? static_cast<int>(share(random) * 3) : -1;
+      chosen = candidates();
+      if (waits) policy.choose(decodes, chosen);
+      int rows = decodes;
+      for (const auto& one : chosen) rows += one.chosen;
+      proposed = rows > decodes;
+      const double step_s = seconds(rows + kPrompt * prompts) + (waits ? wait_s : 0);
+      took_s += step_s;
+      if (prompts == 0) {
+        const double measured = step_s * (1 + noise * (2 * share(random) - 1));
+        proposed || (waits && wait_s > 0) ? policy.speculated(rows, measured) : policy.measured(rows, measured);
+      }
+      prompts = 0;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        auto& one = all[i];
+        const auto confidence = std::max(one.confidence, 0);
+        int taken = 0;
+        while (taken < chosen[i].chosen && share(random) < accepted.at(static_cast<std::size_t>(confidence))) ++taken;
+        if (chosen[i].chosen > 0) {
+          one.acceptance.add(confidence, chosen[i].chosen, taken);
+          policy.accepted(confidence, chosen[i].chosen, taken);
+        }
+        tokens += 1 + taken;
+        plain_s += (1 + taken) * seconds(decodes) / decodes;
+        if ((one.left -= 1 + taken) > 0) continue;
+        one = {{}, max_tokens, -1};
+        ++prompts;
+        plain_s += seconds(decodes + kPrompt) - seconds(decodes);
+      }
+    }
+    return plain_s / took_s;
+  }
+};
+
+// Milliseconds of a step of 4-bit weights on a CPU with two cores.
+double small_cpu(int rows) { return rows < 8 ? 4.4 + 2.2 * rows : rows < 32 ? 12 + 1.25 * rows : 12.8 + 1.225 * rows; }
+double gpu(int rows) { return 8 + 0.012 * rows; }
+
+TEST(SpeculationPolicy, CostsLittleWhereProposalsAreRejected) {
+  for (const int decodes : {1, 8, 16, 32, 64, 256}) {
+    for (const auto& accepted : {std::array{0.02, 0.05, 0.1}, std::array{0.15, 0.3, 0.4}}) {
+      SCOPED_TRACE(std::to_string(decodes) + " decodes, rate " + std::to_string(accepted[0]));
+      EXPECT_GT((Simulation{.decodes = decodes, .seconds = small_cpu, .accepted = accepted}.speed()), 0.96);
+      EXPECT_GT((Simulation{.decodes = decodes, .seconds = small_cpu, .accepted = accepted, .requests = 20}.speed()), 0.98);
+      EXPECT_GT((Simulation{.decodes = decodes, .seconds = gpu, .wait_s = 1, .accepted = accepted}.speed()), 0.96);
+    }
+  }
+}
+
+TEST(SpeculationPolicy, GainsWhereProposalsAreAccepted) {
+  const std::array accepted = {0.8, 0.9, 0.95};
+  EXPECT_GT((Simulation{.decodes = 1, .seconds = small_cpu, .accepted = accepted}.speed()), 1.2);
+  EXPECT_GT((Simulation{.decodes = 8, .seconds = small_cpu, .accepted = accepted}.speed()), 1.1);
+  EXPECT_GT((Simulation{.decodes = 1, .seconds = gpu, .wait_s = 1, .accepted = accepted}.speed()), 1.5);
+  EXPECT_GT((Simulation{.decodes = 8, .seconds = gpu, .wait_s = 1, .accepted = accepted}.speed()), 1.5);
+}
+
+// The host limits a pipelined step, and a step that waits for samples takes much longer. Both are measured.
+TEST(SpeculationPolicy, DoesNotWaitForSamplesWhereThatCostsMoreThanProposalsGain) {
+  EXPECT_GT((Simulation{.decodes = 64, .seconds = [](int) { return 12; }, .wait_s = 8, .matches = 0.06,
+                        .accepted = {0.7, 0.7, 0.7}, .requests = 20}.speed()),
+            0.98);
+}
+
+TEST(SpeculationPolicy, StepsWithProposalsAreMeasuredApart) {
+  SpeculationPolicy policy;
+  for (int i = 0; i < 20; ++i) policy.measured(256, 15);
+  int chosen = 0;
+  for (int i = 0; i < 40; ++i) {  // 16 rows more are not in a slot of their own
+    Candidates two(2, {.size = 8, .rate = 0.95});
+    policy.choose(256, two);
+    chosen += two[0].chosen > 0;
+    two[0].chosen > 0 ? policy.speculated(272, 17.5) : policy.measured(256, 15);
+  }
+  EXPECT_LE(chosen, 2);
+}
+
+// Without this, a time that was measured while the machine was slow would make proposals look good for ever.
+TEST(SpeculationPolicy, MeasuresPlainStepsAgain) {
+  SpeculationPolicy policy;
+  policy.measured(8, 30);
+  int plain = 0, late = 0;
+  for (int i = 0; i < 2000; ++i) {
+    Candidates all(8, {.size = 1, .rate = 0.1});
+    policy.choose(8, all);
+    const bool proposed = all[0].chosen > 0;
+    proposed ? policy.speculated(12, 28) : policy.measured(8, 20);
+    plain += !proposed;
+    late += proposed && i >= 1000;
+  }
+  EXPECT_GT(plain, 1000);
+  EXPECT_LT(late, 20) << "a few are tried again";
+}
+
+TEST(SpeculationPolicy, TheSearchForProposalsTakesATenthOfAStep) {
+  SpeculationPolicy policy;
+  EXPECT_DOUBLE_EQ(policy.search_s(4), 0.005);
+  policy.measured(4, 0.02);
+  EXPECT_DOUBLE_EQ(policy.search_s(4), 0.002);
+  for (int i = 0; i < 100; ++i) policy.measured(4, 1);
+  EXPECT_DOUBLE_EQ(policy.search_s(4), 0.005);
+}
+
+// A GPU has memory for 2 million entries of lists and counts.
+TEST(SpeculationPolicy, RowsWithLongListsLimitTheProposals) {
+  EXPECT_GE(most_with_entries(0, 256), kMaxProposals);
+  EXPECT_GE(most_with_entries(1000, 16), kMaxProposals);
+  EXPECT_EQ(most_with_entries(32'768, 1), 16);
+  EXPECT_EQ(most_with_entries(32'768, 16), 1);
+  EXPECT_EQ(most_with_entries(32'768, 64), 0);
+}
+
+TEST(SpeculationPolicy, TriesManyRowsOnlyAfterFewer) {
+  SpeculationPolicy policy;
+  policy.measured(8, 20);
+  Candidates all(8, {.size = 8, .rate = 0.9});
+  std::vector<int> rows;
+  for (int i = 0; i < 3; ++i) {
+    policy.choose(8, all);
+    rows.push_back(8);
+    for (const auto& one : all) rows.back() += one.chosen;
+    policy.speculated(rows.back(), 20);
+  }
+  EXPECT_EQ(rows, (std::vector{12, 16, 20}));
+}
+
 // A step of one row takes 1, and each further row `cost`.
 int chosen(double cost, double rate) {
   SpeculationPolicy policy;
@@ -125,7 +313,7 @@ TEST(SpeculationPolicy, FindsTheBestNumberOfProposalsAlsoAfterItTriedMore) {
   for (int step = 0; step < 12; ++step) {
     policy.choose(1, one);
     const auto proposals = static_cast<std::size_t>(one[0].chosen);
-    policy.measured(static_cast<int>(proposals) + 1, seconds[proposals]);
+    proposals > 0 ? policy.speculated(one[0].chosen + 1, seconds[proposals]) : policy.measured(1, seconds[proposals]);
   }
   policy.choose(1, one);
   EXPECT_EQ(one[0].chosen, 2);
@@ -141,7 +329,7 @@ TEST(SpeculationPolicy, ChoosesNoMoreThanThereAreStates) {
 TEST(SpeculationPolicy, ASlowFirstStepDoesNotMakeProposalsLookGood) {
   SpeculationPolicy policy;
   policy.measured(1, 10);
-  policy.measured(9, 1.5);
+  policy.speculated(9, 1.5);
   Candidates one = {{.size = 8, .rate = 0.01}};
   policy.choose(1, one);
   EXPECT_EQ(one[0].chosen, 0);
@@ -263,10 +451,11 @@ TEST(SpeculationPolicy, ASequenceWhoseDraftsCostTooMuchKeepsItsKnownTokens) {
 
 TEST(SpeculationPolicy, ForgetsRejectedAndSlowDraftsAfterManyStepsWithoutThem) {
   auto policy = with_draft_cost(1);
-  for (int i = 0; i < 100; ++i) policy.drafts_accepted(4, 0);
+  for (int i = 0; i < 100; ++i) policy.accepted(kDrafted, 4, 0);
   const auto drafts = [&] {
     Candidates known(1);
-    Candidates one = {{.size = 8, .rate = policy.draft_rate(), .drafted = true, .begin_s = policy.begin_s(2000, 100)}};
+    const double rate = policy.assumed_rate(kDrafted), begin_s = policy.begin_s(2000, 100);
+    Candidates one = {{.size = 8, .rate = rate, .drafted = true, .begin_s = begin_s}};
     return policy.choose(1, known, one);
   };
   for (int i = 0; i < 1024; ++i) ASSERT_FALSE(drafts());
@@ -314,12 +503,12 @@ TEST(SpeculationPolicy, TheDraftModelComputesAsMuchAsFitsIntoTheTimeOfAStep) {
   EXPECT_EQ(policy.draft_rows(1), 64);
 }
 
-TEST(SpeculationPolicy, ANewSequenceExpectsHalfOfWhatOtherDraftsGot) {
+TEST(SpeculationPolicy, ANewSequenceExpectsHalfOfWhatOtherProposalsGot) {
   SpeculationPolicy policy;
-  const auto first = policy.draft_rate();
-  for (int i = 0; i < 100; ++i) policy.drafts_accepted(4, 0);
-  EXPECT_LT(policy.draft_rate(), 0.6 * first);
-  EXPECT_GT(policy.draft_rate(), 0.4 * first);
+  const auto first = policy.assumed_rate(kDrafted);
+  for (int i = 0; i < 100; ++i) policy.accepted(kDrafted, 4, 0);
+  EXPECT_LT(policy.assumed_rate(kDrafted), 0.6 * first);
+  EXPECT_GT(policy.assumed_rate(kDrafted), 0.4 * first);
 }
 
 }  // namespace

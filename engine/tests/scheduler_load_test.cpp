@@ -241,6 +241,12 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
   // rows: the tokens that were sampled after the proposals of a part.
   void accept_proposals(const ScheduledSeq& part, std::span<const TokenId> rows) {
     for (const auto token : rows) {
+      if (one_in(40)) {
+        scheduler_.sample_again(part.id);
+        ASSERT_NO_THROW(scheduler_.check_integrity());
+        clients_.at(part.id).slot = -1;
+        return;
+      }
       const auto proposed = scheduler_.proposed(part.id);
       const bool is_true = !proposed.empty() && proposed.front() == scheduler_.tokens(part.id).back();
       ASSERT_EQ(scheduler_.accept(part.id, token), is_true);

@@ -15,7 +15,7 @@ from eagle3_heads import Head
 
 from charonia import Engine, SamplingParams
 from charonia.bench.random_model import parse_shape, write_random_model
-from charonia.errors import CharoniaError, InvalidRequestError, UnsupportedError
+from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
 from charonia.serve.model import prepare, prepare_all, prepare_draft
 from charonia.serve.models import Served
 from charonia.serve.shares import _of_first
@@ -65,6 +65,18 @@ def test_server_links_the_head_and_holds_it(model: Path, tmp_path: Path) -> None
         assert prepare_draft(settings_for(weights.parents[1]), tmp_path / "run", print, held) == made
         served = prepare_all(serve(model), tmp_path / "run", made, print, held)
         assert [one.workspace for one in served] == [prepare(str(model), tmp_path / "run", {})]
+        with pytest.raises(ModelError, match=r"cannot be held .* not a folder inside it"):
+            prepare_draft(settings_for(weights), tmp_path / "run", print, held)
+
+
+def test_head_that_names_another_model_causes_a_warning(model: Path, tmp_path: Path) -> None:
+    for verifier in (None, f"owner/{tmp_path.name}", f"/models/{tmp_path.name.upper()}/", f"owner/{tmp_path.name}0"):
+        head = Head(speculators=True, verifier=verifier)
+        folder = tmp_path / f"head-{(verifier or '').replace('/', '-')}"
+        head.write(folder)
+        warnings = [one for one in make_plan(model, settings_for(folder)).warnings if "was trained for" in one]
+        assert bool(warnings) == (verifier == f"owner/{tmp_path.name}0")
+        assert all(f"for {verifier}, and the model is {tmp_path.name}" in one for one in warnings)
 
 
 def serve(model: Path) -> ServeSettings:

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "ops/generated/penalties.h"
 #include "runtime/request_state.h"
 
 namespace charonia::runtime {
@@ -81,6 +82,22 @@ ops::SampleRow Completion::sample_row(std::span<const TokenId> tokens, std::size
     if (const auto forced = thinking->forced()) row.target = *forced;
   }
   return row;
+}
+
+std::span<const TokenId> Completion::with_proposals(std::span<const TokenId> tokens,
+                                                    std::span<const TokenId> proposed) {
+  history_.resize(num_known_);
+  history_.insert(history_.end(), tokens.begin() + static_cast<std::ptrdiff_t>(num_known_), tokens.end());
+  num_known_ = tokens.size();
+  history_.insert(history_.end(), proposed.begin(), proposed.end());
+  return history_;
+}
+
+std::int64_t Completion::row_entries(std::size_t num_tokens) const {
+  const auto& sampling = state.request.sampling;
+  const auto counts = has_penalties(sampling) ? num_tokens : 0;
+  const auto lists = scores() ? sampling.logit_bias.size() + state.banned_at_first.size() : 0;
+  return static_cast<std::int64_t>(counts + lists);
 }
 
 bool Completion::needs_last_token() const {

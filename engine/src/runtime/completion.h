@@ -35,6 +35,13 @@ class Completion {
   // with proposals. The spans in it are valid until the next call with the same number, and while `tokens` is valid.
   ops::SampleRow sample_row(std::span<const TokenId> tokens, std::size_t row = 0);
 
+  // Returns the tokens so far and proposed tokens after them. `tokens` begins with the tokens of the previous call. Valid
+  // until the next call.
+  std::span<const TokenId> with_proposals(std::span<const TokenId> tokens, std::span<const TokenId> proposed);
+
+  // The number of tokens and lists that a GPU receives for each row of the completion, which has so many tokens so far.
+  std::int64_t row_entries(std::size_t num_tokens) const;
+
   // Whether sample_row() needs the last token, so that it cannot be called with a placeholder.
   bool needs_last_token() const;
 
@@ -83,6 +90,7 @@ class Completion {
   std::unique_ptr<ProposalSource> source;  // null: before its first proposals
   Acceptance acceptance;
   int confidence = 0;  // of the last proposals
+  bool proposes = true;  // false after logits that a proposal may have broken
   int num_proposed = 0, num_accepted = 0;  // tokens so far
 
  private:
@@ -101,6 +109,8 @@ class Completion {
   double cumulative_logprob_ = 0;
   double scored_logprob_ = 0;  // without forced tokens
   int num_scored_ = 0;
+  std::vector<TokenId> history_;  // of with_proposals()
+  std::size_t num_known_ = 0;     // tokens in it before the proposals
   std::vector<std::vector<TokenId>> banned_;  // by row of the step
   std::optional<Clock::time_point> last_sent_;
 };

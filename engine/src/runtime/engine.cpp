@@ -106,6 +106,7 @@ void Engine::Impl::plan_draft(const std::filesystem::path& weights_dir) {
   model::round_weights(model, manifest, config.quantization);
   runtime::resolve_adapter_slots(config, manifest.modules());
   draft_plan_ = runtime::plan_draft(config, model, manifest, runtime::free_for_draft(choice.device, free));
+  if (draft_plan_ && !draft_plan_->warning.empty()) info.warnings.push_back(draft_plan_->warning);
   if (draft_plan_ && !method.reads_hidden) runtime::check_vocabulary(*draft_plan_, *tokens_);
 }
 

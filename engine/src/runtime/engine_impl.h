@@ -102,10 +102,10 @@ class Engine::Impl {
     std::vector<std::shared_ptr<runtime::SequenceMask>> masks;  // used by sample_rows: they outlive sequences that end
     std::vector<std::shared_ptr<const runtime::Adapter>> adapters;  // [sequences]; null: none
     std::vector<std::int32_t> adapter_slots;      // of these adapters; -1: none. Empty: the device has no slots
-    std::vector<std::vector<TokenId>> histories;  // used by sample_rows: the tokens of parts with proposals
     double streams = 0;  // sum of stream_weight() of the sequences that sample
     std::int32_t num_accepted = 0;  // proposals
     Clock::time_point begun;
+    bool waited = false;  // for the samples of the previous step, only because of speculation
   };
 
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
@@ -172,9 +172,10 @@ class Engine::Impl {
   void fill_rows(Step& step, const schedule::ScheduledSeq& part, Completion& completion);
   void schedule_first(Completion& completion, Clock::time_point now);
   void settle(Step& step);
-  void measure(const Step& step, Clock::time_point now);
+  void measure(const Step& step, Clock::time_point now, double draft_s);
   void deliver(Step& step, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
+  void forget_tokens(SeqId id);
   void report_progress(const schedule::ScheduledSeq& part, const Completion& completion, Clock::time_point now);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion);
   bool deliver_rows(Result result, const Completion& completion);
@@ -191,6 +192,8 @@ class Engine::Impl {
   void propose();
   bool may_propose(const Step& running);
   std::optional<Proposed> propose_known(SeqId id);
+  double rate_of(const Proposed& one) const;
+  void check_guess(Completion& completion, runtime::Proposal& proposal, int most);
   // The candidates of a sequence, of known tokens and of drafts if these are better. missing: DraftModel::set_tokens().
   void add_candidates(const Proposed& one, std::optional<int> missing,
                       std::vector<runtime::SpeculationPolicy::Candidate>& known,
@@ -252,7 +255,8 @@ class Engine::Impl {
   std::set<Handle> compiling_;                                 // requests that wait only for their grammar
   std::set<Timer> timers_;                                     // the deadlines of all requests
   std::optional<Clock::time_point> next_expiry_;               // when the next session expires
-  Clock::time_point last_settled_{};
+  Clock::time_point period_begun_{};  // when the last step was settled, or when there was work again
+  bool waited_ = false;  // may_propose() kept the next step from overlapping
   std::chrono::nanoseconds interval_{};  // between two responses of a stream; from the last settled step
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   bool waits_for_load_ = false;  // all sequences wait for KV that is being read
@@ -268,6 +272,8 @@ class Engine::Impl {
   std::optional<runtime::DraftPlan> draft_plan_;             // of the model to load
   std::unique_ptr<runtime::DraftModel> draft_;               // null: no draft model
   double draft_s_ = 0;                                       // seconds that it took since the last settled step
+  double search_s_ = 0;                                      // what check_guess() may still take before this step
+  SeqId first_search_ = 0;                                   // the first sequence that had no time for it; 0: none
   std::vector<SeqId> decodes_;                               // the sequences that sampled in the last settled step
   std::vector<SeqId> computed_;  // sequences of the last settled step whose tokens draft_ lacks; only if it reads_hidden()
 

@@ -42,6 +42,10 @@ void Engine::Impl::run() {
     }
     try {
       const bool began_idle = idle();
+      if (began_idle || waits_for_load_) {
+        period_begun_ = Clock::now();
+        draft_s_ = 0;
+      }
       take(inbox);
       if (began_idle && !idle()) report_gauges();  // the first step may take seconds; the engine must not look idle
       if (!failure_.empty()) end_all(failure_);  // ends requests that were submitted before the failure
@@ -62,7 +66,11 @@ void Engine::Impl::run() {
 }
 
 void Engine::Impl::step() {
-  const bool may_launch = in_flight_ == nullptr || (may_overlap(*in_flight_) && !may_propose(*in_flight_));
+  bool may_launch = in_flight_ == nullptr || may_overlap(*in_flight_);
+  if (may_launch && in_flight_ != nullptr) {
+    waited_ = may_propose(*in_flight_);
+    may_launch = !waited_;
+  }
   auto* const next = may_launch ? launch_next() : nullptr;
   auto* const running = std::exchange(in_flight_, executor_->asynchronous() ? next : nullptr);
   if (running != nullptr) settle(*running);
@@ -137,6 +145,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
 
 void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.begun = Clock::now();
+  step.waited = std::exchange(waited_, false);
   step.plan = std::move(plan);
   step.ids.clear();
   step.positions.clear();
@@ -145,7 +154,6 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.prompt_tokens.clear();
   step.sample_rows.clear();
   step.masks.clear();
-  step.histories.clear();
   step.adapters.clear();
   step.adapter_slots.clear();
   step.num_accepted = 0;
@@ -215,10 +223,8 @@ void Engine::Impl::fill_row_states(Step& step, const ScheduledSeq& part, std::si
 void Engine::Impl::fill_rows(Step& step, const ScheduledSeq& part, Completion& completion) {
   auto tokens = scheduler_->tokens(part.id);
   if (part.num_proposed > 0) {
-    auto& history = step.histories.emplace_back(tokens.begin(), tokens.end());
-    const auto proposed = scheduler_->proposed(part.id);
-    history.insert(history.end(), proposed.begin(), proposed.begin() + part.num_proposed);
-    tokens = history;
+    const auto proposed = scheduler_->proposed(part.id).first(static_cast<std::size_t>(part.num_proposed));
+    tokens = completion.with_proposals(tokens, proposed);
   }
   if (part.samples && completion.mask && !completion.forces_next()) {
     masks_.begin(completion.mask, tokens.last(static_cast<std::size_t>(part.num_proposed)));
@@ -268,14 +274,15 @@ void Engine::Impl::settle(Step& step) {
   if (!executor_->asynchronous()) scheduler_->advance(step.plan);
   scheduler_->resolve(step.plan, tokens);
   const auto now = Clock::now();
+  const auto draft_s = std::exchange(draft_s_, 0);  // since then; what deliver() adds is part of the next period
   interval_ = runtime::stream_interval(info.config, step.streams);
   deliver(step, std::move(sampled));
-  measure(step, now);
+  measure(step, now, draft_s);
 }
 
-// Measures the time of the step until `now`, when it was settled. The time starts when the step began, or when the
-// previous step was settled, if that is later.
-void Engine::Impl::measure(const Step& step, Clock::time_point now) {
+// Measures the time until `now`, when the step was settled. The time starts when the previous step was settled, or when
+// there was work again. So it includes what the host does while the device waits.
+void Engine::Impl::measure(const Step& step, Clock::time_point now, double draft_s) {
   schedule::StepWork work;
   std::int64_t positions = 0;
   std::int32_t output_tokens = step.num_accepted;  // including forced tokens
@@ -289,15 +296,21 @@ void Engine::Impl::measure(const Step& step, Clock::time_point now) {
     }
   }
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
-  const auto took_s = std::chrono::duration<double>(now - std::max(step.begun, last_settled_)).count();
-  step_time_->measured(work, took_s);
-  if (speculation_ && work.prefill_tokens == 0) speculation_->measured(work.decodes, took_s);
-  const auto with_draft_s = took_s + std::exchange(draft_s_, 0);
-  load_->step(work.prefill_tokens, output_tokens, with_draft_s);
-  observe(Metric::engine_step_seconds, with_draft_s);
+  const auto period_s = std::chrono::duration<double>(now - std::exchange(period_begun_, now)).count();
+  const auto step_s = period_s - draft_s;
+  step_time_->measured(work, step_s);
+  if (speculation_ && work.prefill_tokens == 0) {
+    const bool proposed = std::ranges::any_of(step.plan.seqs, [](const auto& part) { return part.num_proposed > 0; });
+    if (proposed || step.waited) {
+      speculation_->speculated(work.decodes, step_s);
+    } else {
+      speculation_->measured(work.decodes, step_s);
+    }
+  }
+  load_->step(work.prefill_tokens, output_tokens, period_s);
+  observe(Metric::engine_step_seconds, period_s);
   observe(Metric::engine_step_sequences, static_cast<double>(step.plan.seqs.size()));
   observe(Metric::engine_step_tokens, static_cast<double>(work.prefill_tokens + output_tokens));
-  last_settled_ = now;
 }
 
 void Engine::Impl::deliver(Step& step, std::vector<ops::Sampled> sampled) {
@@ -330,17 +343,21 @@ void Engine::Impl::report_progress(const ScheduledSeq& part, const Completion& c
   delivery_.push(completion.state.callback, completion.progress(part.first_position + part.num_tokens, now));
 }
 
-// Ends a sequence whose row failed. If its logits are not finite, its KV may not be finite either, so no later request
-// may reuse it.
+// Ends a sequence whose row failed.
 void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   if (!ops::has_broken_logit(error)) {
     // With a grammar, the request has caused the error: the grammar allows no token here, or takes too long.
     const bool guided = completions_.at(id)->state.grammar != nullptr;
     return finish(id, FinishReason::error, error, guided ? ErrorCode::invalid_argument : ErrorCode::internal);
   }
+  forget_tokens(id);
+  finish(id, FinishReason::error, error);
+}
+
+// The logits of a sequence are not finite. Its KV may not be finite either, so no later request may reuse it.
+void Engine::Impl::forget_tokens(SeqId id) {
   scheduler_->forget_prefix(id);
   if (offload_) offload_->forget(completions_.at(id)->state.kv_scope, scheduler_->tokens(id));
-  finish(id, FinishReason::error, error);
 }
 
 // Returns false if a row has an error. Then the sequence has ended.

@@ -5,6 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/thread_time.h"
+#include "ops/broken_logits.h"
 #include "runtime/engine_impl.h"
 #include "runtime/ngram_source.h"
 
@@ -15,24 +17,38 @@ using Candidate = runtime::SpeculationPolicy::Candidate;
 
 namespace {
 
-// The provider of the mask checks or replaces the tokens of a source.
-void check_guess(runtime::Completion& completion, runtime::Proposal& proposal, int most) {
+// Tokens that the sources of a step may read, in a fraction of a millisecond, and those of one sequence.
+constexpr int kReadTokens = 8192;
+constexpr int kLeastReadTokens = 32;
+
+}  // namespace
+
+// The provider of the mask checks or replaces the tokens of a source. Without time for it there are none.
+void Engine::Impl::check_guess(Completion& completion, runtime::Proposal& proposal, int most) {
   if (!completion.mask) return;
+  if (search_s_ <= 0) {
+    if (first_search_ == 0) first_search_ = completion.id;
+    return proposal.tokens.clear();
+  }
+  const auto begun = thread_seconds();
   auto allowed = completion.mask->propose(proposal.tokens, most);
   const bool is_guess = std::ranges::mismatch(allowed, proposal.tokens).in1 == allowed.end();
   if (!is_guess) proposal.confidence = runtime::kCertain;
   proposal.tokens = std::move(allowed);
+  search_s_ -= thread_seconds() - begun;
 }
-
-}  // namespace
 
 // Proposes tokens for the sequences that sampled in the last step.
 void Engine::Impl::propose() {
   std::vector<Proposed> all;
   std::vector<Candidate> known, with_drafts;
-  for (const auto id : std::exchange(decodes_, {})) {
+  auto ids = std::exchange(decodes_, {});
+  std::ranges::rotate(ids, std::ranges::find(ids, std::exchange(first_search_, 0)));
+  search_s_ = speculation_->search_s(scheduler_->num_running());
+  for (const auto id : ids) {
     auto one = propose_known(id);
     if (!one) continue;
+    check_guess(*one->completion, one->proposal, one->most);
     add_candidates(*one, set_draft_tokens(*one), known, with_drafts);
     all.push_back(std::move(*one));
   }
@@ -56,28 +72,41 @@ bool Engine::Impl::may_propose(const Step& running) {
     const auto found = completions_.find(id);
     if (found == completions_.end() || found->second->mask) continue;
     const auto one = propose_known(id);
+    if (!one) continue;
     const auto size = static_cast<std::int32_t>(scheduler_->tokens(id).size());
     add_candidates(*one, draft_ ? draft_->missing(id, size) : std::nullopt, known, with_drafts);
   }
   return speculation_->would_choose(scheduler_->num_running(), known, with_drafts);
 }
 
-// The proposal that needs no model; it may have no tokens. With jump_forward the provider of a mask forces tokens
-// itself, and then there are no proposals.
+// The probability that a proposed token is accepted.
+double Engine::Impl::rate_of(const Proposed& one) const {
+  const auto confidence = one.proposal.confidence;
+  return one.completion->acceptance.rate(confidence, speculation_->assumed_rate(confidence));
+}
+
+// The proposal that needs no model, before check_guess(); it may have no tokens. With jump_forward the provider of a
+// mask forces tokens itself, and then there are no proposals.
 std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   const auto found = completions_.find(id);
   if (found == completions_.end()) return std::nullopt;
   auto& completion = *found->second;
+  if (!completion.proposes) return std::nullopt;
   if (completion.mask && (info.config.jump_forward || completion.forces_next())) return std::nullopt;
-  if (!completion.source) completion.source = std::make_unique<runtime::NgramSource>();
+  if (!completion.source) {
+    auto& prompt = completion.state.prompt_index;
+    if (!prompt) prompt = runtime::NgramSource::prompt_index(completion.num_input());
+    completion.source = std::make_unique<runtime::NgramSource>(prompt, completion.num_input());
+  }
   // The last token of a completion is sampled after a proposal, or without one.
-  const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
-                             completion.max_tokens - completion.num_output - 1});
   auto tokens = scheduler_->tokens(id);
+  const auto entries = executor_->asynchronous() ? completion.row_entries(tokens.size()) : 0;
+  const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
+                             completion.max_tokens - completion.num_output - 1,
+                             runtime::most_with_entries(entries, scheduler_->num_running())});
   if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
-  auto proposal = completion.source->propose(tokens, most);
-  check_guess(completion, proposal, most);
-  return Proposed{&completion, most, std::move(proposal)};
+  const int most_read = std::max(kReadTokens / std::max(scheduler_->num_running(), 1), kLeastReadTokens);
+  return Proposed{&completion, most, completion.source->propose(tokens, most, most_read)};
 }
 
 std::optional<int> Engine::Impl::set_draft_tokens(const Proposed& one) {
@@ -91,13 +120,11 @@ void Engine::Impl::add_candidates(const Proposed& one, std::optional<int> missin
                                   std::vector<Candidate>& with_drafts) const {
   const auto& completion = *one.completion;
   const auto confidence = one.proposal.confidence;
-  known.push_back({.size = static_cast<int>(one.proposal.tokens.size()),
-                   .rate = completion.acceptance.rate(confidence)});
+  known.push_back({.size = static_cast<int>(one.proposal.tokens.size()), .rate = rate_of(one)});
   with_drafts.push_back(known.back());
   if (!missing || one.most <= 0) return;
-  Candidate drafts{.size = one.most,
-                   .rate = completion.acceptance.rate(runtime::kDrafted, speculation_->draft_rate()),
-                   .drafted = true};
+  const auto rate = completion.acceptance.rate(runtime::kDrafted, speculation_->assumed_rate(runtime::kDrafted));
+  Candidate drafts{.size = one.most, .rate = rate, .drafted = true};
   // Known tokens cost nothing, so they are preferred to drafts that are not better. Certain tokens replace any guess.
   const auto& same = known.back();
   if (same.size > 0 && (confidence == runtime::kCertain || drafts.rate <= same.rate)) return;
@@ -213,17 +240,25 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
       count(Metric::spec_decode_num_accepted_tokens_per_pos, 1, static_cast<int>(i) - 1);
     }
     if (!rows[i].error.empty()) {
-      fail_row(part.id, rows[i].error);
-      return taken;
+      if (!proposed || !ops::has_broken_logit(rows[i].error)) {
+        fail_row(part.id, rows[i].error);
+        return taken;
+      }
+      // A row does not attend to the proposals after it, but a product of 0 with their infinite values is not 0. So the
+      // sequence is computed again, without proposals.
+      completion.proposes = false;
+      forget_tokens(part.id);
+      scheduler_->sample_again(part.id);
+      break;
     }
     taken += accept(completion, rows[i], now);
     if (!completions_.contains(part.id)) return taken;
     if (interval_ == interval_.zero()) send_due();  // a response per token
   }
   send_due();  // once, because no response is due again in the same step
-  if (proposed) completion.acceptance.add(completion.confidence, part.num_proposed, taken - 1);
-  if (proposed && completion.confidence == runtime::kDrafted) {
-    speculation_->drafts_accepted(part.num_proposed, taken - 1);
+  if (proposed) {
+    completion.acceptance.add(completion.confidence, part.num_proposed, std::max(taken - 1, 0));
+    speculation_->accepted(completion.confidence, part.num_proposed, std::max(taken - 1, 0));
   }
   if (speculation_) decodes_.push_back(part.id);
   return taken;

@@ -41,7 +41,8 @@ struct Executor::Rank {
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
-    auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits);
+    auto needs =
+        rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits, config.cuda_graphs);
     count_adapter_slots(needs, model::rules_of(*ops), config, model, manifest, ops->rank());
     step_bytes = needs.steps;
     const auto free = free_memory();
@@ -112,6 +113,7 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   const auto limits =
       main == nullptr ? step_limits(config, model, has_states(manifest)) : layer_limits(config, model);
   kept_hidden_ = limits.kept_hidden;
+  most_proposals_ = most_proposals(config, model, has_states(manifest));
   modules_ = manifest.modules();
   slots_warning_ = resolve_adapter_slots(config, modules_);
   model::round_weights(model, manifest, config.quantization);
@@ -148,7 +150,10 @@ std::int64_t Executor::sum(const Function& function) const {
 }
 
 CacheMemory Executor::cache_memory(const Rank& rank) const {
-  CacheMemory out{.window = window(), .free_bytes = rank.free_for_cache(), .ranks = static_cast<int>(ranks_.size())};
+  CacheMemory out{.window = window(),
+                  .free_bytes = rank.free_for_cache(),
+                  .ranks = static_cast<int>(ranks_.size()),
+                  .proposals = most_proposals_};
   for (const auto kind : kCacheKinds) out.block_bytes[kind] = rank.layout.block_bytes(kind);
   return out;
 }

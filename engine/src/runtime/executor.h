@@ -99,6 +99,7 @@ class Executor {
   bool asynchronous_ = false;
   int adapter_slots_ = 0, max_adapter_rank_ = 0, kept_hidden_ = 0;
   std::string slots_warning_;
+  int most_proposals_ = 0;
   model::Modules modules_;
   PerKind<int> num_blocks_, chunk_blocks_, committed_;
   std::unique_ptr<RankThreads> threads_;

@@ -1,6 +1,7 @@
 #include "runtime/memory_plan.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -32,6 +33,7 @@
 #include "runtime/kv_offload.h"
 #include "runtime/proposals.h"
 #include "runtime/settings.h"
+#include "schedule/scheduler.h"
 
 namespace charonia::runtime {
 namespace {
@@ -76,7 +78,8 @@ std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows
 }
 
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
-std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits) {
+std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits,
+                            bool cuda_graphs) {
   constexpr std::size_t kWorkspaces = 66 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (18 MiB), inputs (16 MiB)
   // Lists of penalties and bans (16 MiB), tables and partial results of attention, and the CUDA graphs of decode steps.
   constexpr std::size_t kFixed = 128 * kMiB;
@@ -88,7 +91,7 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
                                             : static_cast<std::size_t>(limits.max_rows) *
                                                   static_cast<std::size_t>(model.hidden_units) * sizeof(float) *
                                                   static_cast<std::size_t>(shard.ranks);
-  const auto graphs = limits.logits_rows() > limits.max_sequences
+  const auto graphs = cuda_graphs && limits.logits_rows() > limits.max_sequences
                           ? graph_bytes(model, limits.max_rows, limits.logits_rows(), 0)
                           : 0;
   const auto of_steps = kFixed + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
@@ -135,15 +138,10 @@ int window_blocks(const EngineConfig& config, int window, int full_blocks) {
   return static_cast<int>(std::min<std::int64_t>(full_blocks, wanted));
 }
 
-// The most proposals of a step, if speculates().
-int most_proposals(const EngineConfig& config) {
-  return config.speculative_method == "off" ? 0 : 2 * config.speculative_tokens;
-}
-
 // The number of states: for running sequences, and for snapshots. The first take at most twice the memory of the full
 // blocks, and the second at most the same, so that large states leave memory for tokens. Sequences without a state
-// wait. A quarter of all states, but no more than a step has proposals, are for the states after these
-// (Scheduler::max_proposal_states()).
+// wait. With proposals there are as many further states as the scheduler takes for them, but no more than a step has
+// proposals.
 int num_states(const EngineConfig& config, const CacheMemory& memory, int full_blocks) {
   constexpr int kTokensOfSnapshot = 512;
   if (full_blocks == 0) return 0;
@@ -153,12 +151,12 @@ int num_states(const EngineConfig& config, const CacheMemory& memory, int full_b
                                                    static_cast<double>(memory.block_bytes.state));
   const std::int64_t most_running = std::min(config.max_batch_size, full_blocks);
   const auto running = std::clamp<std::int64_t>(2 * by_memory, 1, most_running);
-  // On a GPU no step has proposals if there are states (speculation_obstacle()).
-  const auto most_proposed = config.device == "cpu" ? std::int64_t{most_proposals(config)} : 0;
   // At a snapshot, a step reads one state and writes another.
   const auto snapshots = config.enable_prefix_caching ? std::min(by_tokens, by_memory) : 0;
-  const auto all = running + std::max<std::int64_t>(1, snapshots);
-  return static_cast<int>(all + std::min(most_proposed, std::max<std::int64_t>(all / 3, 1)));
+  const auto others = static_cast<int>(running + std::max<std::int64_t>(1, snapshots));
+  int all = others;
+  while (all < others + std::min(memory.proposals, schedule::most_proposal_states(all + 1))) ++all;
+  return all;
 }
 
 std::size_t one_block_each(const PerKind<std::size_t>& bytes) { return bytes.full + bytes.window + bytes.state; }
@@ -241,16 +239,14 @@ ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const bool proposes = speculates(config, model, has_states);
-  const int proposed = proposes ? most_proposals(config) : 0;
-  const bool keeps = proposes && method_of(config).reads_hidden;
+  const bool keeps = speculates(config, model, has_states) && method_of(config).reads_hidden;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
           .block_len = config.cache_block_seq_len,
           .kv_quant_bits = config.quant_policy,
           .max_logits_rows = all_rows ? std::max(config.token_budget, config.max_batch_size)
-                                      : config.max_batch_size + proposed,
+                                      : config.max_batch_size + most_proposals(config, model, has_states),
           .kept_hidden = keeps ? config.max_batch_size * kKeptHidden + 2 * config.token_budget : 0};
 }
 
@@ -259,6 +255,10 @@ ops::StepLimits layer_limits(const EngineConfig& config, const ModelConfig& mode
   out.max_logits_rows = out.kept_hidden = 0;
   out.reads_hidden = true;
   return out;
+}
+
+int most_proposals(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+  return speculates(config, model, has_states) ? 2 * config.speculative_tokens : 0;
 }
 
 bool has_states(const model::Manifest& manifest) {
@@ -277,7 +277,8 @@ model::DeviceRules rules_of(std::string_view device) {
 }
 
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
-                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits) {
+                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
+                       bool cuda_graphs) {
   const auto precision = rules.precision(model::data_type(model));
   auto elements = manifest.elements(shard.rank, model.normalize_output);
   // An fp32 router is stored as two halves, so it counts twice.
@@ -319,7 +320,7 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = out.quantised ? cuda::kDequantisedBytes : 0;
-    out.steps = cuda_step_bytes(model, shard, limits);
+    out.steps = cuda_step_bytes(model, shard, limits, cuda_graphs);
   }
   for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
   out.window = plan.kv_layout.window;
@@ -512,6 +513,16 @@ void check_draft(const SpeculativeMethod& method, const ModelConfig& draft, cons
             draft.hidden_units, " differ from the model's ", model.hidden_units, kOther);
 }
 
+// The warning that a head names another model; empty if the names agree. A copy of the model may have an ending.
+std::string target_warning(const ModelConfig& head, const ModelConfig& model) {
+  const std::string_view all = head.target_model, name = all.substr(all.find_last_of('/') + 1);
+  const auto same = [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); };
+  const auto begin = std::string_view(model.model_name).substr(0, name.size());
+  if (std::ranges::equal(begin, name, same)) return {};
+  return cat("speculative_model = ", head.model_name, " was trained for ", all, ", and the model is ", model.model_name,
+             ". If this is another model, few proposals are accepted: choose the head that was trained for it");
+}
+
 // The layers of the model whose inputs the head reads; their number stands for the output of the last one. Throws
 // Error(unsupported) if the model does not have them.
 std::vector<int> layers_for(const ModelConfig& head, const ModelConfig& model) {
@@ -645,6 +656,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& engine, const ModelConfi
       files.emplace(out.weights_dir, 1);
       files->drop_mtp();
       check_draft(*out.method, out.model, *files, model);
+      out.warning = target_warning(out.model, model);
     }
     if (out.method->reads_hidden) config.token_budget = std::max(engine.token_budget, engine.max_batch_size);
     const auto unrounded = out.model;
@@ -721,6 +733,7 @@ bool count_draft(MemoryPlan& plan, const model::Manifest& manifest, std::size_t 
     const auto draft = runtime::plan_draft(plan.config, plan.model, manifest, free_bytes);
     if (!draft) return true;
     plan.speculative_bytes = static_cast<std::int64_t>(draft->bytes);
+    if (!draft->warning.empty()) plan.warnings.push_back(draft->warning);
     // Models that are not converted yet have no table.
     const auto table = manifest.dir() / "token_table.safetensors";
     if (!draft->method->reads_hidden && exists(table) && exists(draft->weights_dir / table.filename())) {
@@ -785,12 +798,13 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   if (auto why = runtime::speculation_warning(config, out.model, has_states); !why.empty()) {
     out.warnings.push_back(std::move(why));
   }
+  const int proposals = runtime::most_proposals(config, out.model, has_states);
   int blocks = std::numeric_limits<int>::max();
   if (!count_draft(out, manifest, runtime::free_for_draft(out.device, free))) blocks = 0;
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
-    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits);
+    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits, config.cuda_graphs);
     runtime::count_adapter_slots(needs, rules, config, out.model, manifest, rank);
     out.adapter_bytes += static_cast<std::int64_t>(needs.adapters);
     const auto all_free = free[static_cast<std::size_t>(rank)];
@@ -807,15 +821,15 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
     try {
       runtime::check_model_fits(config, out.device, needs, free_bytes, draft);
       if (memory_bytes == 0) runtime::check_host_memory(needs, ranks, ops::cpu::free_memory());
-      blocks = std::min(blocks,
-                        runtime::blocks_that_fit(
-                            config, {needs.kv_block, needs.window, free_bytes - needs.all_but_cache(), ranks}));
+      const auto left = free_bytes - needs.all_but_cache();
+      blocks = std::min(blocks, runtime::blocks_that_fit(
+                                    config, {needs.kv_block, needs.window, left, ranks, proposals}));
     } catch (const Error& error) {
       out.warnings.push_back(ranks > 1 ? cat("rank ", rank, ": ", error.what()) : error.what());
       blocks = 0;
     }
   }
-  runtime::CacheMemory memory{.window = out.window};
+  runtime::CacheMemory memory{.window = out.window, .proposals = proposals};
   for (const auto kind : kCacheKinds) memory.block_bytes[kind] = static_cast<std::size_t>(kv_block[kind] / ranks);
   const auto num_blocks = runtime::blocks_by_kind(config, memory, blocks);
   out.num_blocks = num_blocks.full;

@@ -66,6 +66,9 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device);
 // Whether the model has recurrent layers.
 bool has_states(const model::Manifest& manifest);
 
+// The most proposals of a step. config.device must be resolved.
+int most_proposals(const EngineConfig& config, const ModelConfig& model, bool has_states);
+
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
 ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
 // The same for an MTP layer or an EAGLE-3 head.
@@ -91,7 +94,8 @@ struct RankMemory {
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps + adapters; }
 };
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
-                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits);
+                       const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
+                       bool cuda_graphs = true);
 
 // Adds the memory of LoRA adapters on a GPU: their slots, and what steps with adapters need. The settings must be
 // resolved.
@@ -118,13 +122,14 @@ void check_host_memory(const RankMemory& memory, int ranks, std::size_t free_byt
 //
 // A model with recurrent layers has a state for each running sequence (max_batch_size), and further states for
 // snapshots: one for every 512 tokens of the full blocks, but no more than take as much memory as the full blocks. With
-// speculation it also has states after proposals: at most a third of these.
+// speculation it also has states after proposals (schedule::most_proposal_states()).
 
 struct CacheMemory {
   PerKind<std::size_t> block_bytes{};  // one block or state of each kind, in all its layers
   int window = 0;                      // KvLayout::window; 0: no layers have a window
   std::size_t free_bytes = 0;          // available to the cache of one rank
   int ranks = 1;                       // cache_size is divided by this
+  int proposals = 0;                   // most_proposals()
 };
 // Returns the number of full blocks that cache_users asks for, else cache_size, else cache_max_entry_count. Throws
 // Error(resource_exhausted), with the numbers and the remedy, if they do not fit together with their window blocks.
@@ -155,6 +160,7 @@ struct DraftPlan {
   EngineConfig config;    // resolved; cache_max_entry_count is the number of its KV blocks
   std::size_t bytes = 0;  // weights, steps and KV cache
   const SpeculativeMethod* method = nullptr;
+  std::string warning{};  // empty: none
 
   bool is_mtp() const { return method->reads_hidden && method->model.empty(); }  // then weights_dir is the model's
   // The error, with the name of the draft model or of the method.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <random>
+#include <utility>
 
 #include "cache/block_manager.h"
 
@@ -12,6 +14,7 @@ namespace {
 constexpr std::int32_t kPair = 2;            // a match has at least two tokens
 constexpr int kMaxMatch = 32;                // longer matches count as equal
 constexpr int kMaxPlaces = 32;               // the latest places are compared
+constexpr int kMaxSteps = 128;               // the same, with places of other pairs with the same hash
 constexpr std::int32_t kMaxPrompt = 32768;   // the last tokens of a longer prompt are indexed
 
 // The last two tokens before a position.
@@ -39,32 +42,53 @@ std::size_t PairHash::operator()(std::uint64_t pair) const {
   return cache::BlockManager::default_hash(seed, 0, tokens);
 }
 
-void NgramSource::index(std::span<const TokenId> tokens) {
-  const auto size = static_cast<std::int32_t>(tokens.size());
-  if (end_ == 0) begin_ = end_ = std::max(kPair, size - kMaxPrompt);
-  for (; end_ < size; ++end_) {
-    auto& latest = latest_[pair_before(tokens, end_)];
-    earlier_.push_back(latest);
-    latest = end_;
+PairIndex::PairIndex(std::int32_t begin, std::int32_t step, std::int32_t expected)
+    : begin_(begin), step_(step), buckets_(std::bit_ceil(static_cast<std::size_t>(std::max(expected, 16)))) {}
+
+void PairIndex::add(std::span<const TokenId> tokens) {
+  if (const auto count = earlier_.size(); count == buckets_.size()) {
+    buckets_.assign(2 * count, {});
+    earlier_.clear();
+    while (earlier_.size() < count) add(tokens);
   }
+  const auto place = next();
+  auto& [latest, earliest] = buckets_[bucket_of(pair_before(tokens, place))];
+  earlier_.push_back(step_ > 0 ? latest : 0);
+  if (step_ < 0 && latest != 0) earlier_[index_of(earliest)] = place;
+  if (step_ > 0 || latest == 0) latest = place;
+  if (step_ < 0) earliest = place;
 }
 
-Proposal NgramSource::propose(std::span<const TokenId> tokens, int max_tokens) {
-  index(tokens);
+NgramSource::NgramSource(std::shared_ptr<PairIndex> prompt, std::int32_t prompt_tokens)
+    : prompt_(std::move(prompt)),
+      prompt_end_(std::max(kPair, prompt_tokens - kMaxPrompt)),
+      output_(std::max(kPair, prompt_tokens), 1) {}
+
+std::shared_ptr<PairIndex> NgramSource::prompt_index(std::int32_t prompt_tokens) {
+  return std::make_shared<PairIndex>(prompt_tokens - 1, -1, std::min(prompt_tokens, kMaxPrompt));
+}
+
+Proposal NgramSource::propose(std::span<const TokenId> tokens, int max_tokens, int max_read) {
   const auto size = static_cast<std::int32_t>(tokens.size());
+  for (; max_read > 0 && output_.next() < size; --max_read) output_.add(tokens);
+  for (; prompt_ && max_read > 0 && prompt_->next() >= prompt_end_; --max_read) prompt_->add(tokens);
   if (size < kPair || max_tokens <= 0) return {};
-  const auto found = latest_.find(pair_before(tokens, size));
-  if (found == latest_.end()) return {};
+  const auto pair = pair_before(tokens, size);
   std::int32_t best = 0;
-  int longest = 0;
-  auto place = found->second;
-  for (int i = 0; i < kMaxPlaces && place > 0 && longest < kMaxMatch; ++i) {
-    if (const auto length = match_length(tokens, place, size); length > longest) {
-      longest = length;
-      best = place;
+  int longest = 0, places = 0, steps = 0;
+  for (const auto* index : {&output_, prompt_.get()}) {
+    for (auto place = index == nullptr ? 0 : index->latest(pair);
+         place > 0 && places < kMaxPlaces && longest < kMaxMatch && steps < kMaxSteps;
+         place = index->earlier(place), ++steps) {
+      if (pair_before(tokens, place) != pair) continue;
+      ++places;
+      if (const auto length = match_length(tokens, place, size); length > longest) {
+        longest = length;
+        best = place;
+      }
     }
-    place = earlier_[static_cast<std::size_t>(place - begin_)];
   }
+  if (best == 0) return {};
   Proposal out{.tokens = {}, .confidence = confidence_of(longest)};
   // After the end of the sequence, the text between the match and the end repeats.
   for (int i = 0; i < max_tokens; ++i) {

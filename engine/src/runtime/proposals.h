@@ -25,13 +25,18 @@ inline constexpr int kCertain = 5;  // the confidence of tokens that a grammar r
 inline constexpr int kDrafted = 6;  // of a draft model (draft_model.h)
 inline constexpr int kMostDraftRows = 256;  // of a step of the draft model
 
+// The most proposals of a sequence, if a GPU receives this number of entries for each of its rows: counts of tokens for
+// penalties, and lists. All sequences of a step share a quarter of the memory that is reserved for them.
+int most_with_entries(std::int64_t entries, int sequences);
+
 // A source of proposals for one sequence.
 class ProposalSource {
  public:
   virtual ~ProposalSource() = default;
   // tokens: the prompt and the output so far, without placeholders. They begin with the tokens of the previous call.
-  // Returns at most max_tokens tokens, or none.
-  virtual Proposal propose(std::span<const TokenId> tokens, int max_tokens) = 0;
+  // Returns at most max_tokens tokens, or none. max_read: of the tokens that it has not read yet, so that a long prompt
+  // delays no step.
+  virtual Proposal propose(std::span<const TokenId> tokens, int max_tokens, int max_read) = 0;
 };
 
 // The share of a sequence's proposals that were accepted, of those whose predecessors were accepted too.
@@ -57,6 +62,8 @@ class RowTimes {
   double at(int rows) const;
   // The same, but linear between two measured numbers of rows: a price of rows that are not tried.
   double price(int rows) const;
+  bool measured(int rows) const { return means_[slot_of(rows)].rows > 0; }
+  int most() const;  // the largest measured number of rows; 0: none
   // The largest number of rows, of `least`, 2 * least ... up to `most`, whose step takes at most this time; or `least`.
   int within(double seconds, int least, int most) const;
 
@@ -65,7 +72,14 @@ class RowTimes {
   struct Mean {
     double rows = 0, seconds = 0;
   };
+  // The nearest measured numbers of rows: at most, and at least, those of a slot. Null: there is none.
+  struct Neighbours {
+    const Mean* below;
+    const Mean* above;
+  };
   static std::size_t slot_of(int rows);
+  static double at(int rows, const Neighbours& near);
+  Neighbours around(int rows) const;
   std::array<Mean, kSlots> means_{};
 };
 
@@ -95,14 +109,21 @@ class SpeculationPolicy {
   // Returns whether choose() is likely to choose some of these, before the last tokens are known. If not, this counts as
   // a choice without proposals.
   bool would_choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts);
-  // A step without prefill has been computed. rows: its decodes and proposals.
-  void measured(int rows, double seconds) { times_.add(rows, seconds); }
+  // A step without prefill has been computed. seconds: the time since the previous step, with the host's work.
+  void measured(int decodes, double seconds);
+  // The same, for a step with proposals, or one that waited for samples only because of speculation. rows: its decodes
+  // and proposals.
+  void speculated(int rows, double seconds);
+
+  // The CPU time before a step in which its token masks may look for proposals, while nothing else runs.
+  double search_s(int decodes) const;
 
   // A step of the draft model has been computed.
   void drafted(int rows, double seconds) { draft_times_.add(rows, seconds); }
-  void drafts_accepted(int proposed, int accepted) { drafts_.add(kDrafted, proposed, accepted); }
-  // The assumed rate of a sequence without drafts so far: half of it is the rate of the last drafts of all sequences.
-  double draft_rate() const;
+  void accepted(int confidence, int proposed, int accepted) { acceptance_.add(confidence, proposed, accepted); }
+  // The assumed rate of a sequence without proposals of this confidence so far: half of it is the rate of the last ones of
+  // all sequences.
+  double assumed_rate(int confidence) const;
   // The share in a step's time of the draft model's time for tokens that a sequence lacks. The time is divided among
   // the tokens that the sequence may still get.
   double begin_s(int missing, int tokens_left) const;
@@ -115,15 +136,21 @@ class SpeculationPolicy {
     std::size_t best = 0;            // the number of tokens to compute
     double rate = 0;                 // expected tokens per second; without any measurement, tokens
   };
-  Choice best_of(int decodes, std::span<Candidate> candidates) const;
+  // wait_s: more seconds that a step with proposals costs.
+  Choice best_of(int decodes, std::span<Candidate> candidates, double wait_s = 0) const;
+  double seconds(int decodes, int proposals) const;
   static bool prefers_drafts(const Choice& of_known, const Choice& of_drafts);
   bool probes();
+  // Whether a step without proposals must be measured again.
+  bool needs_plain(int decodes) const;
   void count_undrafted(std::span<const Candidate> with_drafts);
 
   int max_rows_, max_proposals_;
-  RowTimes times_, draft_times_;
-  Acceptance drafts_;  // of all sequences
-  int skipped_ = 0;    // choices in a row that took no proposal
+  RowTimes times_, speculated_times_, draft_times_;
+  Acceptance acceptance_;  // of all sequences
+  int skipped_ = 0;        // choices in a row that took no proposal
+  int speculated_ = 0;     // measured steps in a row that speculated
+  int untimed_ = 0;        // choices with proposals since such a step was measured
   bool probe_drafts_ = false;
   int undrafted_ = 0;  // choices in a row that took no drafts
 };

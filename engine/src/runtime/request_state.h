@@ -13,6 +13,7 @@
 #include "runtime/adapter.h"
 #include "runtime/load_tracker.h"
 #include "runtime/guide_thread.h"
+#include "runtime/ngram_source.h"
 #include "runtime/completion.h"
 #include "runtime/session_store.h"
 #include "runtime/thinking.h"
@@ -45,6 +46,7 @@ struct RequestState {
   bool begun = false;    // its completions exist and are in the scheduler
   bool first_scheduled = false;
   std::vector<std::unique_ptr<Completion>> completions;
+  std::shared_ptr<PairIndex> prompt_index;  // of the prompt, for proposals of all completions; null: none has any yet
   int num_live = 0;                        // completions that have not ended
   std::optional<SessionStore::Turn> turn;  // the turn of its session; set when the request begins
   std::vector<std::int32_t> turns;         // see SessionPrompt

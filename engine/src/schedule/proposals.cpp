@@ -11,7 +11,6 @@
 // goes on. They take no block or unit that is in reserve, and they never preempt.
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -67,7 +66,7 @@ void Scheduler::Impl::plan_proposals(StepPlan& plan) {
   }
   // The other running sequences may need a state in this plan, and so may a waiting one.
   const auto spared = static_cast<int>(running.size() - plan.seqs.size()) + (waiting.empty() ? 0 : 2);
-  auto states_left = max_proposal_states();
+  auto states_left = max_proposal_states;
   for (const auto& share : shares) {
     auto& part = *share.part;
     auto& seq = at(part.id);
@@ -97,15 +96,6 @@ std::int32_t Scheduler::Impl::allocate_proposals(Seq& seq, std::int32_t count) {
   reserve -= own_reserve - static_cast<std::int32_t>(will_need_more_blocks(seq));
   const auto room = static_cast<std::int32_t>(seq.blocks.size()) * pool.block_len() - seq.num_tokens();
   return allocate_proposal_states(seq, extend_units(seq, 1 + std::min(count, room)) - 1);
-}
-
-// A quarter of the states, because they may evict snapshots. runtime/memory_plan.cpp adds as many.
-std::int32_t Scheduler::Impl::max_proposal_states() const {
-  auto out = std::numeric_limits<std::int32_t>::max();
-  for (std::size_t k = 0; k < num_kinds(); ++k) {
-    if (is_state(k)) out = std::min(out, std::max(pool.kinds()[k].num_units() / 4, 1));
-  }
-  return out;
 }
 
 // Allocates a unit of each kind `state` for each proposal.

@@ -240,6 +240,16 @@ void Scheduler::forget_prefix(SeqId id) {
   impl_->pool.forget_prefix(seq.tokens, seq.salt);
 }
 
+void Scheduler::sample_again(SeqId id) {
+  auto& seq = impl_->at(id);
+  if (!seq.has_computed_prompt() || seq.has_placeholder() || seq.gap() != 1 || seq.num_tokens() <= seq.prompt_tokens) {
+    broken(cat("sequence ", id, " has no sampled token that could be sampled again"));
+  }
+  seq.tokens.pop_back();
+  impl_->stop_running(seq);
+  impl_->enqueue(seq);
+}
+
 void Scheduler::set_offload(Offload* offload) { impl_->offload = offload; }
 
 bool Scheduler::remove(SeqId id) {
@@ -266,7 +276,7 @@ int Scheduler::adapter_slot(SeqId id) const {
   return seq.state == State::running ? impl_->adapters.slot_of(seq.adapter) : -1;
 }
 std::span<const cache::UnitRange> Scheduler::proposal_units(SeqId id) const { return impl_->at(id).proposal_units; }
-std::int32_t Scheduler::max_proposal_states() const { return impl_->max_proposal_states(); }
+std::int32_t Scheduler::max_proposal_states() const { return impl_->max_proposal_states; }
 std::int32_t Scheduler::num_computed(SeqId id) const { return impl_->at(id).computed; }
 std::vector<cache::PrefixNode> Scheduler::inserted(SeqId id) const { return impl_->at(id).nodes; }
 std::vector<std::int32_t> Scheduler::hit_ends(SeqId id) const {

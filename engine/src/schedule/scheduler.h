@@ -47,6 +47,7 @@
 // sequences.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -59,6 +60,9 @@
 #include "schedule/step_time.h"
 
 namespace charonia::schedule {
+
+// The most states after proposals in a plan, of all states of a cache: a quarter, because they may evict snapshots.
+constexpr std::int32_t most_proposal_states(std::int32_t num_states) { return std::max(num_states / 4, 1); }
 
 using SeqId = std::uint64_t;
 using TokenId = std::int32_t;
@@ -167,6 +171,11 @@ class Scheduler {
   // the first block from the prefix index, so that no later sequence begins with them. Shared blocks leave the index
   // too, because they may be the cause; their current users continue, but index no more blocks.
   void forget_prefix(SeqId id);
+
+  // The token that the resolved step, or the last accept(), gave to a running sequence is not valid. Removes the token and
+  // releases the sequence's blocks: it waits at the position of its arrival, and all its tokens are computed again. Call
+  // it between resolve() and the next plan().
+  void sample_again(SeqId id);
 
   // Removes a sequence in any state and releases its blocks. Returns false if it is unknown.
   bool remove(SeqId id);

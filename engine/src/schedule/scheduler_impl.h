@@ -1,7 +1,9 @@
 // The state of a Scheduler and its transitions, grouped by the file that defines them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <set>
 #include <span>
@@ -29,6 +31,10 @@ struct Scheduler::Impl {
         rows(limits.max_logits_rows),
         adapters(limits.adapter_slots) {
     known_blocks = all_blocks();
+    for (std::size_t k = 0; k < num_kinds(); ++k) {
+      if (!is_state(k)) continue;
+      max_proposal_states = std::min(max_proposal_states, most_proposal_states(pool.kinds()[k].num_units()));
+    }
   }
 
   Seq& at(SeqId id) const;    // throws Error(internal) if unknown
@@ -87,7 +93,6 @@ struct Scheduler::Impl {
   // proposals.cpp: proposed next tokens
   void plan_proposals(StepPlan& plan);
   std::int32_t allocate_proposals(Seq& seq, std::int32_t count);
-  std::int32_t max_proposal_states() const;  // of all sequences of a plan
   std::int32_t allocate_proposal_states(Seq& seq, std::int32_t count);
   void release_proposal_states(Seq& seq);
 
@@ -137,6 +142,7 @@ struct Scheduler::Impl {
   AdapterSlots adapters;
   std::int64_t loaded_bytes = 0;  // that this plan has copied from the offload
   bool any_proposed = false;  // a sequence may have proposals
+  std::int32_t max_proposal_states = std::numeric_limits<std::int32_t>::max();  // of all sequences of a plan
   std::size_t first_share = 0;  // of proposals: counts up (proposals.cpp)
 
   std::int64_t num_preemptions = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0, loaded_tokens = 0;

@@ -195,7 +195,7 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
 
 void CudaOps::capture_steps(DecodeKind kind, const ops::StepLimits& limits, const Issue& issue) {
   auto& all = captured_[kind.index()];
-  for (const auto rows : buckets_) {
+  for (const auto rows : std::span(buckets_).subspan(kind.proposals ? 1 : 0)) {  // with proposals: more than one row
     if (!kind.proposals && !all.empty() && all.back().capacity.rows >= limits.max_sequences) break;
     sampling_.clear();
     const auto packed = sampler_->pack({}, rows, sampling_, slots_[slot_].notes);

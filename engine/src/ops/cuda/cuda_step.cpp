@@ -94,7 +94,8 @@ void CudaOps::pack(const StepInput& input) {
       if (has_states()) step.capacity.states = buckets_[index];
       if (step.capacity.hidden_rows > 0) step.capacity.hidden_rows = buckets_[index];
       const auto& captured = captured_[step.kind.index()];
-      if (index < captured.size()) step.captured = &captured[index];
+      const auto at = index - (step.kind.proposals ? 1 : 0);  // the steps of one row have none
+      if (at < captured.size()) step.captured = &captured[at];
     }
   }
   sampling_.clear();
