@@ -218,6 +218,7 @@ class CudaOps final : public ops::Ops {
   const T* uploaded(std::size_t at) const {
     return reinterpret_cast<const T*>(begun_.device + at);
   }
+  StateRows state_rows() const;
   void require_step(std::string_view op, std::int64_t rows, std::int64_t of) const;
 
   // cuda_adapters.cpp

@@ -82,6 +82,7 @@ void CudaOps::pack(const StepInput& input) {
   step.capacity.rows = step.rows;
   step.capacity.logits_rows = step.logits_rows;
   step.capacity.states = has_states() ? std::ssize(input.attention.state_in) : 0;
+  step.capacity.row_states = std::ssize(input.attention.row_states);
   step.capacity.adapter_items = std::ssize(adapter_batch_.items);
   step.capacity.adapter_rows = std::ssize(adapter_batch_.rows);
   step.capacity.plans.clear();
@@ -90,6 +91,7 @@ void CudaOps::pack(const StepInput& input) {
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
       if (has_states()) step.capacity.states = buckets_[index];
+      step.capacity.row_states = has_states() && step.kind.proposals ? buckets_[index] : 0;
       const auto& captured = captured_[step.kind.index()];
       if (index < captured.size()) step.captured = &captured[index];
     }
