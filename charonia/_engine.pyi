@@ -71,6 +71,7 @@ class SamplingParams:
     thinking_budget: int | None
     thinking_begin_ids: list[int]
     thinking_end_ids: list[int]
+    thinking_call_ids: list[list[int]]
     thinking_begun: bool
     bad_words: list[list[int]]
     logit_bias: list[tuple[int, float]]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from charonia_answers import reading
@@ -109,6 +109,25 @@ def thinking_marks(tokenizer: Any, reasoning: ReasoningFormat | None) -> tuple[l
     except PromptError:
         return [], []
     return begin, end
+
+
+def call_marks(tokenizer: Any, calls: CallFormat | None, special: Collection[str]) -> list[list[int]]:
+    """The token ids of the marks that begin and end calls, and of the marks around texts in calls that may spell marks.
+    Empty if the end of a call cannot be found in this way: the format has no end mark, or texts in Python, whose quotes
+    may be missing a backslash. special: the special tokens, which no text spells."""
+    if calls is None or calls.syntax == "harmony" or not calls.end:
+        return []
+    marks: tuple[str, ...] = (calls.begin[0], calls.end)
+    if calls.xml:
+        marks += (calls.xml.key[0], calls.xml.value[1].strip("\n"))
+    elif calls.syntax != "pythonic":
+        marks += (calls.quote or '"',) * 2
+    elif calls.end not in special:
+        return []
+    try:
+        return [encode_inner(tokenizer, "thinking_budget", mark) for mark in marks]
+    except PromptError:
+        return []
 
 
 def is_continued(prompt: str, num_begun: int) -> bool:

@@ -97,7 +97,7 @@ class TritonPythonModel:
         return [
             pb_utils.Tensor("input_ids", np.array(chat.token_ids, np.int32)),
             pb_utils.Tensor("continuation_ids", np.array(chat.continuation_ids, np.int32)),
-            pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_bad_words(made.bad_words), np.int32)),
+            pb_utils.Tensor("bad_words_ids", np.array(prompt.pack_token_lists(made.bad_words), np.int32)),
             _texts_tensor("stop_words", made.stop_words),
             _texts_tensor("stop_until", made.stop_until),
             pb_utils.Tensor("logit_bias_ids", np.array(made.bias_ids, np.int32)),
@@ -106,6 +106,7 @@ class TritonPythonModel:
             pb_utils.Tensor("in_reasoning", np.array([made.in_reasoning])),
             pb_utils.Tensor("thinking_begin_ids", np.array(made.thinking[0], np.int32)),
             pb_utils.Tensor("thinking_end_ids", np.array(made.thinking[1], np.int32)),
+            pb_utils.Tensor("thinking_call_ids", np.array(prompt.pack_token_lists(made.thinking_calls), np.int32)),
             pb_utils.Tensor("guided_decoding_guide_type", np.array([guide.type.encode()], np.object_)),
             pb_utils.Tensor("guided_decoding_guide", np.array([guide.text.encode()], np.object_)),
             pb_utils.Tensor("echo", np.array([made.echo.encode()], np.object_)),

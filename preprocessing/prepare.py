@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import prompt
-from answer_formats import GENERIC, AnswerFormats, functions_of, is_generic, thinking_marks
+from answer_formats import GENERIC, AnswerFormats, call_marks, functions_of, is_generic, thinking_marks
 from answer_guide import AnswerGuides, Guide, read_tool_choice
 from model_fingerprint import TEMPLATE_VARIABLE
 from prompt_ids import Encoded, PromptError, encode_bad_words, set_chat_template, shown_time, shows_tools
@@ -43,12 +43,14 @@ class Fields:
 @dataclass(frozen=True)
 class Prepared:
     """A prepared request. in_reasoning: whether the prompt ends within the reasoning. thinking: the token ids of the
-    marks that begin and end the reasoning; empty ones if the engine cannot end it. bad_words: token ids. echo: the
-    prompt's text, if it precedes the response."""
+    marks that begin and end the reasoning; empty ones if the engine cannot end it. thinking_calls: the token ids of the
+    marks of calls, after which reasoning may follow (see `call_marks`). bad_words: token ids. echo: the prompt's text,
+    if it precedes the response."""
 
     chat: Encoded
     in_reasoning: bool
     thinking: tuple[Sequence[int], Sequence[int]]
+    thinking_calls: Sequence[Sequence[int]]
     guide: Guide
     stop_words: Sequence[str]
     stop_until: Sequence[str]
@@ -60,8 +62,8 @@ class Prepared:
 
 def _without_fields(chat: Encoded) -> Prepared:
     return Prepared(
-        chat=chat, in_reasoning=False, thinking=((), ()), guide=Guide(), stop_words=(), stop_until=(),
-        bad_words=(), bias_ids=(), bias_values=(), echo="",
+        chat=chat, in_reasoning=False, thinking=((), ()), thinking_calls=(), guide=Guide(), stop_words=(),
+        stop_until=(), bad_words=(), bias_ids=(), bias_values=(), echo="",
     )  # fmt: skip
 
 
@@ -89,6 +91,7 @@ class Preparation:
         self.formats = AnswerFormats(tokenizer.chat_template, environment, special, default)
         self._write_calls = self.formats.calls.write if on and self.formats.calls else None
         self._marks = thinking_marks(tokenizer, self.formats.reasoning)
+        self._call_marks = call_marks(tokenizer, self.formats.calls, special)
         self._guides = AnswerGuides(self.formats, special, guide_max_bytes)
 
     def prepare(self, fields: Fields) -> Prepared:
@@ -142,7 +145,8 @@ class Preparation:
         in_reasoning = self.formats.in_reasoning(prompted) and not chat.num_begun
         # A begun message is content, so no reasoning follows.
         thinking = self._marks if prompted is not None and not chat.num_begun else ([], [])
-        return Prepared(chat, in_reasoning, thinking, guide, stop_words, stop_until, bad_words, ids, values, echo)
+        marks = (thinking, self._call_marks if tools is not None else [])
+        return Prepared(chat, in_reasoning, *marks, guide, stop_words, stop_until, bad_words, ids, values, echo)
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

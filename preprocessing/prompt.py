@@ -170,8 +170,8 @@ def tokenizer_info(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def pack_bad_words(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Pack bad words as [2, n]: row 0 has the joined ids of the words, row 1 their end offsets, padded with -1."""
+def pack_token_lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Pack lists of ids as [2, n]: row 0 has the joined lists, row 1 their end offsets, padded with -1."""
     ids = [token for sequence in sequences for token in sequence]
     ends: list[int] = []
     for sequence in sequences:

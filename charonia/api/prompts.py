@@ -61,6 +61,7 @@ def refused() -> Iterator[None]:
         raise InvalidRequestError(str(error)) from error
 
 
+_CALLS = "thinking_call_ids"
 _TOKEN_LISTS = ("end_ids", "thinking_begin_ids", "thinking_end_ids")
 
 
@@ -99,6 +100,7 @@ def native_sampling(
     values |= {
         "stop_words": [] if stop is None else [stop] if isinstance(stop, str | bytes) else _listed("stop_words", stop),
         **{name: _listed(name, getattr(sampling, name)) for name in _TOKEN_LISTS},
+        "thinking_call_ids": [_listed(_CALLS, ids) for ids in _listed(_CALLS, sampling.thinking_call_ids)],
         "bad_words": _bad_word_ids(tokenizer, sampling.bad_words),
         "logit_bias": list(sampling.logit_bias.items()),
     }

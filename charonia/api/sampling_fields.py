@@ -48,6 +48,10 @@ class SamplingFields:
     thinking_begin_ids: Sequence[int] = ()
     # with thinking_budget: the tokens of the mark that ends the thinking
     thinking_end_ids: Sequence[int] = ()
+    # with thinking_budget: the tokens of the marks that begin and end a call, and, if calls have such text, of the
+    # marks around text in them in which no mark counts. The budget then holds for thinking after calls. Empty: calls
+    # are other text
+    thinking_call_ids: Sequence[Sequence[int]] = ()
     # with thinking_budget: the prompt ends within the thinking; also true if thinking_begin_ids is empty
     thinking_begun: bool = False
     # token sequences that are never completed; for a text, the sequences that the tokenizer makes of it
@@ -105,6 +109,7 @@ EXPECTED: dict[str, str] = {
     "thinking_budget": "expected a whole number or None",
     "thinking_begin_ids": "expected token ids",
     "thinking_end_ids": "expected token ids",
+    "thinking_call_ids": "expected lists of token ids",
     "thinking_begun": "expected True or False",
     "bad_words": "expected texts or lists of token ids",
     "logit_bias": "expected a mapping from token id to a number",

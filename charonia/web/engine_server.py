@@ -180,6 +180,7 @@ class EngineServer:
             end_ids=request.end_id,
             thinking_begin_ids=made.thinking[0],
             thinking_end_ids=made.thinking[1],
+            thinking_call_ids=made.thinking_calls,
             thinking_begun=made.in_reasoning,
             bad_words=made.bad_words,
             logit_bias=dict(zip(made.bias_ids, made.bias_values, strict=True)),

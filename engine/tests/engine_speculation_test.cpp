@@ -158,7 +158,7 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
   }
 
   // The first steps compute all proposals, because no time is measured yet. Later ones may compute none on a busy machine.
-  void expect_same(std::vector<Request> all, const Settings& settings, bool speculates = true) {
+  void expect_same(std::vector<Request> all, const Settings& settings) {
     all.insert(all.begin(), one_token_repeated(20));
     const auto expected = with(kOff, settings, all);
     std::int64_t accepted = 0;
@@ -167,10 +167,10 @@ class SpeculationTest : public testing::EngineFixtureBase, public ::testing::Wit
       EngineStats stats;
       const auto got = with(on({{"speculative_tokens", tokens}}), settings, all, &stats);
       for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "request " << i;
-      EXPECT_EQ(stats.proposed_tokens > 0, speculates);
+      EXPECT_GT(stats.proposed_tokens, 0);
       accepted += stats.accepted_tokens;
     }
-    EXPECT_EQ(accepted > 0, speculates);
+    EXPECT_GT(accepted, 0);
   }
 
   int ranks_ = 1;
@@ -294,7 +294,8 @@ TEST_P(SpeculationTest, EveryKindOfModelGetsTheSameResults) {
   auto models = testing::model_variants();
   models.insert(models.end(), {windows, ranks});
   for (std::size_t i = 0; i < models.size(); ++i) {
-    if (brief() && i != 1 && i != 4 && models[i].ranks == 1) continue;  // windows, and experts
+    const bool other = i != 1 && i != 4 && i != 17 && models[i].ranks == 1;  // windows, experts, states
+    if (brief() && other) continue;
     SCOPED_TRACE("model " + std::to_string(i));
     write_model(models[i]);
     const auto& mixers = models[i].mixers;
@@ -307,8 +308,7 @@ TEST_P(SpeculationTest, EveryKindOfModelGetsTheSameResults) {
     if (method() == "eagle3" && models[i].ranks > 1) continue;
     for (const auto* prefixes : {"1", "0"}) {
       if ((!has_states || on_cuda()) && prefixes == std::string("0")) continue;
-      expect_same(all, {{"cache_block_seq_len", "8"}, {"token_budget", "64"}, {"enable_prefix_caching", prefixes}},
-                  !has_states || !on_cuda());
+      expect_same(all, {{"cache_block_seq_len", "8"}, {"token_budget", "64"}, {"enable_prefix_caching", prefixes}});
     }
   }
 }
@@ -379,12 +379,10 @@ TEST_P(SpeculationTest, RepeatedTextTakesFewerSteps) {
 }
 
 TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {
-  TinyModel embeds, states;
+  TinyModel embeds;
   embeds.more = "model_task = embed\n";
-  states.mixers = {"delta_net", "attention"};
-  std::vector<std::tuple<TinyModel, const char*, const char*>> cases = {
+  const std::tuple<TinyModel, const char*, const char*> cases[] = {
       {{}, "null", "the device is null"}, {embeds, on_cuda() ? "cuda" : "cpu", "generates no text"}};
-  if (on_cuda()) cases.emplace_back(states, "cuda", "recurrent layers");
   for (const auto& [model, device, why] : cases) {
     write_model(model);
     if (method() == "mtp" || method() == "eagle3") {

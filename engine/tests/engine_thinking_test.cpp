@@ -123,6 +123,12 @@ TEST_P(EngineThinkingTest, ABudgetWithoutAMarkIsRejected) {
                [&] { one->submit(thinks(request({1}, 4), -1), {}); });
   expect_error(ErrorCode::invalid_argument, {"thinking_end_ids"},
                [&] { one->submit(thinks(request({1}, 4), 1, {testing::kVocab}), {}); });
+  using Calls = std::vector<std::vector<Tokens>>;
+  for (const auto& calls : Calls{{{1}}, {{1}, {}}, {{1}, {2}, {3}}, {{1}, {testing::kVocab}}}) {
+    auto asked = thinks(request({1}, 4), 1);
+    asked.sampling.thinking_call_ids = calls;
+    expect_error(ErrorCode::invalid_argument, {"thinking_call_ids"}, [&] { one->submit(asked, {}); });
+  }
 }
 
 // The bias makes the model begin a new block whenever it may.
@@ -223,8 +229,9 @@ class ThinkingTest : public ::testing::Test {
   static Decided forces(int token) { return {token, {}, true}; }
   static Decided bans(const Tokens& tokens) { return {-1, tokens, true}; }
 
-  Decided after(int budget, Tokens begin, Tokens end, const Tokens& tokens) {
+  Decided after(int budget, Tokens begin, Tokens end, const Tokens& tokens, std::vector<Tokens> calls = {}) {
     SamplingParams sampling;
+    sampling.thinking_call_ids = std::move(calls);
     sampling.thinking_budget = budget;
     sampling.thinking_begin_ids = std::move(begin);
     sampling.thinking_end_ids = std::move(end);
@@ -242,9 +249,13 @@ class ThinkingTest : public ::testing::Test {
 
   // 0: text; 1 and 2: marks; 3: white space; 4: text that ends with the end mark; 5 to 8: special tokens; 9: a word
   // 10 and 11: pieces of the word; 12 to 14: the word in other tokens; 15: another word; 16: a space; 17: "to="
+  // 18: a quote; 19 and 20: marks of calls; 21 to 23: the same in other tokens; 24: a backslash; 25 to 27: pieces of
+  // marks
   const text::TokenTable table{{"a", "<b>", "<e>", "\n", "x<e>", "<|C|>", "<|M|>", "<|E|>", "<|S|>", "think", "thi",
-                                "nk", " think", "\nt", "think x", "thinks", " ", "to="},
-                               {0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}, false};
+                                "nk", " think", "\nt", "think x", "thinks", " ", "to=", "\"", "<c>", "</c>", "<", "c>x",
+                                "</c>\n", "\\", "<t", "hink>", "ool>"},
+                               {0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+                               false};
   runtime::ThinkingRules rules{table};
   const Decided none{-1, {}, false}, soon{-1, {}, true};
 };
@@ -277,6 +288,39 @@ TEST_F(ThinkingTest, BlocksShareTheBudget) {
     expect_error(ErrorCode::invalid_argument, {"thinking_begin_ids", "such as " + std::to_string(nothing)},
                  [&] { after(1, {nothing}, {2}, {}); });
   }
+}
+
+TEST_F(ThinkingTest, BlocksAfterCallsShareTheBudget) {
+  const std::vector<Tokens> calls = {{19}, {20}, {18}, {18}};  // <c> ... </c>, with text between "
+  const auto found = [&](const Tokens& tokens) { return after(2, {1}, {2}, tokens, calls); };
+  EXPECT_EQ(found({1, 0, 2, 3, 19, 15, 20, 3, 1, 0}), forces(2));
+  EXPECT_EQ(found({19, 15, 20, 16, 1, 0}), soon);
+  EXPECT_EQ(found({19, 15, 20, 3, 19, 15, 20, 1, 0, 0}), forces(2));
+  EXPECT_EQ(found({1, 0, 0, 2, 19, 15}), soon) << "the next token may end the call";
+  EXPECT_EQ(found({1, 0, 0, 2, 19, 15, 20, 3}), bans({1}));
+  EXPECT_EQ(after(0, {1}, {2}, {19, 15, 20, 1}, calls), forces(2)) << "without a block before it";
+  // The marks may be in other tokens.
+  EXPECT_EQ(found({21, 22, 15, 23, 1, 0, 0}), forces(2));
+  // In a call, and after other text, the mark of the thinking is text.
+  EXPECT_EQ(found({19, 1, 0, 0}), none);
+  EXPECT_EQ(found({0, 19, 15, 20, 1, 0, 0}), none);
+  EXPECT_EQ(found({19, 15, 20, 0, 1, 0, 0}), none);
+  EXPECT_EQ(after(2, {1}, {2}, {19, 15, 20, 1, 0, 0}), none) << "calls are not known";
+  // Quoted text may have the marks, and its own quotes after a backslash.
+  EXPECT_EQ(found({19, 18, 20, 1, 0, 0}), none);
+  EXPECT_EQ(found({19, 18, 20, 18, 20, 1, 0, 0}), forces(2));
+  EXPECT_EQ(found({19, 18, 24, 18, 20, 1, 0, 0}), none);
+  EXPECT_EQ(found({19, 18, 24, 24, 18, 20, 1, 0, 0}), forces(2));
+  const std::vector<Tokens> values = {{19}, {20}, {1}, {2}};  // no backslash escapes a mark of several bytes
+  EXPECT_EQ(after(0, {9}, {10}, {19, 1, 20, 24, 2, 20, 9}, values), forces(10));
+  EXPECT_EQ(after(0, {9}, {10}, {19, 1, 20, 9}, values), soon);
+  // Special tokens as marks; without quoted text.
+  EXPECT_EQ(after(0, {1}, {2}, {5, 0, 18, 6, 1}, {{5}, {6}}), forces(2));
+  // Both marks may begin alike.
+  EXPECT_EQ(after(0, {25, 26}, {2}, {25, 26}, {{25, 27}, {20}}), forces(2));
+  EXPECT_EQ(after(0, {25, 26}, {2}, {25, 27, 0, 20, 25, 26}, {{25, 27}, {20}}), forces(2));
+  expect_error(ErrorCode::invalid_argument, {"thinking_call_ids", "such as 3"},
+               [&] { after(1, {1}, {2}, {}, {{19}, {3}}); });
 }
 
 TEST_F(ThinkingTest, MessagesShareTheBudget) {

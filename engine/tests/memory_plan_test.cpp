@@ -157,9 +157,9 @@ TEST(CacheSize, AModelThatGeneratesNoTextHasNoProposals) {
   one.speculative_method = "ngram";
   one.speculative_tokens = 3;
   ModelConfig model;
-  EXPECT_EQ(most_proposals(one, model, true), 6);
+  EXPECT_EQ(most_proposals(one, model), 6);
   model.model_task = "embed";
-  EXPECT_EQ(most_proposals(one, model, true), 0);
+  EXPECT_EQ(most_proposals(one, model), 0);
 }
 
 TEST(CacheSize, LargeStatesLeaveMemoryForTokens) {
@@ -243,20 +243,18 @@ TEST(StepSizes, OnTheCpuAStepMayHaveTheRowsOfAllTokensForMeans) {
 TEST(StepSizes, ProposalsHaveRowsOnDevicesThatComputeThem) {
   EngineConfig config;
   config.token_budget = 512, config.max_batch_size = 64, config.speculative_tokens = 8;
-  const auto rows = [&](const char* device, const char* method, bool has_states = false) {
+  const auto rows = [&](const char* device, const char* method) {
     config.device = device;
     config.speculative_method = method;
-    return step_limits(config, {}, has_states).max_logits_rows;
+    return step_limits(config, {}).max_logits_rows;
   };
   EXPECT_EQ(rows("cuda", "off"), 64);
   for (const auto* const device : {"cpu", "cuda"}) {
     EXPECT_EQ(rows(device, "ngram"), 64 + 2 * 8);
   }
-  EXPECT_EQ(rows("cpu", "ngram", true), 64 + 2 * 8);
-  EXPECT_EQ(rows("cuda", "ngram", true), 64);
   EXPECT_EQ(rows("cpu", "draft_model"), 64 + 2 * 8);
   EXPECT_EQ(rows("cuda", "draft_model"), 64);
-  EXPECT_NE(speculation_warning(config, {}, false).find("set device = cpu or speculative_method = ngram"), std::string::npos);
+  EXPECT_NE(speculation_warning(config, {}).find("set device = cpu or speculative_method = ngram"), std::string::npos);
   EXPECT_EQ(rows("null", "ngram"), 64);
 }
 

@@ -74,11 +74,11 @@ void run_state_step(Ops& ops, const std::vector<StatePart<Inputs>>& parts, const
 }
 
 // Computes the sequences again, in steps that have any number of rows of each sequence. A sequence moves to another
-// slot at times. run(parts) returns the outputs of the parts, whose bits must be those of `whole`. proposals: some steps
-// write the states after several rows of a sequence, which then continues after any of them.
+// slot at times. run(parts) returns the outputs of the parts, whose bits must be those of `whole`. Some steps write the
+// states after several rows of a sequence, which then continues after any of them.
 template <class Inputs>
 void expect_cuts_change_no_bit(Random& random, const std::vector<Inputs>& sequences, const std::vector<Matrix>& whole,
-                               bool proposals, const auto& run) {
+                               const auto& run) {
   std::vector<std::int32_t> slot(sequences.size(), -1), free;
   for (int i = 0; i < kStateSlots; ++i) free.push_back(i);
   std::vector<int> computed(sequences.size());
@@ -100,7 +100,7 @@ void expect_cuts_change_no_bit(Random& random, const std::vector<Inputs>& sequen
       auto& part = parts.emplace_back(&sequences[s], computed[s], computed[s] + rows, slot[s], out);
       of_part.push_back(s);
       slot[s] = out;
-      if (!proposals || uniform(random, 0, 1) == 0) continue;
+      if (uniform(random, 0, 1) == 0) continue;
       while (part.proposed < rows - 1 && free.size() > sequences.size()) {
         part.row_states.push_back(free.back());
         free.pop_back();

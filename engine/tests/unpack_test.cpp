@@ -30,20 +30,24 @@ TEST(Unpack, StringsAreReadUntilThereAreTooMany) {
   expect_rejected([&] { unpack_strings("stop_words", three + "xyz", 9); }, "within an element's length");
 }
 
-TEST(Unpack, BadWordsAreReadUntilThereAreTooMany) {
-  using Words = std::vector<std::vector<TokenId>>;
+TEST(Unpack, TokenListsAreReadUntilThereAreTooMany) {
+  using Lists = std::vector<std::vector<TokenId>>;
+  const auto unpack = [](const auto& ids, const auto& ends) {
+    return unpack_token_lists("bad_words_ids", ids, ends, kMaxBadWords);
+  };
+  const std::vector<std::int32_t> none;
   const std::vector<std::int32_t> ids = {5, 6, 7}, ends = {1, 3, -1};
-  EXPECT_EQ(unpack_bad_words(ids, ends), (Words{{5}, {6, 7}}));
-  EXPECT_EQ(unpack_bad_words({}, {}), Words{});
+  EXPECT_EQ(unpack(ids, ends), (Lists{{5}, {6, 7}}));
+  EXPECT_EQ(unpack(none, none), Lists{});
   for (const auto& wrong : std::vector<std::vector<std::int32_t>>{{0, 1, 2}, {2, 2, 3}, {3, 4, -1}, {-2, 1, 2}}) {
-    expect_rejected([&] { unpack_bad_words(ids, wrong); }, "end offset");
+    expect_rejected([&] { unpack(ids, wrong); }, "end offset");
   }
   std::vector<std::int32_t> many(kMaxBadWords + 1, 1), last(many.size());
   for (std::size_t i = 0; i < last.size(); ++i) last[i] = static_cast<std::int32_t>(i + 1);
   last[kMaxBadWords] = -1;
-  EXPECT_EQ(unpack_bad_words(many, last).size(), kMaxBadWords);
+  EXPECT_EQ(unpack(many, last).size(), kMaxBadWords);
   last[kMaxBadWords] = static_cast<std::int32_t>(kMaxBadWords + 1);
-  expect_rejected([&] { unpack_bad_words(many, last); }, "more than 4096");
+  expect_rejected([&] { unpack(many, last); }, "more than 4096");
 }
 
 TEST(Unpack, AnEchoForManySequencesIsBounded) {

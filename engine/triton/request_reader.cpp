@@ -263,16 +263,16 @@ void read_value(std::optional<T>& field, const Inputs& inputs, std::string_view 
   field = inputs.scalar<T>(tensor);
 }
 
-std::vector<std::vector<TokenId>> read_bad_words(const Inputs& inputs) {
-  const auto sent = inputs.tensor<std::int32_t>("bad_words_ids");
+std::vector<std::vector<TokenId>> read_token_lists(const Inputs& inputs, const char* name, std::size_t most) {
+  const auto sent = inputs.tensor<std::int32_t>(name);
   if (!sent) return {};
   if (sent->shape.size() != 2 || sent->shape[0] != 2) {
-    reject("bad_words_ids has shape ", shape_text(sent->shape),
-           " and must have [2, n]: row 0 the words' ids joined, row 1 where each ends");
+    reject(name, " has shape ", shape_text(sent->shape),
+           " and must have [2, n]: row 0 the lists' ids joined, row 1 where each ends");
   }
   const std::span<const std::int32_t> values(sent->values);
   const auto columns = values.size() / 2;
-  return unpack_bad_words(values.first(columns), values.subspan(columns));
+  return unpack_token_lists(name, values.first(columns), values.subspan(columns), most);
 }
 
 std::vector<std::pair<TokenId, float>> read_logit_bias(const Inputs& inputs) {
@@ -341,7 +341,8 @@ SamplingParams read_sampling(const Inputs& inputs, SamplingParams sampling) {
   sampling.thinking_begin_ids = inputs.ids("thinking_begin_ids").value_or(std::vector<TokenId>{});
   sampling.thinking_end_ids = inputs.ids("thinking_end_ids").value_or(std::vector<TokenId>{});
   sampling.thinking_begun = inputs.scalar<bool>("in_reasoning").value_or(false);
-  sampling.bad_words = read_bad_words(inputs);
+  sampling.thinking_call_ids = read_token_lists(inputs, "thinking_call_ids", kMaxThinkingCallMarks);
+  sampling.bad_words = read_token_lists(inputs, "bad_words_ids", kMaxBadWords);
   sampling.logit_bias = read_logit_bias(inputs);
   sampling.logprobs = read_logprobs(inputs);
   sampling.prompt_logprobs = read_prompt_logprobs(inputs);

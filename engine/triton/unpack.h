@@ -41,24 +41,22 @@ inline std::vector<std::string> unpack_strings(std::string_view name, std::strin
   return values;
 }
 
-// Reads bad_words_ids [2, n], at most kMaxBadWords sequences. Row 0 has the ids of all sequences, row 1 the end offset
-// of each sequence, padded with -1.
-inline std::vector<std::vector<TokenId>> unpack_bad_words(std::span<const std::int32_t> ids,
-                                                          std::span<const std::int32_t> ends) {
-  std::vector<std::vector<TokenId>> words;
+// Reads the tensor `name` [2, n], at most `most` lists. Row 0 has the ids of all lists, row 1 the end offset of each
+// list, padded with -1.
+inline std::vector<std::vector<TokenId>> unpack_token_lists(std::string_view name, std::span<const std::int32_t> ids,
+                                                            std::span<const std::int32_t> ends, std::size_t most) {
+  std::vector<std::vector<TokenId>> lists;
   std::int32_t begin = 0;
   for (const auto end : ends) {
     if (end == -1) break;
     if (end <= begin || end > std::ssize(ids)) {
-      reject("bad_words_ids: the end offset ", end, " must be above ", begin, " and at most ", ids.size());
+      reject(name, ": the end offset ", end, " must be above ", begin, " and at most ", ids.size());
     }
-    if (words.size() == kMaxBadWords) {
-      reject("bad_words_ids: more than ", kMaxBadWords, " words; send at most ", kMaxBadWords);
-    }
-    words.emplace_back(ids.begin() + begin, ids.begin() + end);
+    if (lists.size() == most) reject(name, ": more than ", most, " lists; send at most ", most);
+    lists.emplace_back(ids.begin() + begin, ids.begin() + end);
     begin = end;
   }
-  return words;
+  return lists;
 }
 
 // Checks that the echo has at most 64 MiB in total. It is sent with the first response of each of `sequences`. The

@@ -545,9 +545,9 @@ def test_bad_words_are_found_at_the_beginning_and_after_a_space(tokenizer: Any) 
     assert sorted(map(tokenizer.convert_ids_to_tokens, sequences)) == [["he"], ["Ġhe"]]
 
 
-def test_bad_words_are_packed_with_their_ends() -> None:
-    assert prompt.pack_bad_words([[5, 6], [7]]) == [[5, 6, 7], [2, 3, -1]]
-    assert prompt.pack_bad_words([]) == [[], []]
+def test_token_lists_are_packed_with_their_ends() -> None:
+    assert prompt.pack_token_lists([[5, 6], [7]]) == [[5, 6, 7], [2, 3, -1]]
+    assert prompt.pack_token_lists([]) == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ using TokenId = std::int32_t;
 
 // The maximum lengths of a request's lists (SamplingParams::validate()).
 inline constexpr std::size_t kMaxStopWords = 64, kMaxBadWords = 4096, kMaxEndIds = 256, kMaxThinkingMark = 64;
+inline constexpr std::size_t kMaxThinkingCallMarks = 4;
 // The maximum length of Request::cache_salt, in bytes.
 inline constexpr std::size_t kMaxCacheSalt = 256;
 

@@ -82,6 +82,15 @@ void SamplingParams::validate(int vocab_size) const {
     require(ids->size() <= kMaxThinkingMark, cat("the number of ", name), ids->size(), "at most ", kMaxThinkingMark);
     for (const auto id : *ids) token(name, id);
   }
+  const auto& calls = thinking_call_ids;
+  require(calls.empty() || calls.size() == 2 || calls.size() == kMaxThinkingCallMarks,
+          "the number of lists of thinking_call_ids", calls.size(), "0, 2 or ", kMaxThinkingCallMarks);
+  for (const auto& ids : calls) {
+    require(!ids.empty(), "thinking_call_ids", "[]", "without empty lists");
+    require(ids.size() <= kMaxThinkingMark, "the length of a list of thinking_call_ids", ids.size(), "at most ",
+            kMaxThinkingMark, " tokens");
+    for (const auto id : ids) token("thinking_call_ids", id);
+  }
   if (thinking_budget && thinking_end_ids.empty()) {
     throw Error(ErrorCode::invalid_argument,
                 cat("thinking_budget = ", *thinking_budget, ": the response has no thinking that the engine can end. A ",

@@ -42,7 +42,7 @@ struct AttentionBatch {
   std::int64_t table_stride = 0;
   std::span<const std::int32_t> rotary_rows = {};  // [rows]: the row of cos_sin for each row; empty: its position
   std::span<const std::int32_t> state_in = {}, state_out = {};  // [sequences]; empty without layers of kind `state`
-  std::span<const std::int32_t> row_states = {};  // [rows]; empty: no sequence has proposals. Only on the CPU
+  std::span<const std::int32_t> row_states = {};  // [rows]; empty: no sequence has proposals
 };
 
 // The tokens that a row may sample.

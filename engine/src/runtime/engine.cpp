@@ -129,19 +129,19 @@ void Engine::Impl::make_scheduler() {
   step_time_ =
       std::make_unique<schedule::StepTime>(config.step_time_ms, config.stream_interval_ms, config.token_budget);
   // Prompts that need a row of logits per token, and proposals, share the rows that the decoder has memory for.
-  const int logits_rows = runtime::step_limits(config, info.model, info.num_states > 0).max_logits_rows;
+  const int logits_rows = runtime::step_limits(config, info.model).max_logits_rows;
   schedule::Limits limits{config.max_batch_size, config.token_budget, logits_rows};
   limits.adapter_slots = executor_->adapter_slots();
   limits.load_bytes = runtime::KvOffload::kBytesPerStep;
   scheduler_ = std::make_unique<schedule::Scheduler>(limits, *blocks_, step_time_.get());
-  if (runtime::speculates(config, info.model, info.num_states > 0)) {
+  if (runtime::speculates(config, info.model)) {
     speculation_ = std::make_unique<runtime::SpeculationPolicy>(std::min(logits_rows, config.token_budget),
                                                                 scheduler_->max_proposal_states());
     if (draft_plan_) {
       draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
       if (!draft_plan_->is_mtp()) info.draft_model = draft_plan_->model.model_name;
     }
-  } else if (auto why = runtime::speculation_warning(config, info.model, info.num_states > 0); !why.empty()) {
+  } else if (auto why = runtime::speculation_warning(config, info.model); !why.empty()) {
     info.warnings.push_back(std::move(why));
     config.speculative_method = "off";
   }

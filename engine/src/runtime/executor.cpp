@@ -110,10 +110,9 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   threads_ = std::make_unique<RankThreads>(static_cast<int>(ranks_.size()));
   auto manifest = manifest_of(weights_dir, config, model);
   if (main != nullptr && !model::is_head(model)) manifest = manifest.mtp().value();
-  const auto limits =
-      main == nullptr ? step_limits(config, model, has_states(manifest)) : layer_limits(config, model);
+  const auto limits = main == nullptr ? step_limits(config, model) : layer_limits(config, model);
   kept_hidden_ = limits.kept_hidden;
-  most_proposals_ = most_proposals(config, model, has_states(manifest));
+  most_proposals_ = most_proposals(config, model);
   modules_ = manifest.modules();
   slots_warning_ = resolve_adapter_slots(config, modules_);
   model::round_weights(model, manifest, config.quantization);

@@ -235,18 +235,18 @@ void resolve_step_sizes(EngineConfig& config, const StepDevice& device) {
   if (config.max_batch_size == 0) config.max_batch_size = size_by(kSequences, device);
 }
 
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model) {
   require_step_sizes(config);
   // A mean needs the rows of all tokens, which have hidden_units numbers. A GPU has room for max_batch_size rows.
   const bool all_rows = model.pooling == "mean" && config.device == "cpu";
-  const bool keeps = speculates(config, model, has_states) && method_of(config).reads_hidden;
+  const bool keeps = speculates(config, model) && method_of(config).reads_hidden;
   return {.max_rows = config.token_budget,
           .max_sequences = config.max_batch_size,
           .max_positions = config.session_len,
           .block_len = config.cache_block_seq_len,
           .kv_quant_bits = config.quant_policy,
           .max_logits_rows = all_rows ? std::max(config.token_budget, config.max_batch_size)
-                                      : config.max_batch_size + most_proposals(config, model, has_states),
+                                      : config.max_batch_size + most_proposals(config, model),
           .kept_hidden = keeps ? config.max_batch_size * kKeptHidden + 2 * config.token_budget : 0};
 }
 
@@ -257,12 +257,8 @@ ops::StepLimits layer_limits(const EngineConfig& config, const ModelConfig& mode
   return out;
 }
 
-int most_proposals(const EngineConfig& config, const ModelConfig& model, bool has_states) {
-  return speculates(config, model, has_states) ? 2 * config.speculative_tokens : 0;
-}
-
-bool has_states(const model::Manifest& manifest) {
-  return std::ranges::any_of(manifest.layers(), [](const auto& layer) { return layer.mixer != "attention"; });
+int most_proposals(const EngineConfig& config, const ModelConfig& model) {
+  return speculates(config, model) ? 2 * config.speculative_tokens : 0;
 }
 
 model::DeviceRules rules_of(std::string_view device) {
@@ -334,7 +330,7 @@ void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, co
   const auto slots =
       model::Adapter::slots_of(manifest.modules(), rank, type, config.lora_device_adapters, config.lora_max_rank);
   memory.adapters = static_cast<std::size_t>(slots.count) * slots.bytes;
-  const auto limits = step_limits(config, model, has_states(manifest));
+  const auto limits = step_limits(config, model);
   const auto kinds = limits.max_logits_rows > limits.max_sequences ? 2U : 1U;  // with proposals
   if (config.cuda_graphs) {
     memory.steps += kinds * graph_bytes(model, limits.max_rows, limits.max_logits_rows, 2 * slots.weights.size());
@@ -467,10 +463,15 @@ std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, c
   return out;
 }
 
+// Whether the model has recurrent layers.
+bool has_states(const model::Manifest& manifest) {
+  return std::ranges::any_of(manifest.layers(), [](const auto& layer) { return layer.mixer != "attention"; });
+}
+
 // Throws Error(unsupported) if the model cannot have proposals of a layer that reads its hidden states.
 void check_layer(const DraftPlan& plan, const EngineConfig& engine, const ModelConfig& model,
                  const model::Manifest& manifest) {
-  auto why = speculation_obstacle(engine, model, has_states(manifest));
+  auto why = speculation_obstacle(engine, model);
   if (why.empty() && plan.is_mtp() && !manifest.has_mtp()) {
     why = cat("the weights in ", manifest.dir().string(), " have no MTP layer: convert a checkpoint that has one again, "
               "with: charonia convert MODEL --speculative-method mtp");
@@ -639,7 +640,7 @@ std::optional<DraftPlan> plan_draft(const EngineConfig& engine, const ModelConfi
   out.method = &method_of(engine);
   if (!out.method->has_drafts()) return std::nullopt;
   if (out.method->reads_hidden) check_layer(out, engine, model, manifest);
-  if (!speculates(engine, model, has_states(manifest))) return std::nullopt;
+  if (!speculates(engine, model)) return std::nullopt;
   try {
     auto& config = out.config;
     std::optional<model::Manifest> files;
@@ -793,12 +794,11 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   if (auto warning = runtime::resolve_adapter_slots(out.config, manifest.modules()); !warning.empty()) {
     out.warnings.push_back(std::move(warning));
   }
-  const bool has_states = runtime::has_states(manifest);
-  const auto limits = runtime::step_limits(config, out.model, has_states);
-  if (auto why = runtime::speculation_warning(config, out.model, has_states); !why.empty()) {
+  const auto limits = runtime::step_limits(config, out.model);
+  if (auto why = runtime::speculation_warning(config, out.model); !why.empty()) {
     out.warnings.push_back(std::move(why));
   }
-  const int proposals = runtime::most_proposals(config, out.model, has_states);
+  const int proposals = runtime::most_proposals(config, out.model);
   int blocks = std::numeric_limits<int>::max();
   if (!count_draft(out, manifest, runtime::free_for_draft(out.device, free))) blocks = 0;
   PerKind<std::int64_t> kv_block;

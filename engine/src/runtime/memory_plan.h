@@ -63,14 +63,11 @@ struct StepDevice {
 // Replaces token_budget = 0 and max_batch_size = 0 by the sizes for the device.
 void resolve_step_sizes(EngineConfig& config, const StepDevice& device);
 
-// Whether the model has recurrent layers.
-bool has_states(const model::Manifest& manifest);
-
 // The most proposals of a step. config.device must be resolved.
-int most_proposals(const EngineConfig& config, const ModelConfig& model, bool has_states);
+int most_proposals(const EngineConfig& config, const ModelConfig& model);
 
 // Returns the limits of an engine's steps. Throws Error(internal) if the sizes are not resolved.
-ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model, bool has_states = false);
+ops::StepLimits step_limits(const EngineConfig& config, const ModelConfig& model);
 // The same for an MTP layer or an EAGLE-3 head.
 ops::StepLimits layer_limits(const EngineConfig& config, const ModelConfig& model);
 

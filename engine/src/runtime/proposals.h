@@ -72,7 +72,7 @@ class RowTimes {
   struct Mean {
     double rows = 0, seconds = 0;
   };
-  // The nearest measured numbers of rows: at most, and at least, those of a slot. Null: there is none.
+  // The nearest measured numbers of rows in the slots up to a slot, and from it on. Null: there is none.
   struct Neighbours {
     const Mean* below;
     const Mean* above;

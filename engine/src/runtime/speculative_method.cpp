@@ -10,16 +10,12 @@ const SpeculativeMethod& method_of(const EngineConfig& config) {
   return *std::ranges::find(kSpeculativeMethods, config.speculative_method, &SpeculativeMethod::name);
 }
 
-std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& model, bool has_states) {
-  const bool on_cuda = config.device == "cuda";
-  if (config.device != "cpu" && !on_cuda) {
+std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& model) {
+  if (config.device != "cpu" && config.device != "cuda") {
     return cat("it needs a CPU or a GPU, and the device is ", config.device, ": set device = cpu or cuda");
   }
   if (model.model_task != "generate") {
     return cat("the model is for task = ", model.model_task, " and generates no text: serve a model that does");
-  }
-  if (on_cuda && has_states) {
-    return "the device is cuda, where models with recurrent layers have no speculation: set device = cpu";
   }
   if (method_of(config).reads_hidden && config.tensor_para_size > 1) {
     return cat("it needs one rank, and tensor_para_size is ", config.tensor_para_size, ": set tensor_para_size = 1");
@@ -27,13 +23,13 @@ std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& 
   return {};
 }
 
-bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states) {
-  return config.speculative_method != "off" && speculation_obstacle(config, model, has_states).empty();
+bool speculates(const EngineConfig& config, const ModelConfig& model) {
+  return config.speculative_method != "off" && speculation_obstacle(config, model).empty();
 }
 
-std::string speculation_warning(const EngineConfig& config, const ModelConfig& model, bool has_states) {
+std::string speculation_warning(const EngineConfig& config, const ModelConfig& model) {
   if (config.speculative_method == "off") return {};
-  const auto why = speculation_obstacle(config, model, has_states);
+  const auto why = speculation_obstacle(config, model);
   return why.empty() ? why : cat("speculative_method = ", config.speculative_method, " has no effect: ", why);
 }
 

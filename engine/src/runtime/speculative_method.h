@@ -1,5 +1,5 @@
-// The methods of speculation: what each of them needs, and whether a model with its settings has it. On the CPU, models
-// with recurrent layers may have each of them; the layer or model that makes drafts must have attention only.
+// The methods of speculation: what each of them needs, and whether a model with its settings has it. Models with
+// recurrent layers may have each of them; the layer or model that makes drafts must have attention only.
 #pragma once
 
 #include <array>
@@ -28,14 +28,13 @@ inline constexpr std::array kSpeculativeMethods = {
 // The method of the settings.
 const SpeculativeMethod& method_of(const EngineConfig& config);
 
-// Why steps cannot have proposals (runtime/proposals.h), with the remedy; empty: they can. A GPU writes
-// one state of each sequence in a step, so a model with recurrent layers has no proposals there. A model for embeddings
-// or scores generates no tokens. config.device must be resolved.
-std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& model, bool has_states);
+// Why steps cannot have proposals (runtime/proposals.h), with the remedy; empty: they can. A model for embeddings or
+// scores generates no tokens. config.device must be resolved.
+std::string speculation_obstacle(const EngineConfig& config, const ModelConfig& model);
 
 // Whether steps may have proposals.
-bool speculates(const EngineConfig& config, const ModelConfig& model, bool has_states);
+bool speculates(const EngineConfig& config, const ModelConfig& model);
 // The warning that speculative_method has no effect; empty if it has.
-std::string speculation_warning(const EngineConfig& config, const ModelConfig& model, bool has_states);
+std::string speculation_warning(const EngineConfig& config, const ModelConfig& model);
 
 }  // namespace charonia::runtime

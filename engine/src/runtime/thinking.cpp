@@ -1,8 +1,8 @@
 #include "runtime/thinking.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "base/text.h"
@@ -44,15 +44,21 @@ std::vector<TokenId> Thinking::beginnings(const text::TokenTable& table, std::st
 
 Thinking::Rules::Rules(const SamplingParams& sampling, const text::TokenTable& vocabulary)
     : table(vocabulary), begin_ids(sampling.thinking_begin_ids), end_ids(sampling.thinking_end_ids),
-      begin(units_of(table, begin_ids)), end(units_of(table, end_ids)) {
+      call_ids(sampling.thinking_call_ids), begin(units_of(table, begin_ids)), end(units_of(table, end_ids)) {
   const auto is_word = [](Unit unit) { return unit < kSpecial && !is_space(unit); };
   is_header = begin.size() > 2 && begin.front() >= kSpecial && begin.back() >= kSpecial &&
                          std::all_of(begin.begin() + 1, begin.end() - 1, is_word) && table.is_special(end_ids.front());
-  for (const auto& [name, ids, units] : {std::tuple{"thinking_begin_ids", &begin_ids, &begin},
-                                         std::tuple{"thinking_end_ids", &end_ids, &end}}) {
-    if (ids->empty() || !units->empty()) continue;
+  const auto check = [](std::string_view name, const std::vector<TokenId>& ids, const std::vector<Unit>& units) {
+    if (ids.empty() || !units.empty()) return;
     throw Error(ErrorCode::invalid_argument, cat(name, " has only tokens of white space or without text, such as ",
-                                                 ids->front(), ". Send the tokens of a mark"));
+                                                 ids.front(), ". Send the tokens of a mark"));
+  };
+  check("thinking_begin_ids", begin_ids, begin);
+  check("thinking_end_ids", end_ids, end);
+  const std::array marks{&call_begin, &call_end, &quote_begin, &quote_end};
+  for (std::size_t i = 0; i < call_ids.size(); ++i) {
+    *marks[i] = units_of(table, call_ids[i]);
+    check("thinking_call_ids", call_ids[i], *marks[i]);
   }
   if (is_header) {
     banned = beginnings(table, std::string(begin.begin() + 1, begin.end() - 1));
@@ -64,7 +70,8 @@ Thinking::Rules::Rules(const SamplingParams& sampling, const text::TokenTable& v
 
 std::shared_ptr<const Thinking::Rules> ThinkingRules::of(const SamplingParams& sampling) {
   const std::lock_guard lock(mutex_);
-  if (!last_ || last_->begin_ids != sampling.thinking_begin_ids || last_->end_ids != sampling.thinking_end_ids) {
+  if (!last_ || last_->begin_ids != sampling.thinking_begin_ids || last_->end_ids != sampling.thinking_end_ids ||
+      last_->call_ids != sampling.thinking_call_ids) {
     last_ = std::make_shared<Thinking::Rules>(sampling, table_);
   }
   return last_;
@@ -93,6 +100,8 @@ void Thinking::push(TokenId token) {
       push_header(units[i]);
     } else if (phase_ == Phase::before) {
       push_before(units[i]);
+    } else if (phase_ == Phase::call) {
+      push_call(units[i]);
     } else if (push_inside(units[i], i)) {
       counts = false;
     }
@@ -103,14 +112,46 @@ void Thinking::push(TokenId token) {
 }
 
 void Thinking::push_before(Unit unit) {
-  const auto& begin = rules_->begin;
-  if (matched_ == 0 && is_space(unit)) return;
-  if (unit >= kSpecial && unit != begin[matched_]) return;  // it is not part of the text
-  if (unit != begin[matched_]) {                            // other text
-    phase_ = Phase::over;
+  const auto &begin = rules_->begin, &call = rules_->call_begin;
+  const auto count = std::max(matched_, call_matched_);
+  if (count == 0 && is_space(unit)) return;
+  const auto goes_on = [&](const std::vector<Unit>& mark, std::size_t matched) {
+    return matched == count && count < mark.size() && mark[count] == unit;
+  };
+  const bool begins = goes_on(begin, matched_), calls = goes_on(call, call_matched_);
+  if (!begins && !calls) {
+    if (unit < kSpecial) phase_ = Phase::over;  // other text; a special token is not part of the text
     return;
   }
-  if (++matched_ == begin.size()) phase_ = Phase::inside;
+  matched_ += begins ? 1 : 0;
+  call_matched_ += calls ? 1 : 0;
+  if (begins && matched_ == begin.size()) phase_ = Phase::inside;
+  if (calls && call_matched_ == call.size()) phase_ = Phase::call;
+}
+
+bool Thinking::ends_with(const std::vector<Unit>& mark) const {
+  return !mark.empty() && recent_.size() >= mark.size() &&
+         std::ranges::equal(std::span(recent_).last(mark.size()), mark, {}, &Recent::unit);
+}
+
+// The text between quotes of one byte may have it after a backslash.
+void Thinking::push_call(Unit unit) {
+  const auto& rules = *rules_;
+  if (std::exchange(is_escaped_, false)) return;
+  if (is_quoted_ && rules.quote_end.size() == 1 && unit == '\\') {
+    is_escaped_ = true;
+    return;
+  }
+  recent_.push_back({unit, false});
+  if (recent_.size() > std::max({rules.call_end.size(), rules.quote_begin.size(), rules.quote_end.size()})) {
+    recent_.erase(recent_.begin());
+  }
+  if (ends_with(is_quoted_ ? rules.quote_end : rules.quote_begin)) {
+    is_quoted_ = !is_quoted_;
+    recent_.clear();
+  } else if (!is_quoted_ && ends_with(rules.call_end)) {
+    end_block();
+  }
 }
 
 void Thinking::push_header(Unit unit) {
@@ -172,6 +213,7 @@ void Thinking::end_block() {
   num_marked_ = 0;
   recent_.clear();
   characters_ = {};
+  call_matched_ = 0;
   begin_header();
 }
 
@@ -199,11 +241,13 @@ std::optional<TokenId> Thinking::forced() const {
 
 std::span<const TokenId> Thinking::banned() const {
   const bool here =
-      phase_ == Phase::before && after_block_ && is_spent() && matched_ == (rules_->is_header ? 1U : 0U);
+      phase_ == Phase::before && after_block_ && is_spent() && call_matched_ == 0 &&
+                    matched_ == (rules_->is_header ? 1U : 0U);
   return here ? std::span(rules_->banned) : std::span<const TokenId>();
 }
 
 bool Thinking::may_decide_next() const {
+  if (phase_ == Phase::call) return is_spent();
   if (phase_ != Phase::before) return phase_ == Phase::inside && count_ + 1 >= budget_;
   if (rules_->is_header) return is_spent() && (after_block_ || matched_ + 1 >= rules_->begin.size());
   // One token has one special unit, or only other units.

@@ -6,7 +6,8 @@
 // stand between the word and the last token, after white space or a special token. A header with a recipient (to=)
 // begins no block. The first token of the end mark ends the block; the others follow it.
 //
-// Any other begin mark has an effect only before other text.
+// Any other begin mark has an effect only before other text. Calls between their marks (thinking_call_ids) are no other
+// text, so blocks may follow them.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +39,14 @@ class Thinking {
   // The token that must come next. The end mark begins at the first end of a character after the budget is spent.
   std::optional<TokenId> forced() const;
   // Tokens that must not come next, because they would begin thinking again when the budget is spent; ascending. Only
-  // immediately after a block, and not for a begin mark that is plain text of several tokens: then the new block is
-  // ended. Valid as long as a copy of this object.
+  // immediately after a block or a call, and not for a begin mark that is plain text of several tokens: then the new
+  // block is ended. Valid as long as a copy of this object.
   std::span<const TokenId> banned() const;
   // Whether forced() or banned() may return a token after one more token.
   bool may_decide_next() const;
 
  private:
-  enum class Phase : std::uint8_t { before, inside, over };
+  enum class Phase : std::uint8_t { before, call, inside, over };
   // A byte of the text, or kSpecial + the id of a special token.
   using Unit = std::int32_t;
   static constexpr Unit kSpecial = 256;
@@ -59,6 +60,8 @@ class Thinking {
 
   bool is_spent() const { return count_ >= budget_; }
   void push_before(Unit unit);
+  void push_call(Unit unit);
+  bool ends_with(const std::vector<Unit>& mark) const;  // the last units do
   void push_header(Unit unit);
   void begin_header();
   bool push_inside(Unit unit, std::size_t at);  // at: its number in the token; returns whether the block has ended
@@ -70,12 +73,16 @@ class Thinking {
   Phase phase_;
   int count_ = 0;              // tokens inside
   std::size_t matched_ = 0;    // units of the begin mark; of a header, all of them if other text follows the word
+  std::size_t call_matched_ = 0;  // units of the mark that begins a call
+  bool is_quoted_ = false;     // inside a call, in text that may have its marks
+  bool is_escaped_ = false;    // in such text, after a backslash
   std::size_t recipient_ = 0;  // characters of "to=" in the header; all of them: it has a recipient
   bool is_other_ = false;      // in a header of another channel, or its text
-  bool after_block_ = false;   // nothing but the begin of a mark, white space and other headers came after a block
+  // Nothing but the begin of a mark, white space and other headers came after a block or a call.
+  bool after_block_ = false;
   std::size_t num_written_ = 0;  // tokens of the end mark, if the budget is spent
   int num_marked_ = 0;           // tokens of `count_` that belong to the end mark
-  std::vector<Recent> recent_;   // the last units inside, at most the length of the end mark
+  std::vector<Recent> recent_;   // the last units inside, or in a call, at most the length of a mark that ends it
   text::Utf8State characters_;
 };
 
@@ -86,7 +93,10 @@ struct Thinking::Rules {
 
   const text::TokenTable& table;
   std::vector<TokenId> begin_ids, end_ids;
+  std::vector<std::vector<TokenId>> call_ids;
   std::vector<Unit> begin, end;  // the marks, without white space before them; `end` ends a block
+  // The marks of calls, and of text in them in which no mark counts. Empty: calls are other text.
+  std::vector<Unit> call_begin, call_end, quote_begin, quote_end;
   bool is_header;
   std::vector<TokenId> banned;  // immediately after a block; of a header, after its first token
 };

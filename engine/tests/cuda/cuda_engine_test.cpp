@@ -295,15 +295,44 @@ TEST_F(CudaEngineTest, nothing_is_allocated_in_a_step) {
   EXPECT_EQ(cuda::allocations(), before);
 }
 
+// Some of its proposals are accepted if it is an engine's first request, because no times of steps are measured yet.
+Request one_token_repeated() {
+  auto one = request({5, 5, 5}, 20);
+  one.sampling.logit_bias = {{5, 100.0F}};
+  return one;
+}
+
 TEST_F(CudaEngineTest, nothing_is_allocated_in_a_step_with_proposals) {
-  Engine engine(write(), with(kCuda, "speculative_method", "ngram"));
-  auto all = greedy_requests(40);  // they soon repeat
-  const auto masked = masked_requests(12);
-  all.insert(all.end(), masked.begin(), masked.end());
-  const auto before = cuda::allocations();
-  completions(engine, all);
-  EXPECT_EQ(cuda::allocations(), before);
-  EXPECT_GT(engine.stats().accepted_tokens, 0);
+  TinyModel recurrent;
+  recurrent.mixers = {"delta_net", "attention"};
+  for (const auto& model : {TinyModel{}, recurrent}) {
+    Engine engine(write(model), with(kCuda, "speculative_method", "ngram"));
+    auto all = greedy_requests(40);  // they soon repeat
+    const auto masked = masked_requests(12);
+    all.insert(all.end(), masked.begin(), masked.end());
+    all.insert(all.begin(), one_token_repeated());
+    const auto before = cuda::allocations();
+    completions(engine, all);
+    EXPECT_EQ(cuda::allocations(), before);
+    EXPECT_GT(engine.stats().accepted_tokens, 0);
+  }
+}
+
+TEST_F(CudaEngineTest, recurrent_layers_give_equal_tokens_with_and_without_proposals_and_captured_steps) {
+  for (const auto* const mixer : {"short_conv", "delta_net"}) {
+    TinyModel model;
+    model.mixers = {mixer, "attention"};
+    const auto folder = write(model, "bf16");
+    auto all = greedy_requests(24);
+    all.insert(all.begin(), one_token_repeated());
+    const auto expected = completions(folder, kReproducible, all);
+    for (const auto* const graphs : {"True", "False"}) {
+      SCOPED_TRACE(std::string(mixer) + ", graphs " + graphs);
+      Engine engine(folder, with(with(kReproducible, "speculative_method", "ngram"), "cuda_graphs", graphs));
+      EXPECT_EQ(completions(engine, all), expected);
+      EXPECT_GT(engine.stats().accepted_tokens, 0);
+    }
+  }
 }
 
 TEST_F(CudaEngineTest, captured_and_issued_decodes_give_equal_tokens) {

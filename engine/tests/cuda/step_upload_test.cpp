@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <set>
 
 #include "charonia/error.h"
@@ -29,7 +31,7 @@ constexpr ops::StepFacts kFacts{
 // A step that owns its arrays.
 struct Step {
   std::vector<std::int32_t> ids, query_start{0}, positions, rotary_rows, tables, other_tables, logits_rows, state_in,
-      state_out, adapters, hidden_rows;
+      state_out, row_states, adapters, hidden_rows;
   std::vector<SampleRow> sample;
   std::int64_t stride = kPositions / kBlockLen;
 
@@ -47,10 +49,17 @@ struct Step {
       sample.emplace_back();
     }
   }
+  // A number for each row.
+  void fill(std::vector<std::int32_t>& to, Random& random, int least, int most) const {
+    std::generate_n(std::back_inserter(to), ids.size(), [&] { return uniform(random, least, most); });
+  }
   StepInput input() const {
-    return {ids,         {query_start, positions, {tables, other_tables, {}}, stride, rotary_rows, state_in, state_out},
-            logits_rows, sample,
-            {},          adapters,
+    return {ids,
+            {query_start, positions, {tables, other_tables, {}}, stride, rotary_rows, state_in, state_out, row_states},
+            logits_rows,
+            sample,
+            {},
+            adapters,
             hidden_rows};
   }
 };
@@ -107,6 +116,13 @@ void expect_states(const Written& out, const Step& step, std::int64_t states, in
   }
 }
 
+void expect_row_states(const Written& out, const Step& step, std::int64_t rows) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const bool has_slot = i < std::ssize(step.row_states);
+    EXPECT_EQ(out.i32(out.layout.row_states, i), has_slot ? step.row_states[static_cast<std::size_t>(i)] : -1);
+  }
+}
+
 TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
   Random random(1);
   for (int trial = 0; trial < 50; ++trial) {
@@ -116,13 +132,10 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
       const int rows = uniform(random, 1, 9);
       step.add(uniform(random, 0, kPositions - rows), rows, uniform(random, 0, 1) == 1);
     }
-    if (trial % 2 == 0) {
-      for (std::size_t i = 0; i < step.ids.size(); ++i) step.rotary_rows.push_back(uniform(random, 0, 5000));
-    }
+    if (trial % 2 == 0) step.fill(step.rotary_rows, random, 0, 5000);
+    if (trial % 4 == 0) step.fill(step.row_states, random, -1, 9);
     check_step(step.input(), kFacts, 0);
-    for (std::size_t i = 0; i < step.ids.size() && trial % 4 == 0; ++i) {
-      step.hidden_rows.push_back(uniform(random, -1, 99));
-    }
+    if (trial % 4 == 0) step.fill(step.hidden_rows, random, -1, 99);
     for (const auto block : step.tables) step.other_tables.push_back((block + 1) % kBlocks);
     FlatTables tables;
     for (const auto kind : kTableKinds) flatten_tables(step.input().attention, kind, kBlockLen, tables);
@@ -137,10 +150,12 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     capacity.sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20));
     capacity.states = trial % 3 == 0 ? 0 : sequences + uniform(random, 0, 3);
     capacity.hidden_rows = trial % 8 < 6 ? capacity.rows : 0;
+    capacity.row_states = trial % 3 == 0 ? 0 : capacity.rows;
     const auto out = write(step, capacity, tables, plans, sampling);
     const auto& at = out.layout;
     for (const auto offset : {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window,
-                              at.states, at.logits_rows, at.hidden_rows, at.plans[0].decode, at.plans[0].prefill,
+                              at.states, at.row_states, at.logits_rows, at.hidden_rows, at.plans[0].decode,
+                              at.plans[0].prefill,
                               at.plans[1].decode, at.plans[1].prefill, at.sampling, at.tables, out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
@@ -156,6 +171,7 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     }
     EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(rows));
     expect_states(out, step, capacity.states, sequences);
+    expect_row_states(out, step, capacity.row_states);
     std::vector<std::int32_t> slots, other_slots;
     for (int s = 0; s < sequences; ++s) {
       for (auto row = slots.size(); row < static_cast<std::size_t>(step.query_start[static_cast<std::size_t>(s + 1)]);

@@ -425,6 +425,12 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
   cuda::attention(stream_, device_, out, qkv, of_layer, needs_.attention[index], how, work);
 }
 
+StateRows CudaOps::state_rows() const {
+  const auto* const rows = uploaded<std::int32_t>(begun_.layout.row_states);
+  return {uploaded<StateItem>(begun_.layout.states), begun_.capacity.states,
+          begun_.capacity.row_states > 0 ? rows : nullptr};
+}
+
 void CudaOps::short_conv(const Tensor& out, const Tensor& in, const ops::ShortConvParams& how, ops::KvCache& cache,
                          int layer) {
   const auto& kv = static_cast<const CudaKvCache&>(cache);
@@ -437,8 +443,8 @@ void CudaOps::short_conv(const Tensor& out, const Tensor& in, const ops::ShortCo
   need_cache(kv);
   if (tracing_) return;
   require_step("short_conv", out.rows, begun_.capacity.rows);
-  cuda::short_conv(stream_, out, in, how, state, uploaded<StateItem>(begun_.layout.states), begun_.capacity.states,
-                   begun_.longest);
+  // A captured step serves steps with other numbers of rows.
+  cuda::short_conv(stream_, out, in, how, state, state_rows(), begun_.decode ? 0 : begun_.longest);
 }
 
 void CudaOps::delta_net(const Tensor& qkv, const Tensor& gates, const ops::DeltaNetParams& how, ops::KvCache& cache,
@@ -454,7 +460,7 @@ void CudaOps::delta_net(const Tensor& qkv, const Tensor& gates, const ops::Delta
   need_cache(kv);
   if (tracing_) return;
   require_step("delta_net", qkv.rows, begun_.capacity.rows);
-  cuda::delta_net(stream_, qkv, gates, how, state, uploaded<StateItem>(begun_.layout.states), begun_.capacity.states);
+  cuda::delta_net(stream_, qkv, gates, how, state, state_rows());
 }
 
 void CudaOps::gated_linear(const Tensor& out, const Tensor& gate_up, const Tensor& in, const ops::Linear& weight,

@@ -226,6 +226,7 @@ class CudaOps final : public ops::Ops {
   const T* uploaded(std::size_t at) const {
     return reinterpret_cast<const T*>(begun_.device + at);
   }
+  StateRows state_rows() const;
   void require_step(std::string_view op, std::int64_t rows, std::int64_t of) const;
   // of: the tensor that the step's hidden_rows refer to. Returns them; null: nothing is copied.
   const std::int32_t* hidden_rows(std::string_view op, const ops::Tensor& out, const ops::Tensor& in,

@@ -122,6 +122,7 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops
   StepCapacity out{.rows = rows,
                    .logits_rows = rows,
                    .states = has_states() ? rows : 0,
+                   .row_states = has_states() && kind.proposals ? rows : 0,
                    .hidden_rows = needs_.facts.hidden_rows > 0 ? rows : 0,
                    .adapter_items = kind.adapters ? max_adapter_items(rows, adapter_slots_.count) : 0,
                    .adapter_rows = kind.adapters ? rows : 0,
@@ -144,11 +145,12 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops
 
 // Allocates the memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
-  proposes_ = limits.logits_rows() > limits.max_sequences && !has_states();
+  proposes_ = limits.logits_rows() > limits.max_sequences;
   buckets_ = decode_buckets(std::min(limits.max_rows, proposes_ ? limits.logits_rows() : limits.max_sequences));
   StepCapacity capacity{.rows = limits.max_rows,
                         .logits_rows = limits.logits_rows(),
                         .states = has_states() ? limits.max_sequences : 0,
+                        .row_states = has_states() && proposes_ ? limits.max_rows : 0,
                         .hidden_rows = needs_.facts.hidden_rows > 0 ? limits.max_rows : 0,
                         .plans = {}};
   if (adapter_slots_.count > 0) {

@@ -83,6 +83,7 @@ void CudaOps::pack(const StepInput& input) {
   step.capacity.rows = step.rows;
   step.capacity.logits_rows = step.logits_rows;
   step.capacity.states = has_states() ? std::ssize(input.attention.state_in) : 0;
+  step.capacity.row_states = std::ssize(input.attention.row_states);
   step.capacity.hidden_rows = needs_.facts.hidden_rows > 0 ? step.rows : 0;
   step.capacity.adapter_items = std::ssize(adapter_batch_.items);
   step.capacity.adapter_rows = std::ssize(adapter_batch_.rows);
@@ -92,6 +93,7 @@ void CudaOps::pack(const StepInput& input) {
     if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
       step.capacity.rows = step.capacity.logits_rows = buckets_[index];
       if (has_states()) step.capacity.states = buckets_[index];
+      step.capacity.row_states = has_states() && step.kind.proposals ? buckets_[index] : 0;
       if (step.capacity.hidden_rows > 0) step.capacity.hidden_rows = buckets_[index];
       const auto& captured = captured_[step.kind.index()];
       const auto at = index - (step.kind.proposals ? 1 : 0);  // the steps of one row have none

@@ -85,6 +85,7 @@ StepLayout step_layout(const StepCapacity& capacity) {
   out.rotary_rows = place(capacity.rows, sizeof(std::int32_t));
   for (const auto kind : kTableKinds) out.kv_slots[kind] = place(capacity.rows, sizeof(std::int32_t));
   out.states = place(capacity.states, sizeof(StateItem));
+  out.row_states = place(capacity.row_states, sizeof(std::int32_t));
   out.logits_rows = place(capacity.logits_rows, sizeof(std::int32_t));
   out.hidden_rows = place(capacity.hidden_rows, sizeof(std::int32_t));
   out.adapter_items = place(capacity.adapter_items, sizeof(AdapterItem));
@@ -108,12 +109,12 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
   const auto rows = count(input.ids);
   const auto& batch = input.attention;
   require(rows <= capacity.rows && count(input.logits_rows) <= capacity.logits_rows &&
-              (capacity.states == 0 || count(batch.state_in) <= capacity.states) && fits(plans, capacity) &&
+              (capacity.states == 0 || count(batch.state_in) <= capacity.states) &&
+              (capacity.row_states == 0 || count(batch.row_states) <= capacity.row_states) && fits(plans, capacity) &&
               (capacity.hidden_rows == 0 || count(input.hidden_rows) <= capacity.hidden_rows) &&
               std::ssize(adapters.items) <= capacity.adapter_items &&
               std::ssize(adapters.rows) <= capacity.adapter_rows && sampling.size() <= capacity.sampling_bytes,
           "the step is larger than the capacity that was made for it");
-  require(batch.row_states.empty(), "a step of a GPU writes one state of each sequence");
   const auto put = [to](std::size_t at, const auto& values) {
     if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
   };
@@ -156,6 +157,9 @@ void write_step(std::byte* to, const StepCapacity& capacity, const StepLayout& l
     const auto first = batch.query_start[s];
     states[i] = {first, batch.query_start[s + 1] - first, batch.state_in[s], batch.state_out[s]};
   }
+
+  std::fill(i32(layout.row_states), i32(layout.row_states) + capacity.row_states, -1);
+  if (capacity.row_states > 0) put(layout.row_states, batch.row_states);
 
   put(layout.logits_rows, input.logits_rows);
   for (auto i = count(input.logits_rows); i < capacity.logits_rows; ++i) {

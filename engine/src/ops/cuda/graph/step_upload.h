@@ -6,6 +6,7 @@
 //   rotary_rows   [rows] i32, equal to the positions if the step has none: a graph serves steps with and without them
 //   kv_slots      for each kind of cache [rows] i32, block * block_len + slot; -1: the row is padding
 //   states        [sequences] StateItem, if there are layers of kind `state`
+//   row_states    [rows] i32, if rows besides the last one of a sequence may have a state; -1: the row has none
 //   logits_rows   [logits rows] i32
 //   hidden_rows   [rows] i32, if steps store or load hidden states; -1: the row has none, or is padding
 //   adapter_items [items] AdapterItem, and
@@ -32,6 +33,13 @@ namespace charonia::cuda {
 struct StateItem {
   std::int32_t first_row = 0, num_rows = 0;  // num_rows = 0: padding, which reads and writes nothing
   std::int32_t in = -1, out = -1;            // slots; in = -1: the state is zeros
+};
+
+// The uploaded sequences of a step, and the states that it writes, on the device.
+struct StateRows {
+  const StateItem* items = nullptr;          // [num_items]
+  std::int64_t num_items = 0;
+  const std::int32_t* row_states = nullptr;  // [rows] as in ops::AttentionBatch; null: only the states of `items`
 };
 
 // Whether every row is sampled. Then each sequence decodes: it has the row of its last token, and perhaps rows of
@@ -71,6 +79,7 @@ struct StepCapacity {
   };
   std::int64_t rows = 0, logits_rows = 0;
   std::int64_t states = 0;  // sequences; 0 without layers of kind `state`
+  std::int64_t row_states = 0;
   std::int64_t hidden_rows = 0;  // the number of rows, or 0
   std::int64_t adapter_items = 0, adapter_rows = 0;
   std::vector<Plan> plans;
@@ -88,7 +97,7 @@ struct StepLayout {
   };
   std::size_t counts = 0, ids = 0, positions = 0, rotary_rows = 0, logits_rows = 0;
   PerKind<std::size_t> kv_slots;
-  std::size_t states = 0, hidden_rows = 0;
+  std::size_t states = 0, row_states = 0, hidden_rows = 0;
   std::size_t adapter_items = 0, adapter_rows = 0;
   std::vector<Plan> plans;
   std::size_t sampling = 0, tables = 0;

@@ -7,7 +7,7 @@
 // the sequence come in tiles of kTile. For a tile, each warp normalises q and k of its rows, and stores them as floats
 // in shared memory; then all threads process the tile's rows one after the other, without another barrier. Sums over a
 // column have four accumulators per thread, then the threads are added by shuffles. This order depends neither on the
-// tiles nor on the number of rows.
+// tiles nor on the number of rows. With kRowStates, a row with a slot of its own also stores the state after it.
 //
 // Bound: a decode step reads and writes the state once (memory). A long prefill is bound by the latency of a row: two
 // sums over k_dim / 16 dependent operations with two shuffles each, about 300 cycles with k_dim = 128 by counting, for
@@ -37,6 +37,7 @@ struct DeltaParams {
   float* states = nullptr;  // of slot 0, from the first float of s on
   std::int64_t slot_floats = 0;
   const StateItem* items = nullptr;
+  const std::int32_t* row_states = nullptr;
   int k_heads = 0, v_heads = 0, k_dim = 0, v_dim = 0, strips = 0;
   bool tiled = false;
 };
@@ -69,8 +70,9 @@ CHARONIA_DEVICE void elements_of(const float4& four, float (&x)[4]) {
   x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
 }
 
-// kRows: rows of the state in a thread, so k_dim is at most kRows * kParts.
-template <class T, int kRows>
+// kRows: rows of the state in a thread, so k_dim is at most kRows * kParts. kRowStates: p.row_states is set. A template,
+// because it takes 16 to 24 registers.
+template <class T, int kRows, bool kRowStates>
 CHARONIA_KERNEL(kThreads, 2)
 void delta_kernel(const DeltaParams p) {
   constexpr int kPadded = kRows * kParts, kFours = kRows / 4;
@@ -94,6 +96,13 @@ void delta_kernel(const DeltaParams p) {
   for (int i = 0; i < kRows; ++i) {
     s[i] = old != nullptr && row_of(i) < p.k_dim ? old[static_cast<std::int64_t>(row_of(i)) * kStrip] : 0.0F;
   }
+  const auto store = [&](std::int64_t slot) {
+    float* const to = p.states + slot * p.slot_floats + at;
+    CHARONIA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (row_of(i) < p.k_dim) to[static_cast<std::int64_t>(row_of(i)) * kStrip] = s[i];
+    }
+  };
   const float q_scale = reciprocal_sqrt(static_cast<float>(p.k_dim));
   T* const heads = static_cast<T*>(p.qkv) + item.first_row * p.stride;
   const std::int64_t k_at = static_cast<std::int64_t>(p.k_heads) * p.k_dim;
@@ -140,21 +149,20 @@ void delta_kernel(const DeltaParams p) {
       }
       const float o = column_sum(sums);
       if (part == 0 && column < columns) heads[(first + t) * p.stride + v_at + column] = from_float<T>(o);
+      if (kRowStates && first + t + 1 < item.num_rows) {
+        if (const int slot = p.row_states[item.first_row + first + t]; slot >= 0) store(slot);
+      }
     }
     __syncthreads();
   }
-  float* const next = p.states + item.out * p.slot_floats + at;
-  CHARONIA_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    if (row_of(i) < p.k_dim) next[static_cast<std::int64_t>(row_of(i)) * kStrip] = s[i];
-  }
+  store(item.out);
 }
 
 }  // namespace
 
 void delta_net(Stream& stream, const ops::Tensor& qkv, const ops::Tensor& gates, const ops::DeltaNetParams& how,
-               const StateLayer& layer, const StateItem* items, std::int64_t num_items) {
-  if (num_items == 0) return;
+               const StateLayer& layer, const StateRows& rows) {
+  if (rows.num_items == 0) return;
   const DeltaParams p{.qkv = qkv.data,
                       .stride = qkv.stride,
                       .gates = static_cast<const float*>(gates.data),
@@ -163,22 +171,30 @@ void delta_net(Stream& stream, const ops::Tensor& qkv, const ops::Tensor& gates,
                       .dt_bias = how.dt_bias,
                       .states = layer.data + how.state,
                       .slot_floats = layer.slot_floats,
-                      .items = items,
+                      .items = rows.items,
+                      .row_states = rows.row_states,
                       .k_heads = how.k_heads,
                       .v_heads = how.v_heads,
                       .k_dim = how.k_dim,
                       .v_dim = how.v_dim,
                       .strips = how.strips(),
                       .tiled = how.tiled};
-  const Launch shape{.grid_x = static_cast<unsigned>(num_items),
+  const Launch shape{.grid_x = static_cast<unsigned>(rows.num_items),
                      .grid_y = static_cast<unsigned>(how.v_heads * how.strips()),
                      .threads = kThreads};
-  with_type(qkv.dtype, [&]<class T>(T) {
+  const auto issue = [&]<class T, bool kRowStates>() {
     launch(stream, "delta_net", shape,
-           how.k_dim <= 64    ? delta_kernel<T, 16>
-           : how.k_dim <= 128 ? delta_kernel<T, 32>
-                              : delta_kernel<T, 64>,
+           how.k_dim <= 64    ? delta_kernel<T, 16, kRowStates>
+           : how.k_dim <= 128 ? delta_kernel<T, 32, kRowStates>
+                              : delta_kernel<T, 64, kRowStates>,
            p);
+  };
+  with_type(qkv.dtype, [&]<class T>(T) {
+    if (rows.row_states == nullptr) {
+      issue.template operator()<T, false>();
+    } else {
+      issue.template operator()<T, true>();
+    }
   });
 }
 

@@ -10,8 +10,8 @@
 
 namespace charonia::cuda {
 
-// Like Operations::delta_net(). qkv f32|bf16|f16. q, k and gates do not change. items [num_items]: the sequences.
+// Like Operations::delta_net(). qkv f32|bf16|f16. q, k and gates do not change.
 void delta_net(Stream& stream, const ops::Tensor& qkv, const ops::Tensor& gates, const ops::DeltaNetParams& how,
-               const StateLayer& layer, const StateItem* items, std::int64_t num_items);
+               const StateLayer& layer, const StateRows& rows);
 
 }  // namespace charonia::cuda

@@ -1,9 +1,11 @@
 // The short convolution of recurrent layers: a causal depthwise convolution over the rows of each sequence.
 //
-// A thread computes kRows rows of one channel of one sequence. Its first inputs are the rows before them, or the state
-// of the sequence. All outputs are sums of the same products in the same order, so they do not depend on the number of
-// rows. The thread with the first row also writes the new state: it has read the old one before, which may be in the
-// same slot.
+// A thread computes kRows rows of one channel of one sequence, or all rows if the longest sequence is not known: a
+// captured step. Its first inputs are the rows before them, or the state of the sequence. All outputs are sums of the
+// same products in the same order, so they do not depend on the number of rows. The thread with the first row also
+// writes the new state: it has read the old one before, which may be in the same slot. Each thread writes the states
+// after its other rows that have a slot: the inputs in its registers. Only the first row may have the slot of the old
+// state.
 //
 //   grid (sequences, channels / threads, rows of the longest sequence / kRows)
 //
@@ -11,6 +13,9 @@
 // come from L1, except at the beginning of a thread's rows. A decode step reads and writes kernel - 1 floats of state
 // per channel next to one input and one output.
 #include "ops/cuda/kernels/short_conv.h"
+
+#include <algorithm>
+#include <limits>
 
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/activation.h"
@@ -33,6 +38,8 @@ struct ConvParams {
   float* states = nullptr;
   std::int64_t slot_floats = 0;
   const StateItem* items = nullptr;
+  const std::int32_t* row_states = nullptr;
+  int rows = 0;  // of a thread
   int channels = 0, kernel = 0;
   bool silu = false, gated = false;
 };
@@ -51,7 +58,7 @@ void short_conv_kernel(const ConvParams p) {
   dependency_wait();
   const StateItem item = p.items[blockIdx.x];
   const int channel = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
-  const int first = static_cast<int>(blockIdx.z) * kRows;
+  const int first = static_cast<int>(blockIdx.z) * p.rows;
   if (channel >= p.channels || first >= item.num_rows) return;
   const float* const old = item.in < 0 ? nullptr : p.states + item.in * p.slot_floats + channel;
   const int columns = p.kernel - 1;
@@ -79,11 +86,21 @@ void short_conv_kernel(const ConvParams p) {
     }
   }
   const float bias = p.bias == nullptr ? 0.0F : p.bias[channel];
-  const int end = min(first + kRows, item.num_rows);
+  const int end = item.num_rows - first > p.rows ? first + p.rows : item.num_rows;
   for (int row = first; row < end; ++row) {
     CHARONIA_UNROLL
     for (int k = 0; k + 1 < kMaxKernel; ++k) window[k] = window[k + 1];
     window[kMaxKernel - 1] = input(row);
+    if (p.row_states != nullptr && row + 1 < item.num_rows) {
+      if (const int slot = p.row_states[item.first_row + row]; slot >= 0) {
+        float* const to = p.states + slot * p.slot_floats + channel;
+        CHARONIA_UNROLL
+        for (int k = 1; k < kMaxKernel; ++k) {
+          const int at = k - (kMaxKernel - columns);
+          if (at >= 0) to[static_cast<std::int64_t>(at) * p.channels] = window[k];
+        }
+      }
+    }
     float sum = bias;
     CHARONIA_UNROLL
     for (int k = 0; k < kMaxKernel; ++k) {
@@ -99,8 +116,8 @@ void short_conv_kernel(const ConvParams p) {
 }  // namespace
 
 void short_conv(Stream& stream, const ops::Tensor& out, const ops::Tensor& in, const ops::ShortConvParams& how,
-                const StateLayer& layer, const StateItem* items, std::int64_t num_items, std::int64_t longest) {
-  if (num_items == 0 || longest == 0) return;
+                const StateLayer& layer, const StateRows& rows, std::int64_t longest) {
+  if (rows.num_items == 0) return;
   const ConvParams p{.in = in.data,
                      .in_stride = in.stride,
                      .out = out.data,
@@ -109,14 +126,16 @@ void short_conv(Stream& stream, const ops::Tensor& out, const ops::Tensor& in, c
                      .bias = how.bias,
                      .states = layer.data,
                      .slot_floats = layer.slot_floats,
-                     .items = items,
+                     .items = rows.items,
+                     .row_states = rows.row_states,
+                     .rows = longest > 0 ? kRows : std::numeric_limits<int>::max(),
                      .channels = static_cast<int>(out.cols),
                      .kernel = how.kernel,
                      .silu = how.silu,
                      .gated = how.gated};
-  const Launch shape{.grid_x = static_cast<unsigned>(num_items),
+  const Launch shape{.grid_x = static_cast<unsigned>(rows.num_items),
                      .grid_y = static_cast<unsigned>(divide_up(out.cols, kThreads)),
-                     .grid_z = static_cast<unsigned>(divide_up(longest, kRows)),
+                     .grid_z = static_cast<unsigned>(std::max<std::int64_t>(divide_up(longest, kRows), 1)),
                      .threads = kThreads};
   with_type(in.dtype, [&]<class T>(T) {
     if (out.dtype == DType::f32) {

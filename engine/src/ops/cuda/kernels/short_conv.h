@@ -16,9 +16,9 @@ struct StateLayer {
   std::int64_t slot_floats = 0;
 };
 
-// Like Operations::short_conv(). in f32|bf16|f16; out of the same type or f32. items [num_items]: the sequences;
-// longest: the most rows that one of them has.
+// Like Operations::short_conv(). in f32|bf16|f16; out of the same type or f32. longest: the most rows that a sequence
+// has; 0: not known, and a sequence has few rows.
 void short_conv(Stream& stream, const ops::Tensor& out, const ops::Tensor& in, const ops::ShortConvParams& how,
-                const StateLayer& layer, const StateItem* items, std::int64_t num_items, std::int64_t longest);
+                const StateLayer& layer, const StateRows& rows, std::int64_t longest);
 
 }  // namespace charonia::cuda
