@@ -22,6 +22,7 @@ constexpr double kSearchShare = 0.1;  // the same, of the time of a step
 constexpr int kLeastProbe = 4;        // rows that a step may have beyond the measured ones, or a quarter of its decodes
 constexpr int kPlainInterval = 64;    // after this number of steps that speculated, a plain step is measured again
 constexpr int kFirstPlain = 4;        // the same, if there is no plain step with that number of decodes yet
+constexpr int kMaxPlain = 32;         // steps for such a measurement, if those before had prefill
 constexpr int kMaxUntimed = 2;        // choices with proposals whose steps were not measured, because they had prefill
 constexpr int kForgetInterval = 1024;  // choices without drafts, after which their times and rates are too old
 constexpr int kLeastDraftRows = 64;   // of a step of the draft model that computes missing tokens
@@ -108,7 +109,7 @@ int RowTimes::most() const {
 
 void SpeculationPolicy::measured(int decodes, double seconds) {
   times_.add(decodes, seconds);
-  speculated_ = 0;
+  plain_ = speculated_ = 0;
 }
 
 void SpeculationPolicy::speculated(int rows, double seconds) {
@@ -137,8 +138,11 @@ double SpeculationPolicy::search_s(int decodes) const {
   return alone > 0 ? std::min(kSearchShare * alone, kMaxSearchSeconds) : kMaxSearchSeconds;
 }
 
-bool SpeculationPolicy::needs_plain(int decodes) const {
-  return speculated_ >= (times_.measured(decodes) ? kPlainInterval : kFirstPlain);
+bool SpeculationPolicy::needs_plain(int decodes) {
+  if (speculated_ < (times_.measured(decodes) ? kPlainInterval : kFirstPlain)) return false;
+  if (++plain_ <= kMaxPlain) return true;
+  plain_ = speculated_ = 0;
+  return false;
 }
 
 double SpeculationPolicy::begin_s(int missing, int tokens_left) const {

@@ -141,13 +141,14 @@ class SpeculationPolicy {
   double seconds(int decodes, int proposals) const;
   bool probes();
   // Whether a step without proposals must be measured again.
-  bool needs_plain(int decodes) const;
+  bool needs_plain(int decodes);
 
   int max_rows_, max_proposals_;
   RowTimes times_, speculated_times_, draft_times_;
   Acceptance acceptance_;  // of all sequences
   int skipped_ = 0;        // choices in a row that took no proposal
   int speculated_ = 0;     // measured steps in a row that speculated
+  int plain_ = 0;          // choices of a plain step that needs_plain() made since the last measured one
   int untimed_ = 0;        // choices with proposals since such a step was measured
   bool probe_drafts_ = false;
   int undrafted_ = 0;  // choices in a row that took no drafts
