@@ -50,8 +50,7 @@ void Engine::Impl::propose() {
     if (!one) continue;
     check_guess(*one->completion, one->proposal, one->most);
     const auto& proposal = one->proposal;
-    known.push_back({.size = static_cast<int>(proposal.tokens.size()),
-                     .rate = rate_of(*one)});
+    known.push_back({.size = static_cast<int>(proposal.tokens.size()), .rate = rate_of(*one)});
     // Known tokens cost nothing, so they are preferred to drafts that are not better. Certain tokens replace any guess.
     const auto drafts = drafts_of(*one);
     const bool better = drafts.size > 0 && (known.back().size == 0 || (proposal.confidence != runtime::kCertain &&
@@ -80,8 +79,7 @@ bool Engine::Impl::may_propose(const Step& running) {
     if (found == completions_.end() || found->second->mask) continue;
     const auto one = propose_known(id);
     if (!one) continue;
-    known.push_back({.size = static_cast<int>(one->proposal.tokens.size()),
-                     .rate = rate_of(*one)});
+    known.push_back({.size = static_cast<int>(one->proposal.tokens.size()), .rate = rate_of(*one)});
   }
   return speculation_->would_choose(scheduler_->num_running(), known);
 }
