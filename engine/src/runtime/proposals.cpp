@@ -139,7 +139,7 @@ double SpeculationPolicy::search_s(int decodes) const {
 }
 
 bool SpeculationPolicy::needs_plain(int decodes) {
-  if (speculated_ < (times_.measured(decodes) ? kPlainInterval : kFirstPlain)) return false;
+  if (choose_all_ || speculated_ < (times_.measured(decodes) ? kPlainInterval : kFirstPlain)) return false;
   if (++plain_ <= kMaxPlain) return true;
   plain_ = speculated_ = 0;
   return false;
@@ -177,11 +177,12 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
   }
   // The gains of one candidate descend, so its tokens stay in order.
   std::ranges::stable_sort(tokens, std::greater{}, &Token::gain);
-  // An unmeasured number of rows may take much longer than the nearest measured one.
-  const int known = std::max({speculated_times_.most(), times_.most(), decodes});
-  const auto most = static_cast<std::size_t>(std::min(
-      {std::max(max_rows_ - decodes, 0) / 2, max_proposals_, known - decodes + std::max(decodes / 4, kLeastProbe)}));
-  tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(std::min(most, tokens.size())), tokens.end());
+  auto most = std::min(std::max(max_rows_ - decodes, 0) / 2, max_proposals_);
+  if (!choose_all_) {  // an unmeasured number of rows may take much longer than the nearest measured one
+    const int known = std::max({speculated_times_.most(), times_.most(), decodes});
+    most = std::min(most, known - decodes + std::max(decodes / 4, kLeastProbe));
+  }
+  if (std::ssize(tokens) > most) tokens.erase(tokens.begin() + most, tokens.end());
   double expected = decodes, draft_s = 0;
   std::vector<int> draft_rows;  // of each step of the draft model
   for (const auto& token : tokens) {
@@ -199,6 +200,7 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
     out.rate = rate;
     out.best = out.tokens.size();
   }
+  if (choose_all_) out.best = out.tokens.size();
   return out;
 }
 

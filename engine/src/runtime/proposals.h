@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -91,6 +92,9 @@ class SpeculationPolicy {
                              int max_proposals = std::numeric_limits<int>::max())
       : max_rows_(max_rows), max_proposals_(max_proposals) {}
 
+  // Whether all policies choose all proposals, at any cost, so that tests do not depend on times.
+  static void choose_all_for_tests(bool all) { choose_all_ = all; }
+
   struct Candidate {
     int size = 0;     // number of proposed tokens
     double rate = 0;  // probability that one of them is accepted, if its predecessors are
@@ -143,6 +147,7 @@ class SpeculationPolicy {
   // Whether a step without proposals must be measured again.
   bool needs_plain(int decodes);
 
+  static inline std::atomic<bool> choose_all_ = false;
   int max_rows_, max_proposals_;
   RowTimes times_, speculated_times_, draft_times_;
   Acceptance acceptance_;  // of all sequences
