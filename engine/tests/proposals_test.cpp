@@ -254,6 +254,20 @@ TEST(SpeculationPolicy, MeasuresPlainStepsAgain) {
   EXPECT_LT(late, 20) << "a few are tried again";
 }
 
+// Each plain step has prefill.
+TEST(SpeculationPolicy, DoesNotWaitForEverForThePlainStep) {
+  SpeculationPolicy policy;
+  policy.measured(1, 1);
+  for (int i = 0; i < 64; ++i) policy.speculated(5, 1);
+  int plain = 0;
+  for (int i = 0; i < 50; ++i) {
+    Candidates one = {{.size = 4, .rate = 0.9}};
+    policy.choose(1, one);
+    plain += one[0].chosen == 0;
+  }
+  EXPECT_EQ(plain, 32);
+}
+
 TEST(SpeculationPolicy, TheSearchForProposalsTakesATenthOfAStep) {
   SpeculationPolicy policy;
   EXPECT_DOUBLE_EQ(policy.search_s(4), 0.005);

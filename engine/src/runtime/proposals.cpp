@@ -22,6 +22,7 @@ constexpr double kSearchShare = 0.1;  // the same, of the time of a step
 constexpr int kLeastProbe = 4;        // rows that a step may have beyond the measured ones, or a quarter of its decodes
 constexpr int kPlainInterval = 64;    // after this number of steps that speculated, a plain step is measured again
 constexpr int kFirstPlain = 4;        // the same, if there is no plain step with that number of decodes yet
+constexpr int kMaxPlain = 32;         // steps for such a measurement, if those before had prefill
 constexpr int kMaxUntimed = 2;        // choices with proposals whose steps were not measured, because they had prefill
 constexpr int kForgetInterval = 1024;  // choices without drafts, after which their times and rates are too old
 constexpr int kLeastDraftRows = 64;   // of a step of the draft model that computes missing tokens
@@ -108,7 +109,7 @@ int RowTimes::most() const {
 
 void SpeculationPolicy::measured(int decodes, double seconds) {
   times_.add(decodes, seconds);
-  speculated_ = 0;
+  plain_ = speculated_ = 0;
 }
 
 void SpeculationPolicy::speculated(int rows, double seconds) {
@@ -137,8 +138,11 @@ double SpeculationPolicy::search_s(int decodes) const {
   return alone > 0 ? std::min(kSearchShare * alone, kMaxSearchSeconds) : kMaxSearchSeconds;
 }
 
-bool SpeculationPolicy::needs_plain(int decodes) const {
-  return speculated_ >= (times_.measured(decodes) ? kPlainInterval : kFirstPlain);
+bool SpeculationPolicy::needs_plain(int decodes) {
+  if (choose_all_ || speculated_ < (times_.measured(decodes) ? kPlainInterval : kFirstPlain)) return false;
+  if (++plain_ <= kMaxPlain) return true;
+  plain_ = speculated_ = 0;
+  return false;
 }
 
 double SpeculationPolicy::begin_s(int missing, int tokens_left) const {
@@ -173,11 +177,12 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
   }
   // The gains of one candidate descend, so its tokens stay in order.
   std::ranges::stable_sort(tokens, std::greater{}, &Token::gain);
-  // An unmeasured number of rows may take much longer than the nearest measured one.
-  const int known = std::max({speculated_times_.most(), times_.most(), decodes});
-  const auto most = static_cast<std::size_t>(std::min(
-      {std::max(max_rows_ - decodes, 0) / 2, max_proposals_, known - decodes + std::max(decodes / 4, kLeastProbe)}));
-  tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(std::min(most, tokens.size())), tokens.end());
+  auto most = std::min(std::max(max_rows_ - decodes, 0) / 2, max_proposals_);
+  if (!choose_all_) {  // an unmeasured number of rows may take much longer than the nearest measured one
+    const int known = std::max({speculated_times_.most(), times_.most(), decodes});
+    most = std::min(most, known - decodes + std::max(decodes / 4, kLeastProbe));
+  }
+  if (std::ssize(tokens) > most) tokens.erase(tokens.begin() + most, tokens.end());
   double expected = decodes, draft_s = 0;
   std::vector<int> draft_rows;  // of each step of the draft model
   for (const auto& token : tokens) {
@@ -195,6 +200,7 @@ SpeculationPolicy::Choice SpeculationPolicy::best_of(int decodes, std::span<Cand
     out.rate = rate;
     out.best = out.tokens.size();
   }
+  if (choose_all_) out.best = out.tokens.size();
   return out;
 }
 
@@ -205,7 +211,7 @@ bool SpeculationPolicy::probes() {
 }
 
 bool SpeculationPolicy::prefers_drafts(const Choice& of_known, const Choice& of_drafts) {
-  return of_drafts.best > 0 && of_drafts.rate > kDraftGain * of_known.rate;
+  return of_drafts.best > 0 && (choose_all_ || of_drafts.rate > kDraftGain * of_known.rate);
 }
 
 // Drafts of a long time ago say nothing about the next ones.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -91,6 +92,9 @@ class SpeculationPolicy {
                              int max_proposals = std::numeric_limits<int>::max())
       : max_rows_(max_rows), max_proposals_(max_proposals) {}
 
+  // Whether all policies choose all proposals, at any cost, so that tests do not depend on times.
+  static void choose_all_for_tests(bool all) { choose_all_ = all; }
+
   struct Candidate {
     int size = 0;     // number of proposed tokens
     double rate = 0;  // probability that one of them is accepted, if its predecessors are
@@ -142,14 +146,16 @@ class SpeculationPolicy {
   static bool prefers_drafts(const Choice& of_known, const Choice& of_drafts);
   bool probes();
   // Whether a step without proposals must be measured again.
-  bool needs_plain(int decodes) const;
+  bool needs_plain(int decodes);
   void count_undrafted(std::span<const Candidate> with_drafts);
 
+  static inline std::atomic<bool> choose_all_ = false;
   int max_rows_, max_proposals_;
   RowTimes times_, speculated_times_, draft_times_;
   Acceptance acceptance_;  // of all sequences
   int skipped_ = 0;        // choices in a row that took no proposal
   int speculated_ = 0;     // measured steps in a row that speculated
+  int plain_ = 0;          // choices of a plain step that needs_plain() made since the last measured one
   int untimed_ = 0;        // choices with proposals since such a step was measured
   bool probe_drafts_ = false;
   int undrafted_ = 0;  // choices in a row that took no drafts
