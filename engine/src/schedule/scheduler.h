@@ -180,9 +180,9 @@ class Scheduler {
   std::span<const cache::UnitRange> units(SeqId id) const;
   // The slot of its adapter while it runs; -1: it has none, or there are no slots.
   int adapter_slot(SeqId id) const;
-  // Of each kind `state`: the units for the states after the proposals of the plan. Empty without proposals.
+  // The units of each kind `state` for the states after the proposals of the plan. Empty without proposals.
   std::span<const cache::UnitRange> proposal_units(SeqId id) const;
-  // The most proposals of a plan for which there are states; without a kind `state` there is no limit.
+  // The number of proposals whose states a plan can keep. There is no limit without a kind `state`.
   std::int32_t max_proposal_states() const;
   // The nodes of the prefix index for its full computed blocks, in order, for a session to pin. Empty while it waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;
