@@ -72,6 +72,8 @@ std::span<const MetricInfo> metric_catalogue() {
       simple(kv_offload_bytes, kGauge, "charonia_kv_offload_bytes", "Size of the files in kv_offload_path"),
       simple(num_preemptions, kCounter, "charonia_num_preemptions_total",
              "Preemptions: a sequence's KV blocks were freed, to be recomputed later"),
+      simple(lora_slot_waits, kCounter, "charonia_lora_slot_waits_total",
+             "Steps in which a request waited for a slot of its LoRA adapter on the GPU"),
       simple(engine_steps, kCounter, "charonia_engine_steps_total", "Forward passes"),
       simple(gemms_rejected, kCounter, "charonia_gemms_rejected_total",
              "GEMMs that cuBLASLt rejected and that ran on built-in kernels"),

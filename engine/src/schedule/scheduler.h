@@ -198,6 +198,8 @@ class Scheduler {
   int num_waiting() const;                   // all other sequences
   std::int64_t waiting_tokens() const;       // prompt tokens of the waiting sequences
   std::int64_t num_preemptions() const;      // since construction
+  // Plans whose first waiting sequence had no slot for its adapter, and would have had a place in the batch.
+  std::int64_t num_slot_waits() const;
   std::int64_t prefix_query_tokens() const;  // prompt tokens looked up at first admission
   std::int64_t prefix_hit_tokens() const;
   std::int64_t loaded_tokens() const;  // from the offload
