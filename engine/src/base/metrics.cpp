@@ -76,7 +76,7 @@ std::span<const MetricInfo> metric_catalogue() {
              "Steps in which a request waited for a slot of its LoRA adapter on the GPU"),
       simple(engine_steps, kCounter, "charonia_engine_steps_total", "Forward passes"),
       simple(gemms_rejected, kCounter, "charonia_gemms_rejected_total",
-             "GEMMs that cuBLASLt rejected and that ran on built-in kernels"),
+             "GEMMs for which cuBLASLt was chosen and that ran on built-in kernels"),
       simple(jump_forward_tokens, kCounter, "charonia_jump_forward_tokens_total",
              "Tokens of structured output that the grammar determined, without a step for each"),
       simple(spec_decode_num_drafts, kCounter, "charonia_spec_decode_num_drafts_total",
