@@ -171,6 +171,7 @@ class EngineStats:
     num_sessions: int
     num_steps: int
     num_preemptions: int
+    lora_slot_waits: int  # steps in which a request waited for a slot of its adapter
     prompt_tokens: int
     generation_tokens: int
     jump_forward_tokens: int  # of those generated: taken without a step of their own

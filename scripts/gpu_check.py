@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check_decisions import Record, decide
+from gpu_check_starts import START_S, limited_starts
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "gpu_check"
@@ -47,6 +48,7 @@ UNPROVEN_TESTS = (
     "CudaQuantExpertsTest.wgmma_*",
 )  # fmt: skip
 QUIET_S = 15.0  # a C++ test that writes nothing for so long hangs
+QUIET_PYTHON_S = 30.0  # the same of a Python test
 # The build folder of a rehearsal, and the seconds after which the stage is killed.
 Run = Callable[[Path | None, float], "Outcome"]
 
@@ -58,6 +60,7 @@ class Outcome:
     status: str
     summary: str = ""
     seconds: float = 0.0
+    estimate: float = 0.0  # of the seconds
     text: str = ""
     records: list[Record] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
@@ -226,7 +229,8 @@ def gtest_results(text: str) -> dict[str, str]:
 
 def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "tests/gpu"]
-    code, text = run(command, "python_tests", limit_s, test_environment(emulated))
+    quiet_s = math.inf if emulated else QUIET_PYTHON_S
+    code, text = run(command, "python_tests", limit_s, test_environment(emulated), quiet_s)
     summary = (text.strip().splitlines() or ["no output"])[-1].strip("= ")
     if code == 0 and " passed" in summary:
         return Outcome("passed", summary)
@@ -241,7 +245,8 @@ def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
     records = [json.loads(line) for line in lines]
     if code == 0 and records:
         return Outcome("passed", f"{len(records)} figures", records=records, decisions=list(decide(name, records)))
-    return replace(failed(killed(code, limit_s) or f"ended with {code}", text), records=records)
+    hung = f"killed: an engine did not start in {START_S:.0f} s" if "Timeout (" in text else ""
+    return replace(failed(killed(code, limit_s) or hung or f"ended with {code}", text), records=records)
 
 
 class Clock:
@@ -459,7 +464,7 @@ def record(benchmark: str, name: str, unit: str, value: float, **case: Any) -> R
     return asdict(Figure.of(benchmark, name, unit, float(value), case=case))
 
 
-# The seconds that a stage takes with an H200 and 16 cores. It is killed after twice that time.
+# Estimates of the seconds that a stage takes with an H200 and 16 cores. It is killed after twice that time.
 STAGES: dict[str, tuple[float, Run]] = {
     "build": (150, build), "probe": (15, probe), "cpp_tests": (40, cpp_tests), "python_tests": (35, python_tests),
     **{name: (guess_s, partial(measured, name)) for name, guess_s in (
@@ -471,7 +476,8 @@ LATER = ("gap", "yard", "decode_w4a16", "adapters")  # only in runs that name th
 
 def measure(name: str) -> int:
     """Run a measurement in this process."""
-    with (WORK / f"{name}.jsonl").open("w", encoding="utf-8") as out:
+    limits = contextlib.nullcontext() if os.environ["GPU_CHECK_EMULATED"] else limited_starts()
+    with limits, (WORK / f"{name}.jsonl").open("w", encoding="utf-8") as out:
         for one in globals()[f"measure_{name}"](Clock()):
             print(one["name"], one["case"], f"{one['value']:.4g}", one["unit"])
             out.write(json.dumps(one) + "\n")
@@ -493,8 +499,10 @@ def page(outcomes: dict[str, Outcome], run_facts: dict[str, Any]) -> str:
     lines = ["# GPU check", "", f"Commit {run_facts['commit']}, {run_facts['at']}", "", f"`{run_facts['machine']}`", ""]
     if run_facts["emulated"]:
         lines += ["A rehearsal on the emulated device: the figures say nothing.", ""]
-    stages = [[name, one.status, f"{one.seconds:.0f}", one.summary] for name, one in outcomes.items()]
-    lines += markdown(["stage", "", "seconds", "summary"], stages)
+    stages = [
+        [name, one.status, f"{one.seconds:.0f}", f"{one.estimate:.0f}", one.summary] for name, one in outcomes.items()
+    ]
+    lines += markdown(["stage", "", "seconds", "estimate", "summary"], stages)
     for name, outcome in outcomes.items():
         for _, headings, rows in figures.tables([figures.Record(**one) for one in outcome.records]):
             lines += ["", f"## {name}", "", *markdown(headings, rows)]
@@ -536,12 +544,15 @@ def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s:
         else:
             os.environ["CHARONIA_CUDA_UNPROVEN"] = str(int(measures_unproven(outcomes)))
             outcome = run_stage(emulated, left if emulated else min(left, 2 * guess_s))
-        outcome.seconds = time.monotonic() - began
+        outcome.seconds, outcome.estimate = time.monotonic() - began, guess_s
         outcomes[name] = now[name] = outcome
         write(outcomes, facts)
         if outcome.status == "failed" and not measures_unproven(outcomes):
             print("The following engines run with CHARONIA_CUDA_UNPROVEN=0.")
-        print(f"[{budget_s - (ends_at - time.monotonic()):4.0f} s] {name}: {outcome.status}, {outcome.summary}")
+        took = f"{outcome.seconds:.0f} s, estimate {guess_s:.0f} s"
+        print(
+            f"[{budget_s - (ends_at - time.monotonic()):4.0f} s] {name}: {outcome.status} ({took}), {outcome.summary}"
+        )
         for line in outcome.decisions:
             print(f"  {line}")
         if outcome.status == "failed":

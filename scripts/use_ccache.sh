@@ -4,6 +4,7 @@ if [ "${CHARONIA_CCACHE:-ON}" = ON ] && ccache=$(command -v ccache); then
   export CMAKE_CXX_COMPILER_LAUNCHER=$ccache CMAKE_CUDA_COMPILER_LAUNCHER=$ccache
   # Paths under the checkout's parent become relative to the build folder, so they are equal in every checkout.
   export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$(dirname "$PWD")} CCACHE_NOHASHDIR=true
-  # Precompiled headers need the first two.
-  export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime CCACHE_DEPEND=true
+  # Precompiled headers need these two. The checks of include_file_mtime and include_file_ctime stay on: ccache stores no
+  # object if a header changed while it was compiled, as during a merge.
+  export CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=true
 fi

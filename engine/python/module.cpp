@@ -490,6 +490,7 @@ void bind_stats(py::module_& m) {
       .def_readonly("num_sessions", &EngineStats::num_sessions)
       .def_readonly("num_steps", &EngineStats::num_steps)
       .def_readonly("num_preemptions", &EngineStats::num_preemptions)
+      .def_readonly("lora_slot_waits", &EngineStats::lora_slot_waits)
       .def_readonly("prompt_tokens", &EngineStats::prompt_tokens)
       .def_readonly("generation_tokens", &EngineStats::generation_tokens)
       .def_readonly("jump_forward_tokens", &EngineStats::jump_forward_tokens)

@@ -176,6 +176,19 @@ TEST_F(EngineAdapterTest, APlanRejectsTheAdaptersThatTheEngineRejects) {
                [&] { plan_memory(weights(), settings, 1 << 30); });
 }
 
+TEST_F(EngineAdapterTest, SettingsOfSlotsHaveNoEffectOnTheCpuAndAWarning) {
+  auto settings = write({}, 2);
+  for (const std::string_view key : {"lora_max_rank", "lora_device_adapters"}) {
+    settings[std::string(key)] = "4";
+    const auto expected = cat(key, " = 4 has no effect with device = cpu");
+    const auto warned = [&](const std::vector<std::string>& warnings) {
+      return std::ranges::any_of(warnings, [&](const auto& one) { return one.starts_with(expected); });
+    };
+    EXPECT_TRUE(warned(plan_memory(weights(), settings).warnings)) << key;
+    EXPECT_TRUE(warned(this->engine(settings)->info().warnings)) << key;
+  }
+}
+
 TEST_F(EngineAdapterTest, AdaptersThatTheEngineCannotComputeAreRejectedByName) {
   TinyModel model;
   model.experts = 4;

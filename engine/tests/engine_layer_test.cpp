@@ -74,7 +74,7 @@ TinyModel predictable_model(bool by_hidden) {
   });
 }
 
-// A head that is always right. It reads only one of the three parts of a hidden state. In its own hidden state, the last
+// A head that is always right. It reads part `part` of three parts of a hidden state. In its own hidden state, the last
 // token is much larger than the others.
 TinyModel predictable_head(int part) {
   constexpr int kSize = testing::kVocab;

@@ -215,7 +215,7 @@ class RandomLoad : public testing::TestWithParam<std::tuple<Load, std::uint64_t,
     ASSERT_NO_THROW(scheduler_.check_integrity());
   }
 
-  // Whether some states are left for proposals beside those of the most sequences that run at once.
+  // Whether proposals may have states while max_batch_size sequences run.
   bool spare_states() const {
     return std::ranges::none_of(load_.kinds, [&](const auto& kind) {
       return kind.kind == CacheKind::state && kind.num_units < load_.limits.max_batch_size;

@@ -438,9 +438,20 @@ TEST_F(SchedulerAdapters, SequencesThatNeedNoNewSlotOvertakeOneWithoutSlot) {
   EXPECT_EQ(slot(3), -1);
   EXPECT_EQ(slot(1), slot(4));
   EXPECT_EQ(slot(6), -1);
+  EXPECT_EQ(bed_.scheduler.num_slot_waits(), 1) << "the second plan began with sequence 3";
   EXPECT_TRUE(bed_.scheduler.remove(2));
   EXPECT_EQ(running(), (std::vector<SeqId>{1, 3, 4, 6}));
   EXPECT_NE(slot(1), slot(3));
+}
+
+TEST_F(SchedulerAdapters, ASequenceWithoutSlotInAFullBatchIsNotCounted) {
+  for (SeqId id = 1; id <= 8; ++id) add(id, id == 8 ? 12 : 11);
+  add(9, 13);
+  for (int step = 0; step < 3; ++step) EXPECT_EQ(running().size(), 8U);
+  EXPECT_EQ(bed_.scheduler.num_slot_waits(), 0);
+  EXPECT_TRUE(bed_.scheduler.remove(1));
+  EXPECT_EQ(running().size(), 7U);
+  EXPECT_EQ(bed_.scheduler.num_slot_waits(), 1);
 }
 
 TEST_F(SchedulerAdapters, AfterSomePlansOnlySequencesWithoutAnAdapterOvertakeOneWithoutSlot) {

@@ -16,8 +16,8 @@ inline KvLayout state_layout(std::int64_t floats) {
           .block_len = 4};
 }
 
-// A part of a sequence in a step: rows [begin, end) of its inputs. Of these the last `proposed` are like proposals: the
-// states after the rows before them and after each of them have a slot, the last one state_out.
+// A part of a sequence in a step: rows [begin, end) of its inputs. The last `proposed` rows are like proposals: the state
+// before them and the state after each of them have a slot. The last state has state_out.
 template <class Inputs>
 struct StatePart {
   const Inputs* in = nullptr;
@@ -115,7 +115,7 @@ void expect_cuts_change_no_bit(Random& random, const std::vector<Inputs>& sequen
       for (int p = parts[i].begin; p < parts[i].end; ++p, ++row) {
         ASSERT_TRUE(result.same_bits(row, whole[of_part[i]], p)) << "row " << p << " of sequence " << of_part[i];
       }
-      // The sequence continues after one of the rows that have a state.
+      // The sequence continues after a row whose state has a slot.
       const auto s = of_part[i];
       const auto& part = parts[i];
       computed[s] = part.end;

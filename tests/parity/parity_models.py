@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from charonia import Output
+from charonia import Engine, Output, SamplingParams
 from charonia.bench.random_model import write_byte_tokenizer
 
 # The models are tiny, so more threads would only wait for each other.
@@ -242,6 +242,25 @@ def chosen_logprobs(model: PreTrainedModel, prompts: list[list[int]], outputs: l
 def own_logprobs(outputs: list[Output]) -> torch.Tensor:
     """Return the engine's log probabilities of the same tokens."""
     return torch.tensor([value for output in outputs for value in output.logprobs], dtype=torch.float64)
+
+
+def check_proposals_change_nothing(model: Path, **speculation: str) -> None:
+    """Assert that tokens and log probabilities are the same without and with proposals, greedy and sampled."""
+    prompts = prompts_of(7, (1, 5, 31, 64, 150))
+    for temperature in (0.0, 1.0):
+        sampling = [
+            SamplingParams(max_tokens=40, temperature=temperature, seed=seed, ignore_eos=True, logprobs=2)
+            for seed in range(len(prompts))
+        ]
+        outputs = []
+        for settings in ({"speculative_method": "off"}, speculation):
+            with Engine.from_pretrained(
+                model, threads=2, token_budget=48, cache_block_seq_len=16, **settings
+            ) as engine:
+                found = engine.generate(prompts, sampling)
+                assert (engine.stats().proposed_tokens > 0) == (settings is speculation)
+            outputs.append([(one.token_ids, one.logprobs, one.top_logprobs) for one in found])
+        assert outputs[0] == outputs[1]
 
 
 def _pieces(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> list[list[int]]:

@@ -12,10 +12,10 @@ from missing_tools import needed_module
 torch = needed_module("torch")
 
 from eagle3_heads import Head  # noqa: E402
-from parity_models import VARIANTS, VOCAB, prompts_of, write_model  # noqa: E402
+from parity_models import VARIANTS, VOCAB, check_proposals_change_nothing, prompts_of, write_model  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from charonia import Engine, SamplingParams, _engine  # noqa: E402
+from charonia import _engine  # noqa: E402
 from charonia.weights.convert import convert, link_workspace  # noqa: E402
 from charonia.weights.workspace import WEIGHTS  # noqa: E402
 
@@ -114,17 +114,6 @@ def test_logits_equal_the_reference(name: str, model: str, tmp_path: Path) -> No
 def test_tokens_are_the_same_with_proposals_of_the_head(name: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model", VARIANTS["qwen3"], 3)
     HEADS[name].write(tmp_path / "head")
-    prompts = prompts_of(7, (1, 5, 31, 64, 150))
-    for temperature in (0.0, 1.0):
-        sampling = [
-            SamplingParams(max_tokens=40, temperature=temperature, seed=seed, ignore_eos=True, logprobs=2)
-            for seed in range(len(prompts))
-        ]
-        outputs = []
-        for more in ({}, {"speculative_method": "eagle3", "speculative_model": str(tmp_path / "head")}):
-            settings = {"threads": 2, "token_budget": 48, "cache_block_seq_len": 16, **more}
-            with Engine.from_pretrained(tmp_path / "model", **settings) as engine:
-                found = engine.generate(prompts, sampling)
-                assert (engine.stats().proposed_tokens > 0) == bool(more)
-            outputs.append([(one.token_ids, one.logprobs, one.top_logprobs) for one in found])
-        assert outputs[0] == outputs[1]
+    check_proposals_change_nothing(
+        tmp_path / "model", speculative_method="eagle3", speculative_model=str(tmp_path / "head")
+    )

@@ -19,12 +19,12 @@ from missing_tools import needed_module
 
 torch = needed_module("torch")
 
-from parity_models import VARIANTS, VOCAB, Variant, prompts_of, sized, write_model  # noqa: E402
+from parity_models import VARIANTS, VOCAB, Variant, check_proposals_change_nothing, prompts_of, sized, write_model  # noqa: E402
 from quantised_models import quantise  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from charonia import Engine, SamplingParams, _engine  # noqa: E402
+from charonia import _engine  # noqa: E402
 from charonia.families.names import MtpNames  # noqa: E402
 from charonia.families.qwen3_5 import MTP_NAMES  # noqa: E402
 from charonia.weights.convert import convert, link_workspace  # noqa: E402
@@ -148,17 +148,4 @@ def test_logits_of_a_quantised_layer_equal_the_reference(name: str, form: str, t
 @pytest.mark.parametrize("name", ["glm4-moe", "deepseek-v3", "qwen3.5"])
 def test_tokens_are_the_same_with_proposals_of_the_layer(name: str, tmp_path: Path) -> None:
     write_mtp_model(tmp_path, VARIANTS[name])
-    prompts = prompts_of(7, (1, 5, 31, 64, 150))
-    for temperature in (0.0, 1.0):
-        sampling = [
-            SamplingParams(max_tokens=40, temperature=temperature, seed=seed, ignore_eos=True, logprobs=2)
-            for seed in range(len(prompts))
-        ]
-        outputs = []
-        for method in ("off", "mtp"):
-            settings = {"threads": 2, "token_budget": 48, "cache_block_seq_len": 16, "speculative_method": method}
-            with Engine.from_pretrained(tmp_path, **settings) as engine:
-                found = engine.generate(prompts, sampling)
-                assert (engine.stats().proposed_tokens > 0) == (method == "mtp")
-            outputs.append([(one.token_ids, one.logprobs, one.top_logprobs) for one in found])
-        assert outputs[0] == outputs[1]
+    check_proposals_change_nothing(tmp_path, speculative_method="mtp")

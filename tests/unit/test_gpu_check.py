@@ -177,6 +177,27 @@ def test_command_that_runs_too_long_is_killed(out: Path) -> None:
     assert gpu_check.run(["sleep", "600"], "log", 0.1, {"PATH": "/usr/bin:/bin"})[0] is None
 
 
+def test_an_engine_that_does_not_start_ends_its_measurement(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import time
+from charonia import Engine
+from gpu_check_starts import limited_starts
+
+Engine.from_pretrained = lambda *model, **settings: time.sleep(settings["seconds"])
+with limited_starts(0.5):
+    Engine.from_pretrained("quick", seconds=0)
+    print("started", flush=True)
+    Engine.from_pretrained("hangs", seconds=600)
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
+    assert done.returncode == 1 and done.stdout == "started\n" and "in limited" in done.stderr
+    monkeypatch.setattr(gpu_check, "run", lambda *arguments: (done.returncode, done.stderr))
+    outcome = gpu_check.measured("decode", None, 140)
+    assert outcome.summary == "killed: an engine did not start in 60 s"
+    assert not gpu_check.measures_unproven({"decode": outcome})
+
+
 def test_pdl_measures_each_setting_in_a_process_of_its_own_session(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = json.dumps({**FIGURE, "name": "decode", "case": {"weights": "bf16"}})
     settings = ",".join(f"$CHARONIA_CUDA_{name}" for name in ("PDL", "PREFETCH", "DECODE_SPLIT"))

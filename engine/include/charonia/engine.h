@@ -94,6 +94,7 @@ struct EngineStats {
   int blocks_total = 0, blocks_active = 0, blocks_cached = 0, blocks_free = 0;
   std::int64_t num_steps = 0;
   std::int64_t num_preemptions = 0;
+  std::int64_t lora_slot_waits = 0;  // steps in which a request waited only for a slot of its adapter
   std::int64_t prompt_tokens = 0, generation_tokens = 0;
   std::int64_t jump_forward_tokens = 0;  // part of generation_tokens: accepted without a step of their own
   std::int64_t proposed_tokens = 0, accepted_tokens = 0;  // of speculation; the second is part of generation_tokens

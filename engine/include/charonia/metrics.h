@@ -34,6 +34,7 @@ enum class Metric {
   external_prefix_cache_hits,
   kv_offload_bytes,
   num_preemptions,
+  lora_slot_waits,
   engine_steps,
   gemms_rejected,
   jump_forward_tokens,

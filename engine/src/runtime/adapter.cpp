@@ -95,7 +95,13 @@ void check_host_memory(const EngineConfig& config, std::int64_t adapter_bytes, s
 }
 
 std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& modules) {
-  if (config.device != "cuda") return {};
+  if (config.device != "cuda") {
+    if (config.lora_device_adapters == 0 && config.lora_max_rank == 0) return {};
+    const bool slots = config.lora_device_adapters > 0;
+    return cat(slots ? "lora_device_adapters" : "lora_max_rank", " = ",
+               slots ? config.lora_device_adapters : config.lora_max_rank, " has no effect with device = ", config.device,
+               ": adapters stay in the machine's memory");
+  }
   if (config.lora_max_rank > ops::LowRank::kMaxRanks) {
     throw Error(ErrorCode::invalid_argument,
                 cat("lora_max_rank = ", config.lora_max_rank, ": it must be at most ", ops::LowRank::kMaxRanks,

@@ -56,7 +56,8 @@ void check_rank(const model::AdapterFiles& files, int lora_max_rank);
 void check_host_memory(const EngineConfig& config, std::int64_t adapter_bytes, std::int64_t free_bytes);
 
 // Resolves lora_device_adapters and lora_max_rank if config.device is cuda. modules: of the model. Without modules no
-// adapter can be loaded, so there are no slots. Returns a warning if the settings ask for slots then; otherwise empty.
+// adapter can be loaded, so there are no slots. Returns a warning if settings for slots have no effect, because of that
+// or on another device; otherwise empty.
 // Reads the files of config.lora_adapters, and throws the errors of reading them. Throws Error(invalid_argument) if
 // lora_max_rank is too large.
 std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& modules);

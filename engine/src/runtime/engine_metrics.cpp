@@ -37,6 +37,7 @@ void Engine::Impl::report_gauges() {
   now.blocks_free = blocks_->num_free();
   now.blocks_pinned = blocks_->num_pinned();
   now.num_preemptions = scheduler_->num_preemptions();
+  now.lora_slot_waits = scheduler_->num_slot_waits();
   now.prefix_queries_tokens = scheduler_->prefix_query_tokens();
   now.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
   if (offload_) {
@@ -83,6 +84,7 @@ void Engine::Impl::report_gauges() {
     sink_->set(Metric::kv_blocks_committed, reported_committed_ = committed);
   }
   counter(&EngineStats::num_preemptions, Metric::num_preemptions);
+  counter(&EngineStats::lora_slot_waits, Metric::lora_slot_waits);
   counter(&EngineStats::prefix_queries_tokens, Metric::prefix_cache_queries);
   counter(&EngineStats::prefix_hit_tokens, Metric::prefix_cache_hits);
   counter(&EngineStats::offload_queries_tokens, Metric::external_prefix_cache_queries);

@@ -189,9 +189,9 @@ class Scheduler {
   std::span<const cache::UnitRange> units(SeqId id) const;
   // The slot of its adapter while it runs; -1: it has none, or there are no slots.
   int adapter_slot(SeqId id) const;
-  // Of each kind `state`: the units for the states after the proposals of the plan. Empty without proposals.
+  // The units of each kind `state` for the states after the proposals of the plan. Empty without proposals.
   std::span<const cache::UnitRange> proposal_units(SeqId id) const;
-  // The most proposals of a plan for which there are states; without a kind `state` there is no limit.
+  // The number of proposals whose states a plan can keep. There is no limit without a kind `state`.
   std::int32_t max_proposal_states() const;
   // The nodes of the prefix index for its full computed blocks, in order, for a session to pin. Empty while it waits.
   std::vector<cache::PrefixNode> inserted(SeqId id) const;
@@ -207,6 +207,8 @@ class Scheduler {
   int num_waiting() const;                   // all other sequences
   std::int64_t waiting_tokens() const;       // prompt tokens of the waiting sequences
   std::int64_t num_preemptions() const;      // since construction
+  // Plans whose first waiting sequence had no slot for its adapter, and would have had a place in the batch.
+  std::int64_t num_slot_waits() const;
   std::int64_t prefix_query_tokens() const;  // prompt tokens looked up at first admission
   std::int64_t prefix_hit_tokens() const;
   std::int64_t loaded_tokens() const;  // from the offload

@@ -68,7 +68,10 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   bool fits = plan.preempted.empty();  // preempted sequences are not admitted again in the same plan
   if (time != nullptr) time->begin_prefill(plan.num_tokens);
   auto next = collected.begin();
-  if (!waiting.empty()) (*waiting.begin())->plans_without_slot += !adapters.has_room((*waiting.begin())->adapter);
+  if (!waiting.empty() && !adapters.has_room((*waiting.begin())->adapter)) {
+    ++(*waiting.begin())->plans_without_slot;
+    num_slot_waits += may_admit();
+  }
   auto* first = fits ? next_waiting() : nullptr;
   // Stalled decodes keep their share of the budget. Otherwise the next step could have more decodes than the budget.
   while (plan.num_tokens + num_stalled < limits.token_budget) {

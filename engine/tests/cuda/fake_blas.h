@@ -26,7 +26,8 @@ class FakeBlas final : public Blas {
   struct Log {
     std::vector<Run> runs;
     std::function<bool(const Gemm&)> rejects = [](const Gemm&) { return false; };
-    std::uint64_t wrong = 0;  // the algorithm that writes zeros
+    std::uint64_t wrong = 0;      // the algorithm that writes zeros
+    std::int64_t wrong_rows = 0;  // if not 0, only for GEMMs of this number of rows
   };
 
   explicit FakeBlas(Log& log, std::string version = "library 1") : log_(log), version_(std::move(version)) {}
@@ -50,7 +51,7 @@ class FakeBlas final : public Blas {
     auto own = gemm_tactics(info, gemm);
     std::erase_if(own, [](const GemmTactic& one) { return one.k_blocks > 1; });  // these need a workspace
     cuda::gemm(stream, info, without_bias, own.at(0), workspace_.data());
-    if (tactic.algorithm[0] == log_.wrong) {
+    if (tactic.algorithm[0] == log_.wrong && (log_.wrong_rows == 0 || log_.wrong_rows == gemm.rows)) {
       const auto row = static_cast<std::size_t>(gemm.out_stride) * size_of(gemm.out_type);
       stream.fill_zero(gemm.out, static_cast<std::size_t>(gemm.rows - 1) * row + size_of(gemm.out_type), "wrong sums");
     }

@@ -306,9 +306,11 @@ TEST_F(GemmRunnerTest, few_rows_are_padded_if_that_is_faster_and_the_memory_allo
         part.check(true);
         return log_.runs.empty() ? 0 : log_.runs.back().rows;
       };
+      const auto before = runner.rejected();
       EXPECT_EQ(run_with(16), faster ? 16 : rows);
+      EXPECT_EQ(runner.rejected(), before);
       EXPECT_EQ(run_with(0), faster ? 0 : rows) << "a built-in kernel computes GEMMs whose memory ends";
-      EXPECT_EQ(runner.rejected(), 0);
+      EXPECT_EQ(runner.rejected(), before + (faster ? 1 : 0));
     }
   }
 }
@@ -332,19 +334,48 @@ TEST_F(GemmRunnerTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
   EXPECT_EQ(runner.warning(), "");
 }
 
-TEST_F(GemmRunnerTest, a_wrong_stored_choice_is_replaced_also_when_time_has_run_out) {
+TEST_F(GemmRunnerTest, choices_are_checked_in_overlapping_launches_and_with_one_row_less) {
   GemmProblem problem(kCase);
   {
     GemmRunner runner(device_info(0), options());
     prepare(runner, problem, 4);
   }
-  log_.wrong = 1;
-  auto with = options();
-  with.seconds = 1e-9;  // over after the first measurement
-  GemmRunner runner(device_info(0), std::move(with));
+  log_.runs.clear();
+  {
+    auto with = options();
+    with.seconds = 0;
+    GemmRunner runner(device_info(0), std::move(with));
+    prepare(runner, problem, 4);
+  }
+  std::vector<std::int64_t> rows;
+  for (const auto& one : log_.runs) rows.push_back(one.rows);
+  EXPECT_EQ(rows, (std::vector<std::int64_t>{1, 1, 2, 2, 4, 4, 3, 3}));
+  log_.wrong = 1, log_.wrong_rows = 3;
+  GemmRunner runner(device_info(0), options());
   prepare(runner, problem, 4);
-  EXPECT_TRUE(says(runner.warning(), "3 kernels gave results that differ")) << "for 1, 2 and 4 rows";
-  EXPECT_EQ(run(runner, problem), 0U);
+  EXPECT_TRUE(says(runner.warning(), "2 kernels gave results that differ")) << "the stored choice, measured again";
+  EXPECT_TRUE(says(runner.warning(), "and are not used: cuBLASLt for rows 4 n 24"));
+}
+
+TEST_F(GemmRunnerTest, a_wrong_stored_choice_is_replaced_also_without_time_to_measure) {
+  GemmProblem problem(kCase);
+  for (const double seconds : {1e-9, 0.0}) {  // over after the first measurement; none
+    SCOPED_TRACE(seconds);
+    log_.wrong = 0;
+    {
+      GemmRunner runner(device_info(0), options());
+      prepare(runner, problem, 4);
+    }
+    log_.wrong = 1;
+    measured_ = 0;
+    auto with = options();
+    with.seconds = seconds;
+    GemmRunner runner(device_info(0), std::move(with));
+    prepare(runner, problem, 4);
+    EXPECT_EQ(measured_, seconds > 0 ? 1 : 0);
+    EXPECT_TRUE(says(runner.warning(), "3 kernels gave results that differ")) << "for 1, 2 and 4 rows";
+    EXPECT_EQ(run(runner, problem), 0U);
+  }
 }
 
 TEST_F(GemmRunnerTest, the_log_says_for_how_many_gemms_the_time_was_too_short) {
@@ -393,23 +424,6 @@ TEST_F(GemmRunnerTest, no_candidate_uses_rows_that_the_operands_do_not_have) {
     EXPECT_LE(most, 8) << stored;
     EXPECT_EQ(runner.warning(), "");
   }
-}
-
-TEST_F(GemmRunnerTest, stored_choices_are_checked_also_if_nothing_is_measured) {
-  GemmProblem problem(kCase);
-  {
-    GemmRunner runner(device_info(0), options());
-    prepare(runner, problem, 4);
-  }
-  log_.wrong = 1;
-  measured_ = 0;
-  auto with = options();
-  with.seconds = 0;
-  GemmRunner runner(device_info(0), std::move(with));
-  prepare(runner, problem, 4);
-  EXPECT_EQ(measured_, 0);
-  EXPECT_TRUE(says(runner.warning(), "3 kernels gave results that differ"));
-  EXPECT_EQ(run(runner, problem), 0U);
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)

@@ -42,11 +42,8 @@ CHARONIA_KERNEL(2 * kWarp, 1) void bulk_kernel(const BulkProbe p) {
   }
 }
 
-template <int rank>
-CHARONIA_KERNEL(128, 1)
-void box_kernel(CHARONIA_GRID_CONSTANT const BoxProbe p) {
-  CHARONIA_SHARED(std::uint64_t, full, [1]);
-  unsigned char* const box = swizzled_shared();
+// Initialises a barrier for one arrival, and waits for the kernel in front.
+CHARONIA_DEVICE void begin(std::uint64_t* full) {
   if (threadIdx.x == 0) {
     barrier_init(full, 1);
     barrier_init_fence();
@@ -54,6 +51,14 @@ void box_kernel(CHARONIA_GRID_CONSTANT const BoxProbe p) {
   __syncthreads();
   dependency_trigger();
   dependency_wait();
+}
+
+template <int rank>
+CHARONIA_KERNEL(128, 1)
+void box_kernel(CHARONIA_GRID_CONSTANT const BoxProbe p) {
+  CHARONIA_SHARED(std::uint64_t, full, [1]);
+  unsigned char* const box = swizzled_shared();
+  begin(full);
   if (threadIdx.x == 0) {
     int at[rank];
     CHARONIA_UNROLL
@@ -96,13 +101,7 @@ void wgmma_kernel(CHARONIA_GRID_CONSTANT const ProductProbe p) {
   unsigned char* const a = swizzled_shared();
   unsigned char* const b = a + kProbeM * kRowBytes;
   const int width = p.swizzle == Swizzle::none ? 16 : static_cast<int>(p.swizzle);
-  if (threadIdx.x == 0) {
-    barrier_init(full, 1);
-    barrier_init_fence();
-  }
-  __syncthreads();
-  dependency_trigger();
-  dependency_wait();
+  begin(full);
   if constexpr (factor == Factor::written) {
     constexpr int kPieces = kRowBytes / 16;
     for (int i = static_cast<int>(threadIdx.x); i < kProbeM * kPieces; i += 2 * kWarpgroup) {

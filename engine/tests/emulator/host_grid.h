@@ -143,7 +143,8 @@ void note_streaming_load(const void* at, std::size_t bytes);
 // Counts calls in the kernels that the calling thread runs, for tests.
 struct Calls {
   std::uint64_t triggers = 0;         // dependency_trigger()
-  // Copies from memory and load_streaming() before the thread's first trigger.
+  // Copies from memory and load_streaming() before the thread's first trigger. On a GPU, the first trigger of any thread
+  // counts for its block. Threads run one after the other here, so a count for blocks would only show their order.
   std::uint64_t requests_before = 0;
   std::uint64_t requests_after = 0;   // the same, after it
   std::uint64_t bulk_copies = 0;      // copy_bulk() and copy_box(), also counted as requests

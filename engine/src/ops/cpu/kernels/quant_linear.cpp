@@ -117,8 +117,8 @@ struct VectorCodes {
 #endif
 
 #if defined(__AVX2__)
-// Codes are converted in registers for up to kFewRows rows. More than kRowsOfPass take two passes over the panel: that is
-// faster than fewer vectors at once. few_vectors(): feature vectors that are processed together.
+// Codes are converted in registers for up to kFewRows rows. More than kRowsOfPass take two passes over the panel: two
+// passes are faster than one with fewer vectors. few_vectors(): feature vectors that are processed together.
 #if defined(__AVX512F__)
 template <Code C, class W>
 constexpr int kFewRows = C == Code::f8_e4m3 ? 8 : sizeof(W) == sizeof(float) ? 4 : 11;

@@ -145,7 +145,8 @@ struct GemmRunner::Impl {
     }
   }
 
-  // GEMMs that the library rejected although one of its algorithms is the choice of their bucket.
+  // Counts GEMMs whose bucket has an algorithm of the library, and which a built-in kernel computed: the library rejected
+  // the GEMM, or there was no memory to pad its rows.
   struct Rejected {
     std::int64_t count = 0;
     std::int64_t min_rows = 0, max_rows_seen = 0;
@@ -326,9 +327,10 @@ struct GemmRunner::Impl {
     const auto shape = shape_of(gemm);
     auto& choices = chosen[shape];
     const auto& tactic = candidate_of(choices, gemm);
-    if (tactic.blas && blas() != nullptr && has_rows(gemm, tactic)) {
-      if (run_library(stream, gemm, tactic)) return;
-      note_rejection(shape, gemm.rows, choices.rejected);
+    if (tactic.blas && blas() != nullptr) {
+      const bool fits = has_rows(gemm, tactic);
+      if (fits && run_library(stream, gemm, tactic)) return;
+      note_rejection(fits ? "cuBLASLt rejected" : "cuBLASLt has no memory to pad", shape, gemm.rows, choices.rejected);
     }
     // A tactic was chosen for aligned operands and at most the rows of the last bucket.
     const bool as_chosen =
@@ -351,13 +353,13 @@ struct GemmRunner::Impl {
     return true;
   }
 
-  void note_rejection(const GemmShape& shape, std::int64_t rows, Rejected& of_shape) {
+  void note_rejection(std::string_view why, const GemmShape& shape, std::int64_t rows, Rejected& of_shape) {
     of_shape.min_rows = of_shape.count == 0 ? rows : std::min(of_shape.min_rows, rows);
     of_shape.max_rows_seen = std::max(of_shape.max_rows_seen, rows);
     ++of_shape.count;
     if (rejected.fetch_add(1, std::memory_order_relaxed) > 0) return;
     log({LogLevel::warning,
-         cat("cuBLASLt rejected a GEMM of ", rows, " rows, ", to_string(shape),
+         cat(why, " a GEMM of ", rows, " rows, ", to_string(shape),
              ", with the algorithm that was chosen for up to ", kBuckets[bucket_of(rows)],
              " rows. A built-in kernel computes it, which is slower for prompts. "
              "Later rejections are counted in charonia_gemms_rejected_total and listed in the kernel report"),
@@ -439,16 +441,24 @@ Gemm GemmRunner::Impl::lay_out_check(Stream& stream, const Gemm& gemm, GemmOpera
   return exact;
 }
 
-// Whether a candidate gives the result of the reference kernel. gemm: of lay_out_check().
+// Whether a candidate gives the result of the reference kernel, with all rows of `gemm` and with one row less if it
+// has the same bucket. The GEMM is issued twice, so that the second launch overlaps the first one. gemm: of
+// lay_out_check().
 bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands) {
   if (tactic.apart) return true;  // both kernels are checked elsewhere
-  stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
   stream.fill_zero(operands.counter(), sizeof(unsigned), "check of a GEMM");
   unsigned different = 0;
   try {
-    if (!issue_candidate(stream, gemm, tactic, nullptr)) return false;
-    count_different(stream, gemm, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
-                    operands.counter());
+    for (auto part = gemm; part.rows > 0 && part.rows + 1 >= gemm.rows; --part.rows) {
+      if (bucket_of(part.rows) != bucket_of(gemm.rows)) break;
+      stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
+      if (!issue_candidate(stream, part, tactic, nullptr) || !issue_candidate(stream, part, tactic, nullptr)) {
+        if (part.rows == gemm.rows) return false;
+        break;  // a built-in kernel computes fewer rows that the library rejects
+      }
+      count_different(stream, part, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
+                      operands.counter());
+    }
     stream.download(&different, operands.counter(), sizeof different, "check of a GEMM");
     stream.wait("check of a GEMM");
   } catch (const Error& error) {  // such as a stored choice that this device no longer launches

@@ -80,8 +80,9 @@ class GemmRunner {
   // -> bf16: cuBLASLt rejected 3 GEMMs of 5..7 rows, which own kernels took".
   std::vector<std::string> report() const;
 
-  // Number of rejections in run(); the first one is also a warning in the log. A captured GEMM counts when it is
-  // captured, not when it is replayed. Callable from any thread.
+  // Number of GEMMs in run() that a built-in kernel computed although the library was chosen: the library rejected the
+  // GEMM, or there was no memory to pad its rows. The first one is also a warning in the log. A captured GEMM counts
+  // when it is captured, not when it is replayed. Callable from any thread.
   std::int64_t rejected() const;
 
   // Whether weights of this type should be packed (gemm.h): only in reproducible mode, where only built-in kernels read

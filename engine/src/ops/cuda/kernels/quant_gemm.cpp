@@ -43,8 +43,8 @@ GemmTactic wgmma_tactic(const ops::QuantFormat& format, int rows, std::int64_t b
   const bool large = rows == 32 || (rows == 64 && closing_columns(format) == kQuantK);
   return {Kernel::wgmma, rows, large ? 256 : 128, kWgmmaStages, static_cast<int>(blocks), GemmTactic::Sums::blocks};
 }
-// With several numbers of thread blocks: one for each SM, which share tiles, and fewer. Of the latter, each block has
-// whole tiles, or a half or a quarter of one, so there are fewer sums to write and to read again.
+// With several numbers of thread blocks: one for each SM, and fewer. Blocks of all SMs share tiles. If there are fewer,
+// each block computes whole tiles, or a half or a quarter of a tile, so fewer partial sums are written and read.
 void add_wgmma_tactics(std::vector<GemmTactic>& tactics, const DeviceInfo& device, const Gemm& gemm) {
   constexpr std::int64_t kMinSteps = 4;  // of a thread block
   constexpr auto kMaxBlocks = static_cast<std::int64_t>(kGemmCounterBytes / sizeof(int)) / kWgmmaWarps;

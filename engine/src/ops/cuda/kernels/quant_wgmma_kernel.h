@@ -423,7 +423,8 @@ CHARONIA_DEVICE void multiply_groups(const Consumer<S>& of, int unit, int i, int
   }
 }
 
-// The same if every half of a step has its own scales.
+// The same if every half of a step has its own scales. The products of both halves are issued in a row. The next codes
+// are converted while the products of the second half are in flight.
 template <class S>
 CHARONIA_DEVICE void multiply_halves(const Consumer<S>& of, int unit, int i, int begin, int end, Sums<S>& total) {
   Operand<S> first_half, second_half;
@@ -437,20 +438,17 @@ CHARONIA_DEVICE void multiply_halves(const Consumer<S>& of, int unit, int i, int
     Scales<S> scales;
     of.load(scales, unit, step);
     of.load(next_zeros, unit, step + ahead);
-    {
-      Sums<S> sums;  // one for each half: otherwise nvcc copies registers of products in flight
-      multiply<S>(sums, first_half, of.inputs(i), false);
-      convert<S>(second_half, of.codes(i), 1, zeros[1]);
-      wgmma_wait<0>();
-      close_group<S>(of.p, total, sums, scales[0]);
-    }
-    Sums<S> sums;
-    multiply<S>(sums, second_half, of.inputs(i) + kHalf, false);
+    Sums<S> first, second;
+    multiply<S>(first, first_half, of.inputs(i), false);
+    convert<S>(second_half, of.codes(i), 1, zeros[1]);
+    multiply<S>(second, second_half, of.inputs(i) + kHalf, false);
     if (ahead > 0) of.wait_for(i + ahead);
+    wgmma_wait<1>();
+    close_group<S>(of.p, total, first, scales[0]);
     convert<S>(first_half, of.codes(i + ahead), 0, next_zeros[0]);
     wgmma_wait<0>();
     of.release(i);
-    close_group<S>(of.p, total, sums, scales[1]);
+    close_group<S>(of.p, total, second, scales[1]);
     CHARONIA_UNROLL
     for (int m = 0; m < S::kM; ++m) zeros[1][m] = next_zeros[1][m];
   }
