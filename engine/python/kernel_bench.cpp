@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -75,11 +76,11 @@ class RandomSource : public ops::QuantSource {
 
 class KernelBench {
  public:
-  KernelBench(const std::string& device, int threads, bool reproducible) {
+  KernelBench(const std::string& device, int threads, bool reproducible, std::optional<bool> wgmma_prompts) {
     if (device == "cpu") {
       ops_ = ops::make_cpu_ops(threads);
     } else if (device == "cuda") {
-      ops_ = ops::make_cuda_ops({.reproducible = reproducible});
+      ops_ = ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma_prompts});
     } else {
       throw Error(ErrorCode::invalid_argument, cat("device = '", device, "' is not valid: expected cpu or cuda"));
     }
@@ -246,8 +247,9 @@ class KernelBench {
 void bind_kernel_bench(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> release;
   py::class_<KernelBench>(m, "KernelBench", "Times single operations on a device.")
-      .def(py::init<const std::string&, int, bool>(), py::arg("device"), py::arg("threads") = 0,
-           py::arg("reproducible") = false, release)
+      .def(py::init<const std::string&, int, bool, std::optional<bool>>(), py::arg("device"), py::arg("threads") = 0,
+           py::arg("reproducible") = false, py::arg("wgmma_prompts") = std::nullopt, release,
+           "wgmma_prompts: whether attention of prompts uses wgmma on a GPU; None: as an engine chooses.")
       .def_property_readonly("instruction_set", &KernelBench::instruction_set)
       .def("report", &KernelBench::report, release, "The kernels that a GPU has chosen so far, one in a line.")
       .def("gemm", &KernelBench::gemm, py::arg("n"), py::arg("k"), py::arg("format"), py::arg("rows"),

@@ -236,8 +236,17 @@ def test_decisions_name_the_faster_way_and_missed_bars() -> None:
         "o: 1 row 9.0 us, 16 rows 8.0 us: pad",
         "o: int8 2.00 times bf16: cuBLASLt for W8A8",
     ]
-    yard = [figure("rate", rate, kernel=name, rows=8) for name, rate in (("charonia", 80.0), ("a", 90.0), ("b", 100.0))]
-    assert list(gpu_check.decide("yard", yard)) == ["8 rows: 80% of the best library: below 85 %, the exit rule counts"]
+    yard = [figure("rate", rate, kernel=name, rows=8) for name, rate in (
+        ("charonia tiles", 80.0), ("a", 90.0), ("b", 100.0))]  # fmt: skip
+    best = "has 80% of the best library: below 85 %, the exit rule counts"
+    assert list(gpu_check.decide("yard", yard)) == [f"8 rows: charonia tiles {best}"]
+    yard += [figure("rate", rate, kernel=f"charonia {name}", rows=8) for name, rate in (
+        ("wgmma", 88.0), ("tiles, 8-bit KV", 50.0), ("wgmma, 8-bit KV", 40.0))]  # fmt: skip
+    assert list(gpu_check.decide("yard", yard)) == [
+        "8 rows: charonia wgmma has 88% of the best library: keep our attention",
+        "8 rows: charonia wgmma 1.10 times tiles: prove it",
+        "8 rows: charonia wgmma, 8-bit KV 0.80 times tiles: keep tiles",
+    ]
     decode = [
         figure("decode", rate, weights="bf16", reproducible=how, batch=batch, prompt=prompt)
         for batch, prompt, how, rate in ((1, 32, False, 200.0), (1, 32, True, 180.0), (64, 32, False, 9000.0),

@@ -23,6 +23,7 @@
 #include "ops/cpu/free_memory.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/experts_workspace.h"
+#include "ops/cuda/device/cuda_settings.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/graph/decode_buckets.h"
 #include "ops/cuda/low_rank_workspace.h"
@@ -94,7 +95,8 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
   const auto graphs = cuda_graphs && limits.logits_rows() > limits.max_sequences
                           ? graph_bytes(model, limits.max_rows, limits.logits_rows(), 0)
                           : 0;
-  const auto of_steps = kFixed + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
+  const auto wide = limits.kv_quant_bits != 0 && cuda::unproven_setting() ? cuda::kWideCacheBytes : 0;
+  const auto of_steps = kFixed + wide + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
   return kWorkspaces + std::max(of_steps, cuda::kGemmOperandBytes);
 }
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -153,6 +154,7 @@ struct World {
     bool repeat = false;       // first runs the same into another output: the counters must be zero again
     int q_gap = 0;             // additional elements between rows, aligned to 16 bytes or not
     bool plain = false;        // the kernel that does not round probabilities
+    bool wgmma = false;        // the kernel with products of warpgroups takes the prefill items
   };
   Options options() const { return {type, type}; }
 
@@ -162,6 +164,7 @@ struct World {
     device.sms = used.sms = options.sms;
     used.reproducible = options.reproducible;
     used.window = options.plan_of_all ? 0 : window;
+    used.wgmma = options.wgmma;
 
     std::vector<std::int32_t> starts = {0}, positions, flat, begin;
     int last = 0;
@@ -193,6 +196,9 @@ struct World {
     AttentionPlan plan;
     plan_attention(used, {starts, positions, {}, 0}, begin, plan);
     const auto bounds = attention_bounds(used, static_cast<int>(rows), static_cast<int>(chunks.size()), last);
+    if (used.wgmma && quant_bits != 0) {
+      EXPECT_TRUE(widen_plan(used, std::numeric_limits<std::int64_t>::max(), plan, flat));
+    }
     const std::vector<std::int32_t> counts = {static_cast<std::int32_t>(plan.decode.size()),
                                               static_cast<std::int32_t>(plan.prefill.size())};
     plan.decode.resize(static_cast<std::size_t>(bounds.decode_items), AttentionItem{.table = 1 << 28, .num_rows = 1});
@@ -204,6 +210,8 @@ struct World {
     const DeviceArray<AttentionItem> decode(stream, plan.decode), prefill(stream, plan.prefill);
     const DeviceArray<std::int32_t> counts_there(stream, counts), tables_there(stream, flat);
     const DeviceMemory workspace(attention_workspace_bytes(used, bounds));
+    const auto wide_block = dequantised(layer(nullptr), nullptr).block_bytes();
+    const DeviceMemory wide(static_cast<std::size_t>(plan.wide_blocks * wide_block));
     const AttentionWork work{.decode = decode.data(),
                              .prefill = prefill.data(),
                              .counts = counts_there.data(),
@@ -211,7 +219,11 @@ struct World {
                              .max_prefill = bounds.prefill_items,
                              .block_tables = tables_there.data(),
                              .workspace = workspace.data(),
-                             .max_partials = bounds.partials};
+                             .max_partials = bounds.partials,
+                             .num_blocks = blocks,
+                             .wide = wide.data(),
+                             .wide_at = plan.wide_at,
+                             .wide_blocks = plan.wide_blocks};
     const DeviceArray<float> slopes_there(stream, slopes), sinks_there(stream, sinks);
     const ops::AttentionParams how{.scale = scale,
                                    .window = window,

@@ -35,14 +35,16 @@ AttentionShape random_shape(Random& random) {
   constexpr std::array kDims = {32, 64, 80, 96, 128, 256};
   constexpr std::array kSms = {1, 6, 58, 132};
   const int kv_heads = uniform(random, 1, 9);
+  const bool reproducible = uniform(random, 0, 1) == 1;
   return {.heads = kv_heads * kGroups[static_cast<std::size_t>(uniform(random, 0, 10))],
           .kv_heads = kv_heads,
           .head_dim = kDims[static_cast<std::size_t>(uniform(random, 0, 5))],
           .block_len = 64,
           .window = uniform(random, 0, 1) == 0 ? 0 : uniform(random, 1, uniform(random, 0, 1) == 0 ? 100 : 9000),
           .sms = kSms[static_cast<std::size_t>(uniform(random, 0, 3))],
-          .reproducible = uniform(random, 0, 1) == 1,
-          .min_decode_split = 64 << uniform(random, 0, 2)};
+          .reproducible = reproducible,
+          .min_decode_split = 64 << uniform(random, 0, 2),
+          .wgmma = !reproducible && uniform(random, 0, 1) == 1};
 }
 
 Step random_step(Random& random, int max_sequences, int max_rows, int max_positions) {
@@ -103,7 +105,7 @@ TEST(AttentionPlanTest, every_position_that_a_row_attends_to_is_in_exactly_one_i
       }
     };
     take(plan.decode, 1);
-    take(plan.prefill, prefill_item_rows(shape.head_dim, shape.group()));
+    take(plan.prefill, shape.item_rows());
     ASSERT_EQ(uses, std::vector<int>(uses.size(), 1));
     for (std::size_t row = 0; row < of_row.size(); ++row) {
       auto& items = of_row[row];
@@ -203,6 +205,46 @@ TEST(AttentionPlanTest, a_window_limits_the_splits_of_a_long_sequence) {
   std::int64_t positions = 0;
   for (const auto& item : one.plan(shape).decode) positions += item.kv_end - item.kv_begin;
   EXPECT_LT(positions, 1024 + kAttentionTile);
+}
+
+// Copies of blocks of a quantised cache: each block that a prefill item reads has a copy, and only these.
+TEST(AttentionPlanTest, prefill_items_refer_to_copies_of_the_blocks_that_they_read) {
+  Random random(4);
+  for (int trial = 0; trial < 200; ++trial) {
+    auto shape = random_shape(random);
+    shape.block_len = 8 << uniform(random, 0, 4);
+    const auto step = random_step(random, 20, 2000, 3000);
+    const auto before = step.plan(shape);
+    auto plan = before;
+    std::vector<std::int32_t> tables;
+    for (int i = 0; i < 1000 * step.sequences(); ++i) tables.push_back(7 * i);
+    const auto flat = tables;
+    ASSERT_TRUE(widen_plan(shape, 100'000, plan, tables));
+    ASSERT_EQ(plan.wide_at, std::ssize(flat));
+    ASSERT_EQ(plan.wide_blocks, std::ssize(tables) - std::ssize(flat));
+    ASSERT_TRUE(std::equal(flat.begin(), flat.end(), tables.begin()));
+    std::vector<bool> read(static_cast<std::size_t>(plan.wide_blocks), false);
+    for (std::size_t i = 0; i < plan.prefill.size(); ++i) {
+      for (auto at = before.prefill[i].kv_begin; at < before.prefill[i].kv_end; ++at) {
+        const auto copy = plan.prefill[i].table + at / shape.block_len;
+        ASSERT_GE(copy, 0);
+        ASSERT_LT(copy, plan.wide_blocks);
+        ASSERT_EQ(tables.at(static_cast<std::size_t>(plan.wide_at + copy)),
+                  tables.at(static_cast<std::size_t>(before.prefill[i].table + at / shape.block_len)));
+        read[static_cast<std::size_t>(copy)] = true;
+      }
+    }
+    ASSERT_TRUE(std::ranges::all_of(read, [](bool x) { return x; }));
+    auto unchanged = before;
+    tables = flat;
+    if (plan.wide_blocks == 0) continue;
+    ASSERT_FALSE(widen_plan(shape, plan.wide_blocks - 1, unchanged, tables));
+    ASSERT_EQ(tables, flat);
+    ASSERT_EQ(unchanged.wide_blocks, 0);
+    for (std::size_t i = 0; i < before.prefill.size(); ++i) {
+      ASSERT_EQ(unchanged.prefill[i].table, before.prefill[i].table);
+    }
+  }
 }
 
 TEST(AttentionPlanTest, an_empty_step_has_no_items) {

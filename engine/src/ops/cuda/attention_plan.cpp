@@ -52,8 +52,8 @@ Cut decode_cut(const AttentionShape& shape) {
 }
 
 Cut prefill_cut(const AttentionShape& shape) {
-  const auto units = shape.kv_heads * divide_up(shape.group(), prefill_tile_rows(shape.head_dim));
-  const auto blocks = std::int64_t{shape.sms} * kBlocksPerSm;
+  const auto units = shape.kv_heads * divide_up(shape.group(), shape.prefill_rows());
+  const std::int64_t blocks = shape.prefill_blocks();
   const auto most = divide_up(blocks * kPrefillSplitsPerBlock, units);
   return {units, blocks, kPrefillSplitsPerBlock, kMinPrefillSplit, most, shape.reproducible};
 }
@@ -140,7 +140,7 @@ void cut(const Cut& how, std::vector<AttentionItem>& whole, std::vector<Attentio
 }  // namespace
 
 AttentionBounds attention_bounds(const AttentionShape& shape, int max_rows, int max_sequences, int max_positions) {
-  const std::int64_t item_rows = prefill_item_rows(shape.head_dim, shape.group());
+  const std::int64_t item_rows = shape.item_rows();
   const std::int64_t sequences = std::min(max_rows, max_sequences);
   // Every sequence has at most one item that is not full.
   const auto decodes = item_rows == 1 ? std::int64_t{max_rows} : sequences;
@@ -163,8 +163,10 @@ void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batc
   plan.decode.clear();
   plan.prefill.clear();
   plan.num_partials = 0;
+  plan.wgmma = shape.wgmma;
+  plan.wide_at = plan.wide_blocks = 0;
   std::vector<AttentionItem> decode, prefill;
-  const int item_rows = prefill_item_rows(shape.head_dim, shape.group());
+  const int item_rows = shape.item_rows();
   for (std::size_t s = 0; s + 1 < batch.query_start.size(); ++s) {
     const auto end = batch.query_start[s + 1];
     for (auto row = batch.query_start[s]; row < end; row += item_rows) {
@@ -180,6 +182,42 @@ void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batc
   }
   cut(decode_cut(shape), decode, plan.decode, plan.num_partials);
   cut(prefill_cut(shape), prefill, plan.prefill, plan.num_partials);
+}
+
+bool widen_plan(const AttentionShape& shape, std::int64_t max_blocks, AttentionPlan& plan,
+                std::vector<std::int32_t>& tables) {
+  struct Blocks {
+    std::int32_t table, begin, end;
+    std::int32_t to = 0;  // the first copy
+  };
+  std::vector<Blocks> all;  // of each sequence with prefill items
+  const auto of_item = [&](const AttentionItem& item) { return std::ranges::find(all, item.table, &Blocks::table); };
+  for (const auto& item : plan.prefill) {
+    const auto begin = item.kv_begin / shape.block_len, end = (item.kv_end - 1) / shape.block_len + 1;
+    if (const auto found = of_item(item); found != all.end()) {
+      found->begin = std::min(found->begin, begin);
+      found->end = std::max(found->end, end);
+    } else {
+      all.push_back({item.table, begin, end});
+    }
+  }
+  std::int64_t count = 0;
+  for (auto& one : all) {
+    one.to = static_cast<std::int32_t>(count);
+    count += one.end - one.begin;
+  }
+  if (count > max_blocks) return false;
+  plan.wide_at = std::ssize(tables);
+  plan.wide_blocks = count;
+  for (auto& item : plan.prefill) {
+    const auto found = of_item(item);
+    item.table = found->to - found->begin;
+  }
+  tables.reserve(tables.size() + static_cast<std::size_t>(count));
+  for (const auto& one : all) {
+    for (auto i = one.begin; i < one.end; ++i) tables.push_back(tables[static_cast<std::size_t>(one.table + i)]);
+  }
+  return true;
 }
 
 }  // namespace charonia::cuda

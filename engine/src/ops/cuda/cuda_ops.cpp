@@ -67,7 +67,8 @@ CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup
       instruction_set_(cat("sm_", device_.major, device_.minor)),
       group_(std::move(group)),
       rank_(rank),
-      gemms_(device_, options.reproducible) {}
+      gemms_(device_, options.reproducible),
+      prompts_(device_, {.wgmma = options.wgmma_prompts}) {}
 
 CudaOps::~CudaOps() {
   const OnDevice on(device_.index);
@@ -406,6 +407,9 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
   const auto index = need_attention(shape);
   if (tracing_) {
     trace_.attention.push_back(trace_.gemms.size());
+    trace_.prompts.resize(needs_.attention.size());
+    trace_.prompts[index].cache = of_layer;
+    if (divides && qkv.dtype == of_layer.dtype && out.dtype == of_layer.dtype) add_scores(trace_.prompts[index], how);
     return;
   }
   prefetch_weights();
@@ -420,9 +424,15 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                            .max_prefill = capacity.prefill,
                            .block_tables = uploaded<std::int32_t>(at.tables),
                            .workspace = attention_[index].memory.data(),
-                           .max_partials = attention_[index].bounds.partials};
+                           .max_partials = attention_[index].bounds.partials,
+                           .num_blocks = kv.num_blocks()[shape.kind],
+                           .wide = wide_.data(),
+                           .wide_at = plans_[index].wide_at,
+                           .wide_blocks = plans_[index].wide_blocks};
   if (latent) return latent_attention(stream_, device_, out, qkv, of_layer, shape, how.scale, work);
-  cuda::attention(stream_, device_, out, qkv, of_layer, needs_.attention[index], how, work);
+  auto planned = needs_.attention[index];
+  planned.wgmma = plans_[index].wgmma;
+  cuda::attention(stream_, device_, out, qkv, of_layer, planned, how, work);
 }
 
 StateRows CudaOps::state_rows() const {

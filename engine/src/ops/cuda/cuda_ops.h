@@ -28,6 +28,7 @@
 #include "ops/cuda/graph/step_upload.h"
 #include "ops/cuda/kernels/attention.h"
 #include "ops/cuda/make_cuda_ops.h"
+#include "ops/cuda/prompt_kernels.h"
 #include "ops/cuda/sampling/sampler.h"
 #include "ops/ops.h"
 
@@ -42,7 +43,7 @@ class CudaOps final : public ops::Ops {
 
   std::string_view device() const override { return "cuda"; }
   std::string_view instruction_set() const override { return instruction_set_; }
-  std::string warning() const override { return gemms_.warning(); }
+  std::string warning() const override;
   std::vector<std::string> report() const override;  // the device, captured steps, and GemmRunner::report()
   std::int64_t gemms_rejected() const override { return gemms_.rejected(); }
   bool asynchronous() const override { return true; }
@@ -154,6 +155,7 @@ class CudaOps final : public ops::Ops {
     std::size_t collective_bytes = 0;  // of the ranks' shards together
     bool f32_adapters = false;         // the inputs of weights that adapters change have f32
     std::map<std::pair<const void*, const void*>, std::int64_t> row_capacity;  // of GEMMs, by in and out
+    std::vector<PromptLayers> prompts;                             // of each plan; without scores: no candidates
     std::vector<std::size_t> attention;                            // for each attention, the number of GEMMs before it
     std::vector<std::vector<std::span<const std::byte>>> weights;  // the weights that follow each attention
   };
@@ -221,6 +223,7 @@ class CudaOps final : public ops::Ops {
   void need_cache(const ops::KvCache& cache);
   bool has_states() const { return needs_.facts.num_blocks.state > 0; }
   std::size_t need_attention(const AttentionShape& shape);  // returns the index of its plan
+  void plan_prompts(std::size_t plan, const ops::AttentionBatch& batch);
   void need_sampler(int vocab, std::int64_t rows);
   template <class T>
   const T* uploaded(std::size_t at) const {
@@ -241,6 +244,8 @@ class CudaOps final : public ops::Ops {
   void trace_gemm(Gemm gemm);
   void prefetch_weights();
   void measure_gemms(const ops::StepLimits& limits);
+  void choose_prompt_kernels(const ops::StepLimits& limits);
+  std::size_t wide_blocks(std::size_t plan) const;  // that wide_ has memory for
   StepCapacity capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const;
   std::byte* memory_for(std::span<const ops::DevicePart> parts);
   void make_uploads(const ops::StepLimits& limits);
@@ -261,6 +266,7 @@ class CudaOps final : public ops::Ops {
   int rank_;
   Stream stream_;
   GemmRunner gemms_;
+  PromptKernels prompts_;
   std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
 
   const ops::Linear* announced_linear_ = nullptr;  // the weight of announce_linear()
@@ -290,6 +296,7 @@ class CudaOps final : public ops::Ops {
     DeviceMemory memory;
   };
   std::vector<PartialResults> attention_;  // of each plan
+  DeviceMemory wide_;                      // AttentionWork::wide, of all layers
   DeviceMemory collective_;                // the ranks' shards
 
   std::array<Slot, ops::kMaxStepsInFlight + 1> slots_;

@@ -8,6 +8,7 @@
 #include "charonia/error.h"
 #include "ops/cuda/collectives/nccl.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/graph/decode_buckets.h"
 
 namespace charonia::cuda {
@@ -36,7 +37,14 @@ std::vector<std::string> CudaOps::report() const {
     first.push_back(about("decode steps with adapters and proposals", captured_[3]));
   }
   lines.insert(lines.begin(), first.begin(), first.end());
+  const auto prompts = prompts_.report();
+  lines.insert(lines.end(), prompts.begin(), prompts.end());
   return lines;
+}
+
+std::string CudaOps::warning() const {
+  const auto gemms = gemms_.warning(), prompts = prompts_.warning();
+  return cat(gemms, gemms.empty() || prompts.empty() ? "" : "; ", prompts);
 }
 
 void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
@@ -53,7 +61,9 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   measure_gemms(limits);
   sampler_.reset();
   attention_.clear();
+  wide_ = {};
   collective_ = {};
+  choose_prompt_kernels(limits);
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
   make_adapter_workspace(limits);
@@ -117,6 +127,24 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
   gemms_.prepare(stream_, all, limits.max_rows);
 }
 
+void CudaOps::choose_prompt_kernels(const ops::StepLimits& limits) {
+  for (std::size_t i = 0; i < trace_.prompts.size(); ++i) trace_.prompts[i].shape = needs_.attention[i];
+  prompts_.prepare(stream_, trace_.prompts, limits.max_rows);
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < trace_.prompts.size(); ++i) {
+    const auto& cache = trace_.prompts[i].cache;
+    if (!prompts_.chosen(i) || cache.quant_bits == 0) continue;
+    const auto blocks = limits.max_sequences * divide_up(limits.max_positions, cache.block_len);
+    bytes = std::max(bytes, static_cast<std::size_t>(blocks * dequantised(cache, nullptr).block_bytes()));
+  }
+  wide_ = DeviceMemory(std::min(bytes, kWideCacheBytes), "copies of blocks of the cache");
+}
+
+std::size_t CudaOps::wide_blocks(std::size_t plan) const {
+  const auto& cache = trace_.prompts[plan].cache;
+  return wide_.bytes() / static_cast<std::size_t>(dequantised(cache, nullptr).block_bytes());
+}
+
 // The capacity of a captured decode step with this number of rows, at any positions.
 StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const {
   StepCapacity out{.rows = rows,
@@ -157,17 +185,25 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
     capacity.adapter_items = max_adapter_items(limits.max_rows, std::min(adapter_slots_.count, limits.max_sequences));
     capacity.adapter_rows = limits.max_rows;
   }
+  std::size_t tables = 0;
   plans_.assign(needs_.attention.size(), {});
   for (std::size_t i = 0; i < plans_.size(); ++i) {
     const auto& shape = needs_.attention[i];
-    const auto bounds = attention_bounds(shape, limits.max_rows, limits.max_sequences, limits.max_positions);
+    auto bounds = attention_bounds(shape, limits.max_rows, limits.max_sequences, limits.max_positions);
+    if (prompts_.chosen(i)) {
+      auto other = shape;
+      other.wgmma = true;
+      const auto more = attention_bounds(other, limits.max_rows, limits.max_sequences, limits.max_positions);
+      bounds = {std::max(bounds.decode_items, more.decode_items), std::max(bounds.prefill_items, more.prefill_items),
+                std::max(bounds.partials, more.partials)};
+      if (trace_.prompts[i].cache.quant_bits != 0) tables += wide_blocks(i);
+    }
     capacity.plans.push_back({bounds.decode_items, bounds.prefill_items});
     attention_.push_back(
         {bounds, DeviceMemory(attention_workspace_bytes(shape, bounds), "partial results of attention")});
     plans_[i].decode.reserve(static_cast<std::size_t>(bounds.decode_items));
     plans_[i].prefill.reserve(static_cast<std::size_t>(bounds.prefill_items));
   }
-  std::size_t tables = 0;
   for (const auto kind : kTableKinds) {
     const auto& facts = needs_.facts;
     if (facts.num_blocks[kind] == 0) continue;

@@ -75,8 +75,7 @@ void CudaOps::pack(const StepInput& input) {
       if (needs_.facts.num_blocks[kind] > 0) flatten_tables(input.attention, kind, needs_.facts.block_len, tables_);
     }
     for (std::size_t i = 0; i < plans_.size(); ++i) {
-      const auto& shape = needs_.attention[i];
-      plan_attention(shape, input.attention, tables_.begin[shape.kind], plans_[i]);
+      plan_prompts(i, input.attention);
     }
   }
   step.captured = nullptr;
@@ -114,6 +113,19 @@ void CudaOps::pack(const StepInput& input) {
     step.layout = step_layout(step.capacity);
   }
   send(input, sampling_);
+}
+
+// Plans attention for the kernel that was chosen for prompts. Decode steps use the other one, also with proposals, and
+// so does a step whose copies of a quantised cache would need too much memory.
+void CudaOps::plan_prompts(std::size_t plan, const ops::AttentionBatch& batch) {
+  auto shape = needs_.attention[plan];
+  shape.wgmma = !begun_.decode && prompts_.uses_wgmma(plan, begun_.longest);
+  const auto& begin = tables_.begin[shape.kind];
+  plan_attention(shape, batch, begin, plans_[plan]);
+  if (!shape.wgmma || trace_.prompts[plan].cache.quant_bits == 0) return;
+  if (widen_plan(shape, static_cast<std::int64_t>(wide_blocks(plan)), plans_[plan], tables_.blocks)) return;
+  shape.wgmma = false;
+  plan_attention(shape, batch, begin, plans_[plan]);
 }
 
 // Keeps the captured step of the bucket if it can serve this step. Rows with lists, penalties or masks are sampled
@@ -190,6 +202,7 @@ void CudaOps::clear_plans() {
     plan.decode.clear();
     plan.prefill.clear();
     plan.num_partials = 0;
+    plan.wgmma = false;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ struct CudaOptions {
   bool graphs = true;         // capture decode steps and replay them
   // Experts with quantised weights use wgmma, also with $CHARONIA_CUDA_UNPROVEN. Not in reproducible mode.
   bool wgmma_experts = false;
+  // Whether attention of prompts uses wgmma where it can, without a measurement (see PromptKernels). Not in reproducible
+  // mode.
+  std::optional<bool> wgmma_prompts{};
 };
 
 // The group of ranks of one process that communicate through NCCL, in the order of `devices`. Throws Error(unavailable)

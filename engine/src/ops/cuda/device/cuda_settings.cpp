@@ -41,12 +41,6 @@ std::size_t parse_prefetch(std::string_view setting) {
   return static_cast<std::size_t>(*mib) << 20;
 }
 
-bool parse_unproven(std::string_view setting) {
-  if (setting.empty() || setting == "0") return false;
-  if (setting == "1") return true;
-  throw Error(ErrorCode::invalid_argument, cat("CHARONIA_CUDA_UNPROVEN = ", setting, ": expected 0 or 1"));
-}
-
 Overlap overlap_setting() {
   static const auto value = parse_overlap(environment("CHARONIA_CUDA_PDL"));
   return value;
@@ -59,11 +53,6 @@ int decode_split_setting() {
 
 std::size_t prefetch_setting() {
   static const auto value = parse_prefetch(environment("CHARONIA_CUDA_PREFETCH"));
-  return value;
-}
-
-bool unproven_setting() {
-  static const bool value = parse_unproven(environment("CHARONIA_CUDA_UNPROVEN"));
   return value;
 }
 

@@ -3,7 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string_view>
+
+#include "base/text.h"
+#include "charonia/error.h"
 
 namespace charonia::cuda {
 
@@ -18,13 +22,24 @@ enum class Overlap : std::uint8_t {
 Overlap parse_overlap(std::string_view setting);
 int parse_decode_split(std::string_view setting);  // CHARONIA_CUDA_DECODE_SPLIT: 64, 128 or 256 positions, the default
 std::size_t parse_prefetch(std::string_view setting);  // CHARONIA_CUDA_PREFETCH: MiB, 0 to 64; in bytes
-bool parse_unproven(std::string_view setting);         // CHARONIA_CUDA_UNPROVEN: 0, the default, or 1
+// CHARONIA_CUDA_UNPROVEN: 0, the default, or 1. Defined here because the memory plan asks too, in builds without CUDA.
+inline bool parse_unproven(std::string_view setting) {
+  if (setting.empty() || setting == "0") return false;
+  if (setting == "1") return true;
+  throw Error(ErrorCode::invalid_argument, cat("CHARONIA_CUDA_UNPROVEN = ", setting, ": expected 0 or 1"));
+}
 
 // The values of the environment when the process first asks.
 Overlap overlap_setting();
 int decode_split_setting();
 std::size_t prefetch_setting();
-bool unproven_setting();
+inline bool unproven_setting() {
+  static const bool value = [] {
+    const char* const setting = std::getenv("CHARONIA_CUDA_UNPROVEN");
+    return parse_unproven(setting == nullptr ? "" : setting);
+  }();
+  return value;
+}
 // Throws if one of them is not valid.
 void check_settings();
 

@@ -17,6 +17,8 @@ inline constexpr std::size_t kDequantisedBytes = std::size_t{64} << 20;
 // Memory that operands of GEMMs may always take while kernels are measured at the start. It is free again before the
 // memory of steps is allocated.
 inline constexpr std::size_t kGemmOperandBytes = std::size_t{256} << 20;
+// Maximum memory for 16-bit copies of blocks of a quantised cache, if attention of prompts reads copies.
+inline constexpr std::size_t kWideCacheBytes = std::size_t{128} << 20;
 
 inline constexpr std::int64_t kDequantisedElement = 2;  // bytes
 

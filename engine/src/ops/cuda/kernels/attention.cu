@@ -1,6 +1,8 @@
 // attention(): selects the kernels of a step's items and divides the workspace.
 #include <type_traits>
 
+#include "base/text.h"
+#include "charonia/error.h"
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/attention_kernels.h"
 #include "ops/cuda/kernels/element_types.h"
@@ -61,6 +63,17 @@ bool attention_has_tiles(int head_dim) {
   return with_head_size(TiledHeadSizes{}, head_dim, [](auto) {});
 }
 
+std::string_view why_no_wgmma(const DeviceInfo& device, const AttentionShape& shape, const CacheLayer& cache) {
+  if (!device.wgmma) return "the device or this build has no wgmma";
+  if (shape.reproducible) return "reproducible mode needs the sums of the other kernels";
+  if (!with_head_size(WgmmaHeadSizes{}, shape.head_dim, [](auto) {})) return "it supports heads of 64, 128 and 256";
+  if (cache.dtype == DType::f32) return "it supports 16-bit types";
+  if (cache.quant_bits != 0 && cache.quant_bits != 4 && cache.quant_bits != 8) return "it reads no FP8 cache";
+  if (shape.group() > kWgmmaPrefillRows / 2) return "it supports groups of up to 64 heads";
+  if (wgmma_box_positions(shape.block_len) == 0) return "blocks must have a multiple of 64 slots, or 8, 16 or 32";
+  return {};
+}
+
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const AttentionBounds& bounds) {
   return workspace_of(shape, bounds.partials).bytes;
 }
@@ -102,8 +115,25 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
     if (max_items == 0) return;
     params.items = items;
     params.count = count;
-    if (!tiles) {
-      const int rows = decode ? 1 : prefill_item_rows(shape.head_dim, shape.group());
+    if (shape.wgmma && !decode) {
+      const bool widens = cache.quant_bits != 0;
+      const auto why = tiles ? why_no_wgmma(device, shape, cache) : "rows must be aligned to 16 bytes";
+      if (!why.empty()) throw Error(ErrorCode::internal, cat("attention of prompts cannot use wgmma: ", why));
+      params.max_blocks = shape.prefill_blocks();
+      if (widens) {
+        if (work.wide_blocks == 0) return;  // there are no prefill items
+        dequantise_blocks(stream, cache, work.block_tables + work.wide_at, work.wide_blocks, work.wide);
+        params.cache = dequantised(cache, work.wide);
+        params.tables = nullptr;
+      }
+      with_head_size(WgmmaHeadSizes{}, shape.head_dim, [&](auto size) {
+        with_half(cache.dtype, [&]<class T>(T) {
+          start_wgmma_prefill<T, size()>(stream, params, max_items, qkv.rows,
+                                         widens ? work.wide_blocks : work.num_blocks);
+        });
+      });
+    } else if (!tiles) {
+      const int rows = decode ? 1 : shape.item_rows();
       attention_plain(stream, device, qkv.dtype, out.dtype, params, max_items, rows);
     } else {
       with_half(cache.dtype, [&]<class T>(T) { start<T>(stream, device, params, max_items, decode); });

@@ -30,6 +30,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/cache_kind.h"
@@ -57,7 +58,17 @@ struct AttentionPlan {
   std::vector<AttentionItem> decode;   // one row each
   std::vector<AttentionItem> prefill;  // as many rows as a thread block takes
   std::int32_t num_partials = 0;       // rows of partial results, [heads] each
+  bool wgmma = false;                  // prefill items are for the kernel with products of warpgroups
+  // After widen_plan(): prefill items refer to 16-bit copies of blocks, numbered from 0. Copy i is of the block
+  // tables[wide_at + i].
+  std::int64_t wide_at = 0, wide_blocks = 0;
 };
+
+// Query heads times rows that a thread block of the prefill kernel takes: of the kernel for all devices, and of the one
+// with products of warpgroups.
+CHARONIA_HD constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
+inline constexpr int kWgmmaPrefillRows = 128;
+inline constexpr int kBlocksPerSm = 2;
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, block_len = 0;
@@ -69,8 +80,14 @@ struct AttentionShape {
   // number of thread blocks.
   bool reproducible = false;
   int min_decode_split = 256;  // positions; a multiple of kAttentionTile. Without effect in reproducible mode
+  // The kernel with products of warpgroups takes the prefill items (see why_no_wgmma()). Not in reproducible mode.
+  bool wgmma = false;
 
   CHARONIA_HD int group() const { return heads / kv_heads; }
+  CHARONIA_HD int prefill_rows() const { return wgmma ? kWgmmaPrefillRows : prefill_tile_rows(head_dim); }
+  // Rows of a prefill item.
+  CHARONIA_HD int item_rows() const { return group() >= prefill_rows() ? 1 : prefill_rows() / group(); }
+  CHARONIA_HD int prefill_blocks() const { return sms * (wgmma ? 1 : kBlocksPerSm); }  // that run at the same time
   // The start of the positions of an item whose first row has this position.
   CHARONIA_HD int first_seen(int position) const {
     const int first = window == 0 || window > position ? 0 : position - window + 1;
@@ -82,13 +99,6 @@ inline constexpr int kCombinedSplits = 32;   // splits whose results one thread 
 inline constexpr int kAttentionChunk = 512;  // reproducible mode: splits begin at multiples of this
 inline constexpr int kAttentionSpan = kCombinedSplits * kAttentionChunk;
 inline constexpr int kDecodeTileRows = 16;  // query heads of a row that a thread block takes
-inline constexpr int kBlocksPerSm = 2;
-
-// Query heads times rows that a thread block of the prefill kernel takes, and the number of rows.
-CHARONIA_HD constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
-CHARONIA_HD constexpr int prefill_item_rows(int head_dim, int group) {
-  return group >= prefill_tile_rows(head_dim) ? 1 : prefill_tile_rows(head_dim) / group;
-}
 
 // The maximum over all plans with these numbers of rows, sequences and positions (for buffers that are allocated once).
 struct AttentionBounds {
@@ -102,9 +112,24 @@ std::size_t attention_workspace_bytes(const AttentionShape& shape, const Attenti
 // Whether there are tensor-core kernels for heads of this size. Otherwise one warp takes a row with all its positions.
 bool attention_has_tiles(int head_dim);
 
+// Why the kernel with products of warpgroups (attention_wgmma_kernel.h) cannot take the prefill items of a layer with
+// this shape; empty if it can. It reads copies of a quantised cache.
+std::string_view why_no_wgmma(const DeviceInfo& device, const AttentionShape& shape, const CacheLayer& cache);
+
 // table_begin [sequences]: offset of each sequence's table in the flat list. Replaces the contents of `plan`.
 void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batch,
                     std::span<const std::int32_t> table_begin, AttentionPlan& plan);
+
+// For a quantised cache and shape.wgmma: makes the prefill items of a plan refer to copies of the blocks that they
+// read, and appends the list of these blocks to `tables`, the flat list. Returns false, and changes nothing, if there
+// are more than max_blocks.
+bool widen_plan(const AttentionShape& shape, std::int64_t max_blocks, AttentionPlan& plan,
+                std::vector<std::int32_t>& tables);
+
+// The 16-bit layer with copies of a quantised layer's blocks in `data`.
+inline CacheLayer dequantised(const CacheLayer& cache, void* data) {
+  return {data, cache.dtype, cache.kv_heads, cache.head_dim, cache.block_len};
+}
 
 // The device arrays of a plan.
 struct AttentionWork {
@@ -115,6 +140,10 @@ struct AttentionWork {
   const std::int32_t* block_tables = nullptr;  // flat
   void* workspace = nullptr;
   std::int64_t max_partials = 0;  // AttentionBounds::partials of the workspace
+  std::int64_t num_blocks = 0;    // of the cache; only shape.wgmma needs it
+  // With a quantised cache and shape.wgmma: memory for copies of blocks, and AttentionPlan::wide_at and wide_blocks.
+  void* wide = nullptr;
+  std::int64_t wide_at = 0, wide_blocks = 0;
 };
 
 // out [rows, heads * head_dim] = attention with the scores of ops::AttentionParams. qkv must come from rotary_store (q

@@ -343,12 +343,19 @@ CHARONIA_DEVICE Combined<kDim> combine(int count, float scale, SplitAt split_at)
   return all;
 }
 
-// Called by all threads of the block after they have written the unit's partial results. Splits are combined in sets of
+// All threads of a block, for split_done().
+struct BlockThreads {
+  static constexpr int kWarps = kAttentionWarps;
+  static CHARONIA_DEVICE int warp() { return warp_id(); }
+  CHARONIA_DEVICE void sync() const { __syncthreads(); }
+};
+
+// Called by `threads` after they have written the unit's partial results. Splits are combined in sets of
 // kCombinedSplits, then the sets are combined; always by the block that finds all others finished, so that sets are
 // combined in parallel. The result of a set replaces the result of its first split. In reproducible mode a set is the
 // item's part of a span. kRows: rows of a unit's tile.
-template <class T, int kDim, int kRows>
-CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& unit, int* last) {
+template <class T, int kDim, int kRows, class Threads = BlockThreads>
+CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& unit, int* last, Threads threads = {}) {
   const auto& item = unit.item;
   const int begin = unit.tile * kRows, end = min(begin + kRows, item.num_rows * p.group);
   // Number of splits that are missing in the first set.
@@ -359,15 +366,15 @@ CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& u
   // Whether the block is the last of `count` that call this.
   const auto is_last = [&](int split, int level, int count) {
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    threads.sync();
+    if (threads.warp() == 0 && lane_id() == 0) {
       const auto partial = static_cast<std::int64_t>(item.partial) + split * item.num_rows;
       auto* const counter =
           p.counters + ((partial * p.cache.kv_heads + unit.kv_head) * p.tiles + unit.tile) * kCombineLevels + level;
       *last = atomicAdd(counter, 1) == count - 1 ? 1 : 0;
       if (*last != 0) *counter = 0;
     }
-    __syncthreads();
+    threads.sync();
     if (*last == 0) return false;
     __threadfence();
     return true;
@@ -375,7 +382,7 @@ CHARONIA_DEVICE void split_done(const AttentionParams& p, const AttentionUnit& u
   // split_of(i): the splits to combine. If they are all splits, the result becomes out, otherwise it replaces the
   // result of the first split.
   const auto combine_rows = [&](int count, bool all, auto split_of) {
-    for (int flat = begin + warp_id(); flat < end; flat += kAttentionWarps) {
+    for (int flat = begin + threads.warp(); flat < end; flat += Threads::kWarps) {
       const int row = flat / p.group, head = unit.kv_head * p.group + flat % p.group;
       const auto split_at = [&](int i) {
         return partial_at<kDim>(p, item.partial + static_cast<std::int64_t>(split_of(i)) * item.num_rows + row, head);

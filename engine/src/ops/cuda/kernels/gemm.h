@@ -18,6 +18,7 @@
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/device/host_device.h"
 #include "ops/quant_weight.h"
+#include "ops/tensor.h"
 
 namespace charonia::cuda {
 
@@ -167,6 +168,9 @@ GemmTactic reference_tactic(const DeviceInfo& device, const Gemm& gemm);
 // below 4 u |reference| + 2 u |b|. An activation in float adds less.
 inline constexpr int kMaxCheckedBias = 3;
 void count_different(Stream& stream, const Gemm& gemm, std::int64_t columns, const void* reference,
+                     unsigned* different);
+// The same for any outputs, which differ by more than `relative` times the reference plus `absolute`.
+void count_different(Stream& stream, const ops::Tensor& out, const void* reference, float relative, float absolute,
                      unsigned* different);
 
 }  // namespace charonia::cuda

@@ -1,4 +1,4 @@
-// Counts the outputs of a GEMM that differ from a reference: the self-check of kernels at the start of an engine.
+// Counts the outputs of a kernel that differ from a reference: the self-check of kernels at the start of an engine.
 #include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/gemm.h"
@@ -39,15 +39,21 @@ void check_kernel(const CheckParams p) {
 void count_different(Stream& stream, const Gemm& gemm, std::int64_t columns, const void* reference,
                      unsigned* different) {
   const float roundoff = gemm.out_type == DType::f32 ? 0x1p-24F : gemm.out_type == DType::f16 ? 0x1p-11F : 0x1p-8F;
-  const CheckParams params{.out = gemm.out,
+  count_different(stream, {gemm.out, gemm.out_type, gemm.rows, columns, gemm.out_stride}, reference, 4 * roundoff,
+                  2 * roundoff * kMaxCheckedBias, different);
+}
+
+void count_different(Stream& stream, const ops::Tensor& out, const void* reference, float relative, float absolute,
+                     unsigned* different) {
+  const CheckParams params{.out = out.data,
                            .reference = reference,
                            .different = different,
-                           .stride = gemm.out_stride,
-                           .n = static_cast<int>(columns),
-                           .relative = 4 * roundoff,
-                           .absolute = 2 * roundoff * kMaxCheckedBias};
-  const Launch shape{.grid_x = static_cast<unsigned>(gemm.rows), .threads = kThreads};
-  with_type(gemm.out_type, [&]<class T>(T) { launch(stream, "check of a GEMM", shape, &check_kernel<T>, params); });
+                           .stride = out.stride,
+                           .n = static_cast<int>(out.cols),
+                           .relative = relative,
+                           .absolute = absolute};
+  const Launch shape{.grid_x = static_cast<unsigned>(out.rows), .threads = kThreads};
+  with_type(out.dtype, [&]<class T>(T) { launch(stream, "check of results", shape, &check_kernel<T>, params); });
 }
 
 }  // namespace charonia::cuda

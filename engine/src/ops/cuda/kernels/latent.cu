@@ -240,7 +240,7 @@ void latent_attention(Stream& stream, const DeviceInfo& device, const Tensor& ou
     });
   };
   run(work.decode, work.counts, work.max_decode, 1);
-  run(work.prefill, work.counts + 1, work.max_prefill, prefill_item_rows(shape.head_dim, shape.group()));
+  run(work.prefill, work.counts + 1, work.max_prefill, shape.item_rows());
 }
 
 }  // namespace charonia::cuda

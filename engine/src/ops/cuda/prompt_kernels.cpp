@@ -1,0 +1,317 @@
+#include "ops/cuda/prompt_kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "base/text.h"
+#include "charonia/error.h"
+#include "ops/cuda/gemm/dequantised_parts.h"
+#include "ops/cuda/kernels/gemm.h"
+
+namespace charonia::cuda {
+namespace {
+
+constexpr int kMeasuredRows = 2048;
+constexpr int kCheckedWindow = 100;  // at most, so that windows begin within the checked sequences
+
+// Rows of a sequence after `prefix` positions.
+struct Prompt {
+  int prefix, rows;
+};
+// Ends before, at and after ends of blocks and tiles, and is long enough for splits.
+constexpr Prompt kChecked[] = {{0, 130}, {62, 66}, {77, 64}, {1000, 40}};
+
+std::string name_of(const PromptLayers& layers) {
+  const auto& shape = layers.shape;
+  return cat("attention of prompts, ", shape.heads, " heads over ", shape.kv_heads, " of ", shape.head_dim,
+             layers.cache.quant_bits != 0 ? cat(", ", layers.cache.quant_bits, "-bit cache") : "");
+}
+
+// A step of prompts with operands: elements of q and k are -1, 0 and 1, and elements of v are multiples of a quarter
+// from -1 to 1. Slots of the cache that no row attends to are NaN.
+class Problem {
+ public:
+  Problem(Stream& stream, const PromptLayers& layers, AttentionShape shape, std::span<const Prompt> prompts)
+      : stream_(stream), shape_(shape), cache_(layers.cache) {
+    std::vector<std::int32_t> tables, table_begin;
+    int rows = 0, positions = 0;
+    starts_.push_back(0);
+    for (const auto& [prefix, count] : prompts) {
+      table_begin.push_back(static_cast<std::int32_t>(tables.size()));
+      for (int i = 0; i < divide_up(prefix + count, shape.block_len); ++i) {
+        tables.push_back(static_cast<std::int32_t>(tables.size()));
+      }
+      for (int i = 0; i < count; ++i) positions_.push_back(prefix + i);
+      starts_.push_back(rows += count);
+      positions = std::max(positions, prefix + count);
+    }
+    const auto sequences = static_cast<int>(prompts.size());
+    std::shuffle(tables.begin(), tables.end(), random_);
+    num_blocks_ = std::ssize(tables);
+    make_rows(rows);
+    make_cache(prompts, tables, table_begin);
+    for (const bool wgmma : {false, true}) {
+      shape_.wgmma = wgmma;
+      auto& items = items_[wgmma ? 1 : 0];
+      plan_attention(shape_, {.query_start = starts_, .positions = positions_, .block_tables = {}}, table_begin,
+                     items.plan);
+      items.bounds = attention_bounds(shape_, rows, sequences, positions);
+      items.counts = upload<std::int32_t>(std::vector<std::int32_t>{static_cast<std::int32_t>(items.plan.decode.size()),
+                                           static_cast<std::int32_t>(items.plan.prefill.size())});
+      if (wgmma && cache_.quant_bits != 0) make_wide(items.plan, tables);
+      items.decode = upload<AttentionItem>(items.plan.decode);
+      items.prefill = upload<AttentionItem>(items.plan.prefill);
+      items.workspace = DeviceMemory(attention_workspace_bytes(shape_, items.bounds), kWhat);
+    }
+    tables_ = upload<std::int32_t>(tables);
+  }
+
+  // Upper bound of the bytes of a problem with this number of rows and positions, without the workspace.
+  static std::size_t bytes(const PromptLayers& layers, std::int64_t rows, std::int64_t positions) {
+    const auto& shape = layers.shape;
+    const auto blocks = divide_up(positions, shape.block_len) + 2;
+    const auto wide = layers.cache.quant_bits != 0 ? dequantised(layers.cache, nullptr).block_bytes() : 0;
+    return static_cast<std::size_t>(3 * rows * shape.heads * shape.head_dim * 2 +
+                                    blocks * (layers.cache.block_bytes() + wide));
+  }
+
+  // out: 0 or 1.
+  void issue(PromptKernels::Attention* attention, const DeviceInfo& device, const ops::AttentionParams& how, bool wgmma,
+             int out) {
+    const auto& items = items_[wgmma ? 1 : 0];
+    auto shape = shape_;
+    shape.wgmma = wgmma;
+    const AttentionWork work{.decode = items.decode.as<AttentionItem>(),
+                             .prefill = items.prefill.as<AttentionItem>(),
+                             .counts = items.counts.as<std::int32_t>(),
+                             .max_decode = std::ssize(items.plan.decode),
+                             .max_prefill = std::ssize(items.plan.prefill),
+                             .block_tables = tables_.as<std::int32_t>(),
+                             .workspace = items.workspace.data(),
+                             .max_partials = items.bounds.partials,
+                             .num_blocks = num_blocks_,
+                             .wide = wide_.data(),
+                             .wide_at = items.plan.wide_at,
+                             .wide_blocks = items.plan.wide_blocks};
+    attention(stream_, device, outputs(out), tensor(q_.data()), cache_, shape, how, work);
+  }
+
+  // Adds to *different the elements of output 1 that differ from those of output 0.
+  unsigned different(float relative, float absolute) {
+    const DeviceMemory counter(sizeof(unsigned), kWhat);
+    count_different(stream_, outputs(1), outputs(0).data, relative, absolute, counter.as<unsigned>());
+    unsigned out = 0;
+    stream_.download(&out, counter.data(), sizeof out, kWhat);
+    stream_.wait(kWhat);
+    return out;
+  }
+  void clear(int out) { stream_.fill_zero(outputs(out).data, out_bytes(), kWhat); }
+
+ private:
+  static constexpr std::string_view kWhat = "a check of attention";
+  struct Items {
+    AttentionPlan plan;
+    AttentionBounds bounds;
+    DeviceMemory decode, prefill, counts, workspace;
+  };
+
+  std::size_t out_bytes() const {
+    return static_cast<std::size_t>(starts_.back()) * static_cast<std::size_t>(shape_.heads * shape_.head_dim) * 2;
+  }
+  Tensor tensor(void* data) const {
+    const std::int64_t columns = std::int64_t{shape_.heads} * shape_.head_dim;
+    return {data, cache_.dtype, starts_.back(), columns, columns};
+  }
+  Tensor outputs(int out) const { return tensor(out_.as<std::byte>() + static_cast<std::size_t>(out) * out_bytes()); }
+
+  template <class T>
+  DeviceMemory upload(const std::vector<T>& from) {
+    DeviceMemory to(std::max<std::size_t>(1, from.size()) * sizeof(T), kWhat);
+    if (!from.empty()) stream_.upload(to.data(), from.data(), from.size() * sizeof(T), kWhat);
+    return to;
+  }
+
+  std::uint16_t bits_of(float x) const { return cache_.dtype == DType::bf16 ? float_to_bf16(x) : float_to_f16(x); }
+  // A number from 0 to n - 1.
+  unsigned next(unsigned n) { return static_cast<unsigned>(random_() >> 16) % n; }
+
+  void make_rows(int rows) {
+    const std::uint16_t numbers[] = {bits_of(-1), bits_of(0), bits_of(1)};
+    const auto columns = static_cast<std::size_t>(shape_.heads * shape_.head_dim);
+    std::vector<std::uint16_t> q(static_cast<std::size_t>(rows) * columns);
+    for (auto& x : q) x = numbers[next(3)];
+    q_ = upload(q);
+    out_ = DeviceMemory(2 * out_bytes(), kWhat);
+  }
+
+  void make_cache(std::span<const Prompt> prompts, const std::vector<std::int32_t>& tables,
+                  const std::vector<std::int32_t>& begin) {
+    std::vector<std::byte> memory(static_cast<std::size_t>(num_blocks_ * cache_.block_bytes()), std::byte{0xff});
+    for (std::size_t s = 0; s < prompts.size(); ++s) {
+      for (int position = 0; position < prompts[s].prefix + prompts[s].rows; ++position) {
+        const auto block = tables[static_cast<std::size_t>(begin[s] + position / shape_.block_len)];
+        for (int head = 0; head < 2 * shape_.kv_heads; ++head) {
+          write_head(memory.data(), block, head, position % shape_.block_len);
+        }
+      }
+    }
+    keys_ = upload(memory);
+    cache_.data = keys_.data();
+  }
+
+  // v heads follow k heads.
+  void write_head(std::byte* memory, std::int64_t block, int head, int slot) {
+    const bool of_v = head >= shape_.kv_heads;
+    const float scale = of_v ? 0.25F : 1.0F;
+    const unsigned numbers = of_v ? 9 : 3;
+    if (cache_.quant_bits == 0) {
+      std::uint16_t all[9];
+      for (unsigned i = 0; i < numbers; ++i) all[i] = bits_of(scale * static_cast<float>(i) - 1);
+      auto* const to = reinterpret_cast<std::uint16_t*>(memory) + cache_.k_at(block, head, slot);
+      for (int d = 0; d < shape_.head_dim; ++d) to[d] = all[next(numbers)];
+      return;
+    }
+    const int row = head * shape_.block_len + slot;
+    auto* const to = memory + cache_.integers_at(block, row);
+    for (int d = 0; d < cache_.row_bytes(); ++d) {
+      to[d] = static_cast<std::byte>(next(numbers) + (cache_.quant_bits == 4 ? 16 * next(numbers) : 0));
+    }
+    const std::uint16_t both[] = {float_to_f16(scale), float_to_f16(-1)};
+    std::memcpy(memory + cache_.scale_at(block, row), both, sizeof both);
+  }
+
+  void make_wide(AttentionPlan& plan, std::vector<std::int32_t>& tables) {
+    widen_plan(shape_, std::numeric_limits<std::int64_t>::max(), plan, tables);
+    const auto block = dequantised(cache_, nullptr).block_bytes();
+    wide_ = DeviceMemory(static_cast<std::size_t>(plan.wide_blocks * block), kWhat);
+  }
+
+  Stream& stream_;
+  AttentionShape shape_;
+  CacheLayer cache_;
+  std::mt19937 random_;
+  std::vector<std::int32_t> starts_, positions_;
+  std::int64_t num_blocks_ = 0;
+  DeviceMemory q_, out_, keys_, tables_, wide_;
+  Items items_[2];
+};
+
+}  // namespace
+
+void add_scores(PromptLayers& layers, const ops::AttentionParams& how) {
+  const auto same = [&](const ops::AttentionParams& other) {
+    return (other.window > 0) == (how.window > 0) && (other.soft_cap != 0) == (how.soft_cap != 0) &&
+           (other.alibi != nullptr) == (how.alibi != nullptr) && (other.sinks != nullptr) == (how.sinks != nullptr);
+  };
+  if (std::ranges::none_of(layers.scores, same)) layers.scores.push_back(how);
+}
+
+// Scores are multiples of the logarithm of 2, so probabilities are powers of 2, which 16 bits represent exactly. Then
+// the results of right kernels differ only in the last bit. A cap or slopes make other numbers of them: each kernel
+// rounds a probability relative to the largest one so far, and elements of v are at most 1.
+bool PromptKernels::agrees(Stream& stream, const PromptLayers& layers, const ops::AttentionParams& how) const {
+  auto checked = how;
+  checked.scale = 0.693147181F;
+  if (how.window > 0) checked.window = std::min(how.window, kCheckedWindow);
+  auto shape = layers.shape;
+  shape.window = checked.window;
+  Problem problem(stream, layers, shape, kChecked);
+  for (const int out : {0, 1}) problem.clear(out);
+  problem.issue(options_.attention, device_, checked, false, 0);
+  stream.wait("attention by the kernel for all devices");
+  problem.issue(options_.attention, device_, checked, true, 1);
+  const float roundoff = layers.cache.dtype == DType::f16 ? 0x1p-11F : 0x1p-8F;
+  const bool exact = how.soft_cap == 0 && how.alibi == nullptr;
+  return problem.different(4 * roundoff, (exact ? 0.5F : 4.0F) * roundoff) == 0;
+}
+
+// A step has a prompt, and a chunk of as many rows after three times its positions.
+PromptKernels::Times PromptKernels::measure(Stream& stream, const PromptLayers& layers, int rows) const {
+  const Prompt prompts[] = {{0, rows}, {3 * rows, rows}};
+  Problem problem(stream, layers, layers.shape, prompts);
+  const double operations = 4.0 * layers.shape.heads * layers.shape.head_dim * 4.0 * rows * rows;
+  const auto time_of = [&](bool wgmma) {
+    double sum = 0;
+    for (const auto& how : layers.scores) {
+      sum += options_.timer(stream, 5 + operations / 3e8, [&](int) {
+        problem.issue(options_.attention, device_, how, wgmma, wgmma ? 1 : 0);
+      });
+    }
+    return sum;
+  };
+  const double tiles = time_of(false);
+  return {tiles, time_of(true)};
+}
+
+bool PromptKernels::choose(Stream& stream, const PromptLayers& layers, int max_rows, std::string& result) {
+  if (const auto why = why_no_wgmma(device_, layers.shape, layers.cache); !why.empty()) {
+    result = cat("tiles, because of wgmma: ", why);
+    return false;
+  }
+  if (options_.wgmma) {
+    result = *options_.wgmma ? "wgmma, as asked for" : "tiles, as asked for";
+    return *options_.wgmma;
+  }
+  int rows = std::min(max_rows, kMeasuredRows);
+  const auto bytes = [&] { return Problem::bytes(layers, 2 * std::int64_t{rows}, 5 * std::int64_t{rows}); };
+  while (rows > kMinRows && bytes() > kGemmOperandBytes) rows /= 2;
+  if (!options_.timer || rows < kMinRows) {
+    result = "tiles, because nothing was measured";
+    return false;
+  }
+  for (const auto& how : layers.scores) {
+    if (agrees(stream, layers, how)) continue;
+    result = "tiles, because the results of wgmma were wrong";
+    warning_ = cat(warning_, warning_.empty() ? "" : "; ", "the kernel 'wgmma' for ", name_of(layers),
+                   " gave results that differ from the other kernel's, and is not used. Please report this");
+    return false;
+  }
+  const auto [tiles, wgmma] = measure(stream, layers, rows);
+  const auto whole = [](double x) { return static_cast<std::int64_t>(std::lround(x)); };
+  result = cat(wgmma < tiles ? "wgmma" : "tiles", ", measured with ", rows, " rows: wgmma ", whole(wgmma),
+               " us, tiles ", whole(tiles), " us");
+  return wgmma < tiles;
+}
+
+namespace {
+
+// Call after an error of the kernel. Throws if every later call fails too, as after an illegal address.
+void require_device(Stream& stream, const PromptLayers& layers, const Error& error) {
+  try {
+    stream.wait("the device after an error of attention");
+  } catch (const Error&) {
+    throw Error(error.code(),
+                cat("the device fails since the kernel 'wgmma' for ", name_of(layers), " ran: ", error.what(),
+                    ". No GPU has run this kernel yet. Set CHARONIA_CUDA_UNPROVEN=0"));
+  }
+}
+
+}  // namespace
+
+void PromptKernels::prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows) {
+  chosen_.assign(plans.size(), false);
+  report_.clear();
+  warning_.clear();
+  if (!options_.wgmma && !options_.unproven) return;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i].scores.empty()) continue;  // of another kernel
+    std::string result;
+    try {
+      chosen_[i] = choose(stream, plans[i], max_rows, result);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::resource_exhausted) {
+        result = "tiles, because there is no memory to measure with";
+      } else {
+        require_device(stream, plans[i], error);
+        result = cat("tiles, because wgmma failed: ", error.what());
+      }
+    }
+    report_.push_back(cat(name_of(plans[i]), ": ", result));
+  }
+}
+
+}  // namespace charonia::cuda

@@ -1,0 +1,73 @@
+// Selects the kernel for the attention of prompts, once for the layers that share a plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/gemm/gemm_runner.h"
+#include "ops/cuda/kernels/attention.h"
+
+namespace charonia::cuda {
+
+// Layers that share a plan.
+struct PromptLayers {
+  AttentionShape shape;
+  CacheLayer cache;                          // of one of them
+  std::vector<ops::AttentionParams> scores;  // of one layer for each version of the kernels
+};
+
+// Adds a layer's scores if none of `layers` uses the same parts of the kernels.
+void add_scores(PromptLayers& layers, const ops::AttentionParams& how);
+
+class PromptKernels {
+ public:
+  using Attention = void(Stream&, const DeviceInfo&, const Tensor&, const Tensor&, const CacheLayer&,
+                         const AttentionShape&, const ops::AttentionParams&, const AttentionWork&);
+  struct Options {
+    // Whether layers use the kernel with products of warpgroups if it supports them, without a measurement. Unset: as
+    // the measurement says, if `unproven`; otherwise no, because no GPU has run the kernel yet.
+    std::optional<bool> wgmma{};
+    bool unproven = unproven_setting();
+    GemmTimer timer = make_gemm_timer();  // null: nothing is measured, so the kernel is not chosen
+    Attention* attention = &cuda::attention;
+  };
+
+  PromptKernels(const DeviceInfo& device, Options options) : device_(device), options_(std::move(options)) {}
+
+  // Selects the kernel of each element of `plans`. The kernel with products of warpgroups is chosen if it is faster
+  // than the other one and its results agree with the other one's; a kernel whose results differ is named by
+  // warning(). Needs at most kGemmOperandBytes of memory, and frees it. max_rows: of a step. Throws Error if the device
+  // fails after a kernel ran.
+  void prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows);
+
+  // Whether a step with this number of rows of its longest sequence uses products of warpgroups in these layers.
+  bool uses_wgmma(std::size_t plan, std::int64_t longest) const { return longest >= kMinRows && chosen(plan); }
+  bool chosen(std::size_t plan) const { return plan < chosen_.size() && chosen_[plan]; }
+
+  // A line for each plan: "attention of prompts, 32 heads over 8 of 128: wgmma, measured with 2048 rows: wgmma 412 us,
+  // tiles 730 us". Empty if the kernel was not considered.
+  std::vector<std::string> report() const { return report_; }
+  std::string warning() const { return warning_; }
+
+  // Shorter prompts do not fill the tiles of 128 rows.
+  static constexpr std::int64_t kMinRows = 64;
+
+ private:
+  bool choose(Stream& stream, const PromptLayers& layers, int max_rows, std::string& result);
+  bool agrees(Stream& stream, const PromptLayers& layers, const ops::AttentionParams& how) const;
+  struct Times {
+    double tiles, wgmma;  // microseconds
+  };
+  Times measure(Stream& stream, const PromptLayers& layers, int rows) const;
+
+  DeviceInfo device_;
+  Options options_;
+  std::vector<bool> chosen_;
+  std::vector<std::string> report_;
+  std::string warning_;
+};
+
+}  // namespace charonia::cuda

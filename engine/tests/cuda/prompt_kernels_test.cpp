@@ -1,0 +1,262 @@
+// The choice of the kernel for attention of prompts at the start of an engine, and steps with the chosen kernel.
+#include "ops/cuda/prompt_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "attention_kernel_world.h"
+#include "charonia/error.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops_support.h"
+
+namespace charonia::cuda {
+namespace {
+
+class PromptKernelsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
+    broken_ = nullptr;
+  }
+
+  // Options whose measurements say that wgmma takes this many times as long as the other kernel.
+  PromptKernels::Options options(double ratio = 0.5) {
+    PromptKernels::Options out{.unproven = true};
+    out.attention = [](Stream& stream, const DeviceInfo& device, const Tensor& to, const Tensor& qkv,
+                       const CacheLayer& cache, const AttentionShape& shape, const ops::AttentionParams& how,
+                       const AttentionWork& work) {
+      auto changed = how;
+      if (shape.wgmma && broken_ != nullptr) broken_(changed);
+      attention(stream, device, to, qkv, cache, shape, changed, work);
+      wgmma_ = shape.wgmma;
+    };
+    out.timer = [ratio](Stream& stream, double expected, const std::function<void(int)>& issue) {
+      EXPECT_GT(expected, 0);
+      issue(0);
+      stream.wait("test");
+      return wgmma_ ? 1000 * ratio : 1000;
+    };
+    return out;
+  }
+
+  PromptLayers layers(int bits = 0, int dim = 64) {
+    const auto shape = shape_of(1, 4, dim, 64);
+    return {shape, {nullptr, DType::bf16, 1, dim, 64, bits}, {{.scale = 0.125F}}};
+  }
+
+  // Prepares one plan.
+  PromptKernels chosen(const PromptLayers& of, PromptKernels::Options with, int max_rows = 64) {
+    PromptKernels kernels(device_info(0), std::move(with));
+    kernels.prepare(stream_, {&of, 1}, max_rows);
+    return kernels;
+  }
+
+  Stream stream_;
+  using Change = void(ops::AttentionParams&);
+  static inline Change* broken_ = nullptr;  // changes what wgmma computes
+  static inline bool wgmma_ = false;        // of the last call
+};
+
+TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
+  for (const int bits : {0, 8, 4}) {
+    const auto faster = chosen(layers(bits), options());
+    EXPECT_TRUE(faster.chosen(0));
+    EXPECT_TRUE(faster.uses_wgmma(0, 64));
+    EXPECT_FALSE(faster.uses_wgmma(0, 63));
+    EXPECT_EQ(faster.warning(), "");
+    ASSERT_EQ(faster.report().size(), 1U);
+    EXPECT_EQ(faster.report()[0], std::string("attention of prompts, 4 heads over 1 of 64") +
+                                      (bits == 0 ? "" : bits == 8 ? ", 8-bit cache" : ", 4-bit cache") +
+                                      ": wgmma, measured with 64 rows: wgmma 500 us, tiles 1000 us");
+    const auto slower = chosen(layers(bits), options(1.5));
+    EXPECT_FALSE(slower.chosen(0));
+    EXPECT_EQ(slower.warning(), "");
+  }
+}
+
+// Also with scores that have no exact probabilities.
+TEST_F(PromptKernelsTest, right_results_agree_in_every_version_of_the_kernels) {
+  const DeviceArray<float> slopes(stream_, {0.5F, 0.25F, 0.125F, 0.0625F}), sinks(stream_, {0.5F, -1, 3, 100});
+  const struct {
+    int dim;
+    DType type;
+  } cases[] = {{64, DType::bf16}, {64, DType::f16}, {128, DType::bf16}, {256, DType::bf16}};
+  for (const auto& [dim, type] : cases) {
+    auto of = layers(0, dim);
+    of.cache.dtype = type;
+    if (dim == 64) {
+      add_scores(of, {.scale = 0.1F, .window = 4096});
+      add_scores(of, {.scale = 0.1F, .soft_cap = 50});
+      add_scores(of, {.scale = 0.1F, .alibi = slopes.data()});
+      add_scores(of, {.scale = 0.1F, .window = 128, .sinks = sinks.data()});
+      add_scores(of, {.scale = 0.2F, .window = 30, .sinks = sinks.data()});  // the same version
+      EXPECT_EQ(of.scores.size(), 5U);
+    }
+    const auto kernels = chosen(of, options());
+    EXPECT_TRUE(kernels.chosen(0)) << dim << ' ' << kernels.report()[0];
+  }
+}
+
+TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
+  const DeviceArray<float> slopes(stream_, {0.5F, 0.25F, 0.125F, 0.0625F}), sinks(stream_, {0.5F, -1, 3, 4});
+  const struct {
+    ops::AttentionParams how;
+    Change* change;
+  } faults[] = {
+      {{.scale = 0.1F}, [](auto& how) { how.scale *= 1.25F; }},
+      {{.scale = 0.1F, .window = 90}, [](auto& how) { how.window = 89; }},
+      {{.scale = 0.1F, .window = 90}, [](auto& how) { how.window = 0; }},
+      {{.scale = 0.1F, .soft_cap = 5}, [](auto& how) { how.soft_cap = 6; }},
+      {{.scale = 0.1F, .alibi = slopes.data()}, [](auto& how) { how.alibi = nullptr; }},
+      {{.scale = 0.1F, .sinks = sinks.data()}, [](auto& how) { how.sinks = nullptr; }},
+  };
+  for (const auto& [how, change] : faults) {
+    for (const int bits : {0, 4}) {
+      auto of = layers(bits);
+      of.scores = {how};
+      broken_ = change;
+      const auto kernels = chosen(of, options());
+      EXPECT_FALSE(kernels.chosen(0)) << &change - &faults[0].change;
+      EXPECT_EQ(kernels.warning(),
+                std::string("the kernel 'wgmma' for attention of prompts, 4 heads over 1 of 64") +
+                    (bits == 4 ? ", 4-bit cache" : "") +
+                    " gave results that differ from the other kernel's, and is not used. Please report this");
+    }
+  }
+}
+
+TEST_F(PromptKernelsTest, an_unproven_kernel_is_not_considered_by_default) {
+  auto with = options();
+  with.unproven = false;
+  const auto kernels = chosen(layers(), std::move(with));
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_TRUE(kernels.report().empty());
+  EXPECT_FALSE(kernels.chosen(7)) << "a plan that does not exist";
+}
+
+TEST_F(PromptKernelsTest, without_a_measurement_the_kernel_is_not_chosen) {
+  auto with = options();
+  with.timer = nullptr;
+  for (const auto& kernels : {chosen(layers(), with), chosen(layers(), options(), 63)}) {
+    EXPECT_FALSE(kernels.chosen(0));
+    EXPECT_EQ(kernels.report()[0], "attention of prompts, 4 heads over 1 of 64: tiles, because nothing was measured");
+  }
+}
+
+TEST_F(PromptKernelsTest, layers_that_the_kernel_cannot_compute_keep_the_other_one) {
+  auto of = layers(0, 96);
+  const auto kernels = chosen(of, options());
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.report()[0],
+            "attention of prompts, 4 heads over 1 of 96: tiles, because of wgmma: it supports heads of 64, 128 and "
+            "256");
+  of = layers();
+  of.shape.reproducible = true;
+  EXPECT_FALSE(chosen(of, options()).chosen(0));
+  of = layers();
+  of.scores.clear();
+  EXPECT_TRUE(chosen(of, options()).report().empty()) << "layers of another kernel";
+}
+
+TEST_F(PromptKernelsTest, a_kernel_that_cannot_be_launched_is_not_chosen) {
+  broken_ = [](ops::AttentionParams&) { throw Error(ErrorCode::internal, "no room for the block"); };
+  const auto kernels = chosen(layers(), options());
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.report()[0],
+            "attention of prompts, 4 heads over 1 of 64: tiles, because wgmma failed: no room for the block");
+}
+
+TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
+  for (const bool wgmma : {false, true}) {
+    auto with = options();
+    with.wgmma = wgmma;
+    EXPECT_EQ(chosen(layers(), with).chosen(0), wgmma);
+    with.unproven = false;
+    EXPECT_EQ(chosen(layers(), with).chosen(0), wgmma);
+  }
+}
+
+// A step of one layer of attention.
+class Attention {
+ public:
+  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false)
+      : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})) {
+    Random random(1);
+    cache_ = ops_->make_kv_cache({.layers = {{.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim}},
+                                  .block_len = 64,
+                                  .dtype = DType::bf16,
+                                  .quant_bits = bits},
+                                 {kBlocks});
+    qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
+    out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
+    ops_->prepare({.max_rows = kRows,
+                   .max_sequences = 3,
+                   .max_positions = 200,
+                   .block_len = 64,
+                   .kv_quant_bits = bits},
+                  [this](const ops::StepShape& shape) { issue(shape); });
+  }
+
+  // Rows [begin, end) of the first sequence, whose q, k and v depend on the position, and a decode of the second one.
+  Matrix step(int begin, int end) {
+    std::vector<std::int32_t> starts{0, end - begin, end - begin + 1}, positions, tables{5, 2, 7, 1, 4, 0, 3, 6}, ids;
+    for (int i = begin; i < end; ++i) positions.push_back(i);
+    positions.push_back(0);
+    ids.assign(positions.size(), 0);
+    Matrix in(DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      Random random(static_cast<unsigned>(i + 1 < positions.size() ? positions[i] + 1 : 0));
+      const auto row = Matrix::random(random, DType::bf16, 1, in.cols);
+      for (int c = 0; c < in.cols; ++c) in.set(static_cast<std::int64_t>(i), c, row.at(0, c));
+    }
+    ops_->upload(qkv_->tensor().data, in.bytes.data(), in.bytes.size());
+    ops_->begin_step({.ids = ids, .attention = {starts, positions, {tables}, 4}, .logits_rows = {}, .sample = {}});
+    const auto before = allocations();
+    ops_->run_step([this](const ops::StepShape& shape) { issue(shape); });
+    ops_->collect();
+    EXPECT_EQ(allocations(), before);
+    return out_->host();
+  }
+  std::vector<std::string> report() const { return ops_->report(); }
+
+ private:
+  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kBlocks = 8;
+  void issue(const ops::StepShape& shape) {
+    ops_->rotary_store(qkv_->slice(0, shape.rows), {}, *cache_, 0, kHeads);
+    ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads, {.scale = 0.125F});
+  }
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<ops::KvCache> cache_;
+  std::unique_ptr<ops::DeviceMatrix> qkv_, out_;
+};
+
+void expect_near(const Matrix& a, const Matrix& b, int rows) {
+  for (int row = 0; row < rows; ++row) {
+    for (int c = 0; c < a.cols; ++c) ASSERT_NEAR(a.at(row, c), b.at(row, c), 0.02) << row << ", " << c;
+  }
+}
+
+TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
+  for (const int bits : {0, 8, 4}) {
+    Attention with(bits, true), without(bits, false);
+    EXPECT_EQ(with.report().back().find("attention of prompts, 4 heads over 2 of 64"), 0U) << with.report().back();
+    for (const auto& [begin, end] : {std::pair{0, 70}, {70, 71}, {71, 190}}) {
+      const auto a = with.step(begin, end), b = without.step(begin, end);
+      expect_near(a, b, end - begin + 1);
+      bool same = true;
+      for (int row = 0; row < end - begin; ++row) same = same && a.same_bits(row, b, row);
+      EXPECT_EQ(same, end - begin < 64) << "the kernel takes chunks of 64 rows or more, " << bits << " bits";
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(PromptKernelsTest, reproducible_mode_does_not_use_the_kernel) {
+  Attention with(0, true, true), without(0, false, true);
+  const auto a = with.step(0, 70), b = without.step(0, 70);
+  for (int row = 0; row < 71; ++row) ASSERT_TRUE(a.same_bits(row, b, row)) << row;
+}
+
+}  // namespace
+}  // namespace charonia::cuda
