@@ -232,6 +232,9 @@ TEST_P(SpeculationTest, EverySamplingFeatureGetsTheSameResults) {
       {"several blocks of thinking", sampling([](auto& s) {
          s.thinking_budget = 6, s.thinking_begun = true, s.thinking_begin_ids = {7}, s.thinking_end_ids = {8};
        })},
+      {"thinking after calls", sampling([](auto& s) {
+         s.thinking_budget = 2, s.thinking_begin_ids = {7}, s.thinking_end_ids = {3}, s.thinking_call_ids = {{8}, {7}};
+       })},
       {"mask", [](Request& one) {
          one.mask = std::make_shared<testing::MaskOf>(
              testing::kVocab, [](TokenId token, auto output) { return token != 7 || output.size() % 4 != 1; });

@@ -70,6 +70,8 @@ inline std::vector<Request> mixed_requests(int count) {
         for (const TokenId id : {kHeaderMarks[0], word, kHeaderMarks[1], kHeaderMarks[2]}) {
           sampling.logit_bias.emplace_back(id, 20.0F);
         }
+      } else {
+        sampling.thinking_call_ids = {{1 + i % 20}, {21 + i % 19}};
       }
     }
     out.push_back(std::move(one));
