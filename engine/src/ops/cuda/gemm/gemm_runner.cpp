@@ -690,18 +690,22 @@ GemmRunner::Options default_options(bool reproducible) {
   if (!reproducible) options.blas = load_cublas(options.no_blas);
   options.memory = autotune_cache_path();
   options.timer = make_gemm_timer();
-  if (const char* const said = std::getenv("CHARONIA_CUDA_MEASURE_S"); said != nullptr) {
-    const auto seconds = parse_number<double>(said);
-    if (!seconds || !(*seconds >= 0)) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat("CHARONIA_CUDA_MEASURE_S = '", said, "': it must be a number of seconds, 0 or more"));
-    }
-    options.seconds = *seconds;
-  }
+  options.seconds = measure_seconds();
   return options;
 }
 
 }  // namespace
+
+double measure_seconds() {
+  const char* const said = std::getenv("CHARONIA_CUDA_MEASURE_S");
+  if (said == nullptr) return GemmRunner::Options{}.seconds;
+  const auto seconds = parse_number<double>(said);
+  if (!seconds || !(*seconds >= 0)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("CHARONIA_CUDA_MEASURE_S = '", said, "': it must be a number of seconds, 0 or more"));
+  }
+  return *seconds;
+}
 
 GemmRunner::GemmRunner(const DeviceInfo& device, bool reproducible)
     : GemmRunner(device, default_options(reproducible)) {}

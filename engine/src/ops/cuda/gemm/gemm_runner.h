@@ -28,6 +28,10 @@ GemmTimer make_gemm_timer();
 // exists.
 std::filesystem::path autotune_cache_path();
 
+// $CHARONIA_CUDA_MEASURE_S: seconds for the measurement of GEMMs; 0: no kernel is measured. Throws
+// Error(invalid_argument) if the variable is not a number, or below 0.
+double measure_seconds();
+
 std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k, a cluster"
 
 class GemmRunner {
