@@ -44,6 +44,7 @@ struct Scheduler::Impl {
   void begin_plan();
   void plan_decodes(StepPlan& plan);
   void plan_prefill(StepPlan& plan);
+  bool lacks_slot() const;
   bool may_admit() const;
   Seq* next_waiting() const;
   bool schedule_prefill(Seq& seq, StepPlan& plan);
@@ -139,7 +140,7 @@ struct Scheduler::Impl {
   bool any_proposed = false;  // a sequence may have proposals
   std::size_t first_share = 0;  // of proposals: counts up (proposals.cpp)
 
-  std::int64_t num_preemptions = 0, num_slot_waits = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0, loaded_tokens = 0;
+  std::int64_t num_preemptions = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0, loaded_tokens = 0;
 };
 
 }  // namespace charonia::schedule
