@@ -140,6 +140,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                      .block_copies = step.plan.block_copies},
                     step.adapters);
   count(Metric::engine_steps, 1);
+  if (step.plan.waits_for_slot) count(Metric::lora_slot_waits, 1);
   return &step;
 }
 
