@@ -169,7 +169,7 @@ std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::Linear& weigh
 std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
                                                      const std::optional<PerKind<int>>& committed) {
   const OnDevice on(device_.index);
-  return std::make_unique<CudaKvCache>(layout, num_blocks, committed.value_or(num_blocks));
+  return std::make_unique<CudaKvCache>(layout, num_blocks, committed.value_or(num_blocks), device_.fp8);
 }
 
 void CudaOps::commit_blocks(ops::KvCache& cache, const PerKind<int>& num_blocks) {

@@ -47,14 +47,15 @@
 
 namespace charonia::cuda {
 
-// quant_bits: 0 if the cache is not quantised.
+// quant_bits: CacheLayer::quant_bits.
 struct DecodeLayout {
   int tile_bytes, q_bytes, p_bytes, by_bytes;
   CHARONIA_HD constexpr int stage_bytes() const { return tile_bytes + q_bytes; }
 };
 CHARONIA_HD constexpr DecodeLayout decode_layout(int head_dim, int quant_bits) {
   return {copied_tile_bytes(head_dim, quant_bits), kDecodeTileRows * head_dim * 2,
-          kDecodeTileRows * tile_positions(head_dim) * 2, quant_bits == 0 ? 0 : tile_positions(head_dim) * 8};
+          kDecodeTileRows * tile_positions(head_dim) * 2,
+          quant_bits == 0 || quant_bits == ops::kKvFp8 ? 0 : tile_positions(head_dim) * 8};
 }
 constexpr std::size_t decode_shared_bytes(int head_dim, int stages, int quant_bits) {
   const auto layout = decode_layout(head_dim, quant_bits);
@@ -123,10 +124,10 @@ struct Ahead {
 // even bytes are one tile, odd bytes another. With 4 bits, their high halves are two more tiles.
 template <int kDim, int bits>
 struct QuantColumns {
-  static constexpr int kInUnit = bits == 8 ? 2 : 4;
+  static constexpr int kInUnit = bits == 4 ? 4 : 2;
   int unit, byte, high;  // byte: 0 or 1; high: 0 or 1
   CHARONIA_DEVICE explicit QuantColumns(int tile)
-      : unit(tile / kInUnit), byte(tile % 2), high(bits == 8 ? 0 : tile / 2 % 2) {}
+      : unit(tile / kInUnit), byte(tile % 2), high(bits == 4 ? tile / 2 % 2 : 0) {}
   CHARONIA_DEVICE int column(int i) const { return unit * kUnitBytes + 2 * i + byte + high * (kDim / 2); }
 };
 
@@ -137,8 +138,9 @@ void decode_kernel(const AttentionParams p) {
   constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kPUnits = kPositions / 8;
   constexpr int kSteps = kPositions / kStep, kKBytes = kPositions * kDim * 2;
   constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // column tiles of out per warp
-  constexpr bool quantised = kBits != 0;
-  constexpr int kCodes = quantised ? kDim * kBits / 8 : kUnitBytes;                  // bytes of a row's codes
+  constexpr bool quantised = kBits != 0, kFp8 = kBits == ops::kKvFp8;
+  // Bytes of a row's codes.
+  constexpr int kCodes = quantised ? static_cast<int>(ops::kv_quant_row_bytes(kDim, kBits)) : kUnitBytes;
   constexpr int kCodeUnits = kCodes / kUnitBytes, kCodeBytes = kPositions * kCodes;  // of k, or of v
   constexpr auto layout = decode_layout(kDim, kBits);
   using Row = typename CacheRow<quantised>::Shared;
@@ -237,7 +239,7 @@ void decode_kernel(const AttentionParams p) {
       [[maybe_unused]] const auto scale_zero = [&](int row) {  // row: k's rows, then v's rows
         return ScaleZero(*reinterpret_cast<const std::uint32_t*>(tile + 2 * kCodeBytes + 4 * row));
       };
-      if constexpr (quantised) {
+      if constexpr (quantised && !kFp8) {
         // Each warp writes the scales and zeros of v for one step. They are read after the next barrier.
         if (thread < kPositions) {
           auto by = scale_zero(kPositions + thread);
@@ -260,7 +262,7 @@ void decode_kernel(const AttentionParams p) {
         if constexpr (quantised) {
           // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of 16: the layout of a B operand, as in the prefill kernel.
           const auto multiply = [&](auto folded, const ScaleZero(&by)[2]) {
-            constexpr bool kFolded = decltype(folded)::value;
+            [[maybe_unused]] constexpr bool kFolded = decltype(folded)::value;
             const auto load = [&](int row, int unit, int half) -> std::uint32_t {
               const auto* const at = k + unit_offset_by<kCodeUnits>(k_codes_at, unit) + row * 8 * kCodes + half * 8;
               return *reinterpret_cast<const std::uint16_t*>(at);
@@ -273,7 +275,10 @@ void decode_kernel(const AttentionParams p) {
               CHARONIA_UNROLL
               for (int j = 0; j < 2; ++j) {
                 std::uint32_t b[2];
-                if constexpr (kBits == 8) {
+                if constexpr (kFp8) {
+                  b[0] = widen_fp8<T>(load(j, i, 0), 0, 1);
+                  b[1] = widen_fp8<T>(load(j, i, 1), 0, 1);
+                } else if constexpr (kBits == 8) {
                   CHARONIA_UNROLL
                   for (int half = 0; half < 2; ++half) {
                     b[half] = widen_pair<T, kBits, kFolded>(load(j, i, half), 0, by[j], 1, by[j]);
@@ -290,12 +295,16 @@ void decode_kernel(const AttentionParams p) {
               }
             }
           };
-          const ScaleZero by[2] = {scale_zero(warp * 16 + g), scale_zero(warp * 16 + 8 + g)};
-          const FoldedZero<kBits> other[2] = {FoldedZero<kBits>(by[0]), FoldedZero<kBits>(by[1])};
-          if (any_lane(!other[0].exact || !other[1].exact)) {
-            multiply(std::false_type{}, by);
+          if constexpr (kFp8) {
+            multiply(std::true_type{}, {{1, 0}, {1, 0}});
           } else {
-            multiply(std::true_type{}, {{by[0].scale, other[0].zero}, {by[1].scale, other[1].zero}});
+            const ScaleZero by[2] = {scale_zero(warp * 16 + g), scale_zero(warp * 16 + 8 + g)};
+            const FoldedZero<kBits> other[2] = {FoldedZero<kBits>(by[0]), FoldedZero<kBits>(by[1])};
+            if (any_lane(!other[0].exact || !other[1].exact)) {
+              multiply(std::false_type{}, by);
+            } else {
+              multiply(std::true_type{}, {{by[0].scale, other[0].zero}, {by[1].scale, other[1].zero}});
+            }
           }
         } else {
           CHARONIA_UNROLL
@@ -397,10 +406,10 @@ void decode_kernel(const AttentionParams p) {
                                     : kColumnTiles % 2 == 0              ? 2
                                                                          : 1;
           const auto multiply = [&](auto folded) {
-            constexpr bool kFolded = decltype(folded)::value;
-            float4 by[4];  // of positions 8 m + 2t and the next one
+            [[maybe_unused]] constexpr bool kFolded = decltype(folded)::value;
+            [[maybe_unused]] float4 by[4];  // of positions 8 m + 2t and the next one
             CHARONIA_UNROLL
-            for (int m = 0; m < 4; ++m) {
+            for (int m = 0; m < 4 && !kFp8; ++m) {
               by[m] = *reinterpret_cast<const float4*>(v_by + (i * kStep + 8 * m + 2 * t) * 8);
             }
             CHARONIA_UNROLL
@@ -417,6 +426,10 @@ void decode_kernel(const AttentionParams p) {
                 std::uint32_t b[4];
                 CHARONIA_UNROLL
                 for (int m = 0; m < 4; ++m) {
+                  if constexpr (kFp8) {
+                    b[m] = widen_fp8<T>(codes[m], byte, 2 + byte);
+                    continue;
+                  }
                   const auto word = kBits == 8 ? codes[m] : codes[m] >> 4 * columns.high & kLowHalves;
                   b[m] = widen_pair<T, kBits, kFolded>(word, byte, ScaleZero(by[m].x, by[m].y), 2 + byte,
                                                        ScaleZero(by[m].z, by[m].w));
@@ -427,7 +440,7 @@ void decode_kernel(const AttentionParams p) {
               }
             }
           };
-          if (flag[1 + i] != 0) {
+          if (kFp8 || flag[1 + i] != 0) {
             multiply(std::true_type{});
           } else {
             multiply(std::false_type{});
@@ -524,6 +537,8 @@ void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams para
     start_decode<T, kDim, true, 8>(stream, device, params, items);
   } else if (params.cache.quant_bits == 4) {
     start_decode<T, kDim, true, 4>(stream, device, params, items);
+  } else if (params.cache.quant_bits == ops::kKvFp8) {
+    start_decode<T, kDim, true, ops::kKvFp8>(stream, device, params, items);
   } else if (params.score_mod.any) {
     start_decode<T, kDim, true, 0>(stream, device, params, items);
   } else {

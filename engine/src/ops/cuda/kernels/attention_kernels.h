@@ -53,7 +53,8 @@ struct AttentionParams {
   std::int32_t* counters = nullptr;
   float* sums = nullptr;  // [thread blocks][sums_stride]: sums of earlier chunks of an item
   std::int64_t sums_stride = 0;
-  ScoreMod score_mod;
+  ScoreMod score_mod;  // `any` if there are v_scales
+  const float* v_scales = nullptr;  // [kv_heads]: factors of out, of an FP8 cache; null: 1
 };
 
 // `items`: the maximum of *params.count. The first two need elements of type T (bf16, f16), heads of kDim elements (one
