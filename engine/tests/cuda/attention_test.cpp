@@ -305,6 +305,33 @@ TEST(CudaAttentionTest, a_window_of_all_positions_changes_no_bit) {
   }
 }
 
+// In reproducible mode the setting has no effect.
+TEST(CudaAttentionTest, decodes_with_the_scales_of_k_outside_the_products_are_correct) {
+  Random random(17);
+  for (const int bits : {8, 4}) {
+    for (const int dim : kTiledDims) {
+      const auto type = dim % 64 == 0 ? DType::bf16 : DType::f16;
+      World world(random, shape_of(2, 3, dim, 24), type, {700, 90, 1});
+      if (dim != 128) world.weigh(random, dim / 32, 300);
+      world.quantise(bits);
+      const Chunks decodes = {{0, 699, 700}, {1, 89, 90}, {2, 0, 1}};
+      auto options = world.options();
+      options.repeat = true;
+      options.reproducible = true;
+      const auto reproducible = world.run(decodes, options);
+      world.shape.k_outside = true;
+      const auto same = world.run(decodes, options);
+      for (int row = 0; row < 3; ++row) ASSERT_TRUE(reproducible.same_bits(row, same, row));
+      options.reproducible = false;
+      for (const int sms : {1, 132}) {
+        options.sms = sms;
+        world.expect_reference(random, decodes, options);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // Compared with the same kernels over the same values in 16 bits: their tiles are equal bit by bit. In some rows the
 // smallest element of k and of v is tiny compared with the others: a zero that cannot be folded (attention_quant.h).
 TEST(CudaAttentionTest, with_a_quantised_cache_rows_have_the_bits_of_its_values_in_16_bits) {

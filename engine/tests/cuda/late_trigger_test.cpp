@@ -79,8 +79,11 @@ TEST(LateTriggerTest, attention_of_decodes_triggers_after_its_last_request_only_
       World world(random, shape_of(1, 3, dim, 20), DType::bf16, {400, 300});
       if (bits != 0) world.quantise(bits);
       const bool no_register = dim == 96 && bits == 4;
-      SCOPED_TRACE(cat("head size ", dim, ", ", bits, " bits"));
-      expect_trigger(late() && !no_register, [&] { world.run({{0, 399, 400}, {1, 299, 300}}, world.options()); });
+      for (const bool outside : {false, true}) {
+        SCOPED_TRACE(cat("head size ", dim, ", ", bits, " bits, k outside ", outside));
+        world.shape.k_outside = outside;
+        expect_trigger(late() && !no_register, [&] { world.run({{0, 399, 400}, {1, 299, 300}}, world.options()); });
+      }
     }
   }
 }

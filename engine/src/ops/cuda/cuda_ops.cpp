@@ -396,7 +396,8 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                              .window = how.window,
                              .sms = divides ? device_.sms : 1,
                              .reproducible = options_.reproducible && divides,
-                             .min_decode_split = decode_split_setting()};
+                             .min_decode_split = decode_split_setting(),
+                             .k_outside = unproven_setting()};
   need_cache(kv);
   const auto index = need_attention(shape);
   if (tracing_) {

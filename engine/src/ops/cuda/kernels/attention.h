@@ -69,6 +69,9 @@ struct AttentionShape {
   // number of thread blocks.
   bool reproducible = false;
   int min_decode_split = 256;  // positions; a multiple of kAttentionTile. Without effect in reproducible mode
+  // Decodes over a cache of integers apply the scale and the zero of k to the scores instead of its elements. No GPU
+  // has run this yet. Without effect in reproducible mode.
+  bool k_outside = false;
 
   CHARONIA_HD int group() const { return heads / kv_heads; }
   // The start of the positions of an item whose first row has this position.
