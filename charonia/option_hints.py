@@ -15,7 +15,7 @@ HINTS = {
     "--max-num-batched-tokens": "--token-budget",
     "--gpu-memory-utilization": "--cache-max-entry-count (a share of the memory that is free after the weights)",
     "--kv-cache-memory-bytes": "--cache-size",
-    "--kv-cache-dtype": "--quant-policy (8 or 4; 0: not quantised)",
+    "--kv-cache-dtype": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
     "--tensor-parallel-size": "--tp",
     "--block-size": "--cache-block-seq-len",
     "--served-model-name": "--model-name",
@@ -50,8 +50,8 @@ HINTS = {
     "--alias": "--model-name",
     "--model-draft": "--speculative-model",
     "--draft-max": "--speculative-tokens",
-    "--cache-type-k": "--quant-policy (8 or 4; 0: not quantised)",
-    "--cache-type-v": "--quant-policy (8 or 4; 0: not quantised)",
+    "--cache-type-k": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
+    "--cache-type-v": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
 }
 
 

@@ -322,7 +322,7 @@ TEST_P(SpeculationTest, EveryKindOfModelGetsTheSameResults) {
 
 TEST_P(SpeculationTest, AQuantisedCacheGivesTheSameResults) {
   write_model();
-  for (const auto* policy : {"8", "4"}) {
+  for (const auto* policy : {"8", "4", "16"}) {
     expect_same(repeating_requests(some(40)), {{"quant_policy", policy}, {"cache_block_seq_len", "8"}});
   }
 }
