@@ -78,7 +78,8 @@ void Engine::Impl::step() {
   if (!executor_->asynchronous()) return settle(*next);
   if (std::vector<runtime::DraftModel::Wanted> behind; draft_) {  // otherwise propose() does this
     catch_up(behind);
-    if (!behind.empty()) compute_drafts(behind);
+    next->beside = !behind.empty();
+    if (next->beside) compute_drafts(behind);
   }
   scheduler_->advance(next->plan);
 }
@@ -158,6 +159,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.adapters.clear();
   step.adapter_slots.clear();
   step.num_accepted = 0;
+  step.beside = false;
   step.streams = 0;
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
@@ -299,8 +301,8 @@ void Engine::Impl::measure(const Step& step, Clock::time_point now, double draft
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto period_s = std::chrono::duration<double>(now - std::exchange(period_begun_, now)).count();
   const auto step_s = period_s - draft_s;
-  step_time_->measured(work, step_s);
-  if (speculation_ && work.prefill_tokens == 0) {
+  if (!step.beside) step_time_->measured(work, step_s);
+  if (speculation_ && work.prefill_tokens == 0 && !step.beside) {
     const bool proposed = std::ranges::any_of(step.plan.seqs, [](const auto& part) { return part.num_proposed > 0; });
     if (proposed || step.waited) {
       speculation_->speculated(work.decodes, step_s);
