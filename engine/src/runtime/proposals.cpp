@@ -261,7 +261,7 @@ bool SpeculationPolicy::choose(int decodes, std::span<Candidate> known, std::spa
   } else if (any_drafted && ++undrafted_ == kForgetInterval) {
     undrafted_ = 0;
     draft_times_ = {};
-    acceptance_ = {};
+    acceptance_.forget(kDrafted);
   }
   return drafts;
 }
