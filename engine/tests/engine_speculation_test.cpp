@@ -189,6 +189,14 @@ TEST_P(SpeculationTest, EveryKindOfRequestGetsTheSameResults) {
   }
 }
 
+// Which steps have proposals depends on measured times here.
+TEST_P(SpeculationTest, StepsThatAreChosenByTheirTimesGiveTheSameResults) {
+  runtime::SpeculationPolicy::choose_all_for_tests(false);
+  write_model();
+  const auto all = repeating_requests(some(60));
+  EXPECT_EQ(with(on(), {}, all), with(kOff, {}, all));
+}
+
 // Each feature alone, so that none of them is only tested without proposals.
 TEST_P(SpeculationTest, EverySamplingFeatureGetsTheSameResults) {
   write_model();
