@@ -273,7 +273,7 @@ class Engine::Impl {
   std::optional<runtime::DraftPlan> draft_plan_;             // of the model to load
   std::unique_ptr<runtime::DraftModel> draft_;               // null: no draft model
   double draft_s_ = 0;                                       // seconds that it took since the last settled step
-  double search_s_ = 0;                                      // what check_guess() may still take before this step
+  double search_s_ = 0;                                      // what check_guess() may still take for known tokens
   SeqId first_search_ = 0;                                   // the first sequence that had no time for it; 0: none
   std::vector<SeqId> decodes_;                               // the sequences that sampled in the last settled step
   std::vector<SeqId> computed_;  // sequences of the last settled step whose tokens draft_ lacks; only if it reads_hidden()

@@ -45,6 +45,7 @@ void Engine::Impl::run() {
       if (began_idle || waits_for_load_) {
         period_begun_ = Clock::now();
         draft_s_ = 0;
+        waited_ = false;
       }
       take(inbox);
       if (began_idle && !idle()) report_gauges();  // the first step may take seconds; the engine must not look idle
