@@ -173,7 +173,7 @@ class EngineStats:
     num_sessions: int
     num_steps: int
     num_preemptions: int
-    lora_slot_waits: int  # steps in which a request waited for a slot of its adapter
+    lora_slot_waits: int  # steps with a place for a request whose LoRA adapter had no slot
     prompt_tokens: int
     generation_tokens: int
     jump_forward_tokens: int  # of those generated: taken without a step of their own
@@ -184,7 +184,7 @@ class EngineStats:
     offload_queries_tokens: int
     offload_hit_tokens: int
     offload_bytes: int
-    gemms_rejected: int  # GEMMs with weights that cuBLASLt rejected and own kernels took
+    gemms_rejected: int  # GEMMs that built-in kernels computed although cuBLASLt was chosen
 
 class TokenSplit:
     def __init__(self, weights_dir: Path) -> None: ...

@@ -15,7 +15,7 @@ HINTS = {
     "--max-num-batched-tokens": "--token-budget",
     "--gpu-memory-utilization": "--cache-max-entry-count (a share of the memory that is free after the weights)",
     "--kv-cache-memory-bytes": "--cache-size",
-    "--kv-cache-dtype": "--quant-policy (8 or 4; 0: not quantised)",
+    "--kv-cache-dtype": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
     "--tensor-parallel-size": "--tp",
     "--block-size": "--cache-block-seq-len",
     "--served-model-name": "--model-name",
@@ -59,8 +59,8 @@ HINTS = {
     "--draft-min": "nothing: the engine measures which number of proposals pays",
     "--lora-scaled": "--lora NAME=ADAPTER (its scale is lora_alpha in adapter_config.json)",
     "--reasoning-budget": "thinking_budget of a request",
-    "--cache-type-k": "--quant-policy (8 or 4; 0: not quantised)",
-    "--cache-type-v": "--quant-policy (8 or 4; 0: not quantised)",
+    "--cache-type-k": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
+    "--cache-type-v": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
 }
 
 

@@ -112,18 +112,20 @@ def thinking_marks(tokenizer: Any, reasoning: ReasoningFormat | None) -> tuple[l
 
 
 def call_marks(tokenizer: Any, calls: CallFormat | None, special: Collection[str]) -> list[list[int]]:
-    """The token ids of the marks that begin and end calls, and of the marks around texts in calls that may spell marks.
-    Empty if the end of a call cannot be found in this way: the format has no end mark, or texts in Python, whose quotes
-    may be missing a backslash. special: the special tokens, which no text spells."""
+    """The token ids of the marks that begin and end calls, and of the marks around texts in calls that may spell the
+    end mark. Empty if the end of a call cannot be found in this way: the format has no end mark, or texts in Python,
+    whose quotes may be missing a backslash. special: the special tokens, which no text spells."""
     if calls is None or calls.syntax == "harmony" or not calls.end:
         return []
     marks: tuple[str, ...] = (calls.begin[0], calls.end)
-    if calls.xml:
-        marks += (calls.xml.key[0], calls.xml.value[1].strip("\n"))
-    elif calls.syntax != "pythonic":
-        marks += (calls.quote or '"',) * 2
-    elif calls.end not in special:
+    if calls.end in special:
+        pass
+    elif calls.syntax == "pythonic":
         return []
+    elif calls.xml:
+        marks += (calls.xml.key[0], calls.xml.value[1].strip("\n"))
+    else:
+        marks += (calls.quote or '"',) * 2
     try:
         return [encode_inner(tokenizer, "thinking_budget", mark) for mark in marks]
     except PromptError:

@@ -48,7 +48,6 @@ UNPROVEN_TESTS = (
     "CudaQuantExpertsTest.wgmma_*", "CudaWgmmaAttentionTest.*", "PromptKernelsTest.*",
 )  # fmt: skip
 QUIET_S = 15.0  # a C++ test that writes nothing for so long hangs
-QUIET_PYTHON_S = 30.0  # the same of a Python test
 # The build folder of a rehearsal, and the seconds after which the stage is killed.
 Run = Callable[[Path | None, float], "Outcome"]
 
@@ -228,9 +227,9 @@ def gtest_results(text: str) -> dict[str, str]:
 
 
 def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "tests/gpu"]
-    quiet_s = math.inf if emulated else QUIET_PYTHON_S
-    code, text = run(command, "python_tests", limit_s, test_environment(emulated), quiet_s)
+    stacks = f"faulthandler_timeout={max(1.0, 0.8 * limit_s)}"  # before the kill, in the log
+    command = [sys.executable, "-m", "pytest", "-v", "-rf", "-o", stacks, "tests/gpu"]
+    code, text = run(command, "python_tests", limit_s, test_environment(emulated))
     summary = (text.strip().splitlines() or ["no output"])[-1].strip("= ")
     if code == 0 and " passed" in summary:
         return Outcome("passed", summary)

@@ -48,9 +48,9 @@ class SamplingFields:
     thinking_begin_ids: Sequence[int] = ()
     # with thinking_budget: the tokens of the mark that ends the thinking
     thinking_end_ids: Sequence[int] = ()
-    # with thinking_budget: the tokens of the marks that begin and end a call, and, if calls have such text, of the
-    # marks around text in them in which no mark counts. The budget then holds for thinking after calls. Empty: calls
-    # are other text
+    # with thinking_budget: the tokens of the marks that begin and end a call, so that the budget holds for thinking
+    # after calls. Also of the marks around text in calls in which no mark counts, unless the end mark is a special
+    # token. Empty: calls are other text
     thinking_call_ids: Sequence[Sequence[int]] = ()
     # with thinking_budget: the prompt ends within the thinking; also true if thinking_begin_ids is empty
     thinking_begun: bool = False

@@ -30,7 +30,7 @@ _TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 class Report:
     """bandwidth in bytes per second, gemm_flops in operations per second: the better of two measurements, before and
     after the batches. records: see _records(). kernel_report: the kernels that the device chose, one in a line.
-    gemms_rejected: the number of GEMMs that cuBLASLt rejected, so that Charonia's kernels ran."""
+    gemms_rejected: the number of GEMMs that built-in kernels computed although cuBLASLt was chosen."""
 
     model: str
     weight_type: str
@@ -161,7 +161,7 @@ def print_report(console: Console, report: Report, *, verbose: bool = False) -> 
         console.print("shares need PyTorch, which measures the device: pip install torch", highlight=False)
     print_records(console, report.records)
     if report.gemms_rejected:
-        text = f"cuBLASLt rejected {report.gemms_rejected} GEMMs, so Charonia's kernels computed them"
+        text = f"built-in kernels computed {report.gemms_rejected} GEMMs although cuBLASLt was chosen"
         console.print(text if verbose else f"{text}; --verbose shows which", highlight=False, soft_wrap=True)
     if verbose:
         for line in report.kernel_report or ("the CPU device has no kernels to choose from",):

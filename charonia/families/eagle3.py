@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -97,7 +98,11 @@ def _verifier(config: HfConfig) -> str:
     found: Any = config
     for key in ("speculators_config", "verifier", "name_or_path"):
         found = found.get(key) if isinstance(found, dict) else None
-    return found.rstrip("/") if isinstance(found, str) and found.isprintable() else ""
+    if not isinstance(found, str) or not found.isprintable():
+        return ""
+    # Folder of the hub's cache: models--owner--name/snapshots/<commit>
+    cached = re.search(r"models--([^/]+)/snapshots/[^/]+/?$", found)
+    return cached[1].replace("--", "/") if cached else found.rstrip("/")
 
 
 def _given(config: HfConfig) -> dict[str, Any]:

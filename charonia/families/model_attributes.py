@@ -56,6 +56,7 @@ class ModelAttributes:
     q_latent_size: int = 0
     value_size_per_head: int = 0
     attention_sinks: bool = False
+    kv_scales: str = "none"
     attention_gate: bool = False
     delta_k_heads: int = 0
     delta_v_heads: int = 0

@@ -122,6 +122,7 @@ class TensorPart:
     # n: the file's tensor has n matrices or n vectors, and `shape` is their shape stacked along dimension 0.
     stack: int = 0
     transposed: bool = False  # with `stack`: each matrix is transposed in the file; a range covers one of them only
+    flat: bool = False  # the file's tensor may have any shape with as many elements as `shape`, which has one dimension
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -172,7 +173,7 @@ class ModelSpec:
     ignored: tuple[str, ...] = ()  # name prefixes of tensors that the language model does not need
     quantization: QuantizationConfig | None = None  # from config.json; None: weights are not quantised
     interleaved_experts: bool = False  # in tensors with all experts of a layer, rows of gate and up alternate
-    quantised_cache: bool = False  # config.json requires a quantised KV cache; the files may have scales for it
+    quantised_cache: str = ""  # "fp8" or "integers" if the model was made for such a KV cache (kv_cache_scheme)
     end_tokens: tuple[str, ...] = ()  # end a response, besides the end tokens of the files, if the tokenizer has them
     score_tokens: tuple[int, ...] = ()  # the rows of the output layer that a score needs; empty: as `tensors` says
     instruction: str = ""  # of a reranker, for requests without one; empty: the chat template has its own

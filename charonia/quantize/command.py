@@ -24,7 +24,7 @@ from charonia.text.tokenizer import TOKENIZER_FILES
 from charonia.weights import workspace
 from charonia.weights.checkpoint import DTYPES, WEIGHT_TYPES
 from charonia.weights.convert import read_source
-from charonia.weights.quantization_config import read_quantization, says_cache
+from charonia.weights.quantization_config import cache_type, read_quantization
 
 RECORD_FILE = "charonia_quantize.json"
 _JOB = "job.json"  # in the working folder
@@ -220,7 +220,7 @@ def check_source(model: str | os.PathLike[str]) -> Path:
     # read_source also reads the other configuration files, and checks that the engine supports the model.
     spec = None if "quantization_config" in config else read_source(location.path).spec
     if spec is None or spec.quantization is not None:
-        if says_cache(location.path, config) and read_quantization(location.path, config) is None:
+        if cache_type(location.path, config) and read_quantization(location.path, config) is None:
             raise UnsupportedError(
                 f"{location.path} was made for a quantised KV cache (kv_cache_scheme), and transformers would use one: "
                 "name the model that it was made from"

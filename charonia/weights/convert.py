@@ -60,8 +60,8 @@ from charonia.weights.gguf_checkpoint import GgufCheckpoint, as_stored
 from charonia.weights.mtp import check_mtp, mtp_of, with_mtp
 from charonia.weights.quality_record import records_of_folder
 from charonia.weights.quantised_copy import Cut, check_values, cut_parts, names_in_copy
-from charonia.weights.quantised_tensors import CODES, Read, find_quantised, some
-from charonia.weights.quantization_config import read_quantization, says_cache
+from charonia.weights.quantised_tensors import CACHE_SCALES, CODES, Read, find_quantised, some
+from charonia.weights.quantization_config import cache_type, read_quantization
 from charonia.weights.quantization_settings import DENSE, FORMATS
 from charonia.weights.safetensors_writer import write_safetensors
 from charonia.weights.stacked_experts import fused_experts
@@ -163,7 +163,7 @@ def read_config(
         spec,
         config=replace(spec.config, data_type=promised, **sampling_defaults(folder)),
         quantization=quantization,
-        quantised_cache=says_cache(folder, config),
+        quantised_cache=cache_type(folder, config),
     )
 
 
@@ -195,7 +195,8 @@ def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
         return None
     return (
         f"{spec.config.model_name} was made for a quantised KV cache (kv_cache_scheme), but its KV cache has 16 bits "
-        "here: quant_policy = 8 quantises it, with scales that the engine computes"
+        "here: quant_policy = 16 stores it in FP8, with the model's scales if they are for FP8; quant_policy = 8 in "
+        "integers, with scales that the engine computes"
     )
 
 
@@ -337,7 +338,7 @@ def _check_tensors(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         if part.quantised:
             continue
         info = tensors[part.name]
-        if info.shape != part.file_shape:
+        if ((math.prod(info.shape),) if part.flat else info.shape) != part.file_shape:
             raise ModelError(
                 f"{folder}: tensor {part.name} has shape {list(info.shape)} where config.json says "
                 f"{list(part.file_shape)}"
@@ -402,10 +403,10 @@ def _write_tensors(
             yield _cast(values, DTYPES[dtype], part.name)
 
     def type_of(name: str) -> str:
-        """Return the type of a tensor. Router biases differ little, so they stay fp32; so do some router weights, and
-        the decays of delta nets, whose effect grows with the number of tokens."""
+        """Return the type of a tensor. Router biases differ little, so they stay fp32; so do some router weights, the
+        decays of delta nets, whose effect grows with the number of tokens, and scales of keys and values."""
         weight = name.endswith(".feed_forward.gate.weight") and source.spec.config.router_fp32
-        weight = weight or name.endswith((".delta.a_log.weight", ".delta.dt_bias.weight"))
+        weight = weight or name.endswith((".delta.a_log.weight", ".delta.dt_bias.weight", *CACHE_SCALES))
         wide = weight and source.checkpoint.tensors[tensors[name][0].name].dtype == "F32"
         return "F32" if wide or name.endswith(".feed_forward.gate.bias") else dense_type
 
@@ -458,6 +459,8 @@ def _read(checkpoint: Checkpoint, part: TensorPart) -> Array:
         size = part.shape[0] // part.stack
         index, first = divmod(part.rows[0], size)
         values = values[index].T[first : first + part.rows[1] - part.rows[0] : part.row_step]
+    elif part.flat:
+        values = values.reshape(part.shape)
     elif part.rows:
         values = values.reshape(part.shape)[part.rows[0] : part.rows[1] : part.row_step]
     if part.cols:

@@ -264,4 +264,4 @@ def _same(one: ReferenceScore, other: ReferenceScore) -> bool:
 
 
 def _kv(quant_policy: int) -> str:
-    return {0: "16 bits", 8: "int8", 4: "int4"}.get(quant_policy, str(quant_policy))
+    return {0: "16 bits", 8: "int8", 4: "int4", 16: "fp8"}.get(quant_policy, str(quant_policy))

@@ -33,8 +33,13 @@ _QUANTISABLE = re.compile(
 _FEED_FORWARD = re.compile(
     r"((?:mtp\.)?layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight"
 )
-# Scales of keys and values. The engine ignores them, because it computes its own (quant_policy).
+# Scales of keys and values, and of queries, which the engine does not quantise.
 _KV_SCALE = re.compile(r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_(?:scale|zero_point))$")
+
+# The names of an attention module's scale of keys (or of values, with v) in files of compressed-tensors, ModelOpt and
+# Quark, and of files with one scale for both.
+_SCALE_NAMES = ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale", "kv_scale", "attn.kv_scale")
+CACHE_SCALES = (".k_scale.weight", ".v_scale.weight")  # ends of the canonical names
 
 _AGAIN = "download all files of the model again, in one version"
 
@@ -56,6 +61,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     if config is not None and config.method == "gguf":
         return Found(spec)  # charonia/weights/gguf_checkpoint.py has found them
     cache_scales = {name for name in tensors if _KV_SCALE.fullmatch(name)}
+    if cache_scales and spec.quantised_cache != "integers":
+        spec = _with_cache_scales(spec, tensors, read)
     if config is None:
         endings = (*(f".{kind}" for kind in CODES), stacked_experts.CODES)
         codes = next((name for name in tensors if name.endswith(endings)), None)
@@ -65,7 +72,7 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
                 "quantization_config, and there is no quantize_config.json or quant_config.json. Download all files of "
                 "the model again"
             )
-        return Found(spec, cache_scales if spec.quantised_cache else set())
+        return Found(spec, cache_scales if spec.quantised_cache or spec.config.kv_scales != "none" else set())
     finder = _Finder(folder, config, tensors, read, spec.config.num_experts)
     asked = spec.tensors
     if config.method == "mxfp4":
@@ -93,6 +100,41 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     if config.method == "gptq":
         known |= finder.empty_biases()
     return Found(replace(spec, tensors=made), known)
+
+
+def _with_cache_scales(spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None) -> ModelSpec:
+    """Return the spec with the scales of an FP8 KV cache, if all attention layers have them. A layer that reads the
+    keys and values of another one has its scales too."""
+    config = spec.config
+    found: dict[str, tuple[str, int, int]] = {}  # name in the files, its elements, KV heads of the layer
+    for number, layer in enumerate(config.layers):
+        if layer.mixer != "attention":
+            continue
+        output = spec.tensors[f"layers.{number - layer.kv_source}.attention.wo.0.weight"][0].name
+        attention = output.removesuffix(".weight").rpartition(".")[0]
+        for kind, canonical in zip("kv", CACHE_SCALES, strict=True):
+            names = (f"{attention}.{name.format(kind, kind)}" for name in _SCALE_NAMES)
+            name = next((name for name in names if name in tensors), None)
+            if name is None or tensors[name].dtype not in DTYPES:
+                return spec
+            if read and not all(0 < scale < math.inf for scale in read(name).astype(np.float32).reshape(-1)):
+                return spec
+            found[f"layers.{number}.attention{canonical}"] = (
+                name,
+                math.prod(tensors[name].shape),
+                config.kv_heads(layer),
+            )
+    if not found or config.latent_size:
+        return spec
+    one = all(size == 1 for _, size, _ in found.values())
+    if not one and any(size != heads for _, size, heads in found.values()):
+        return spec
+    scales = {canonical: (TensorPart(name, (size,), flat=True),) for canonical, (name, size, _) in found.items()}
+    return replace(
+        spec,
+        config=replace(config, kv_scales="layer" if one else "head"),
+        tensors={**spec.tensors, **scales},
+    )
 
 
 def some(names: Iterable[str]) -> str:

@@ -48,10 +48,14 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
     return replace(made, file=file) if made else None
 
 
-def says_cache(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the model was made for a quantised KV cache."""
+def cache_type(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return "fp8" or "integers" for a model that was made for such a quantised KV cache, otherwise ""."""
     found = _find(folder, config)
-    return found is not None and found[2].get(methods.CACHE_SCHEME) is not None
+    scheme = found[2].get(methods.CACHE_SCHEME) if found else None
+    if scheme is None:
+        return ""
+    fp8 = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    return "fp8" if fp8 else "integers"
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:

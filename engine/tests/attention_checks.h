@@ -44,14 +44,18 @@ inline void expect_reference(Random& random, const std::string& device, const Wo
                       (world.gemm_out == DType::f32 ? 0 : 1.01 * rounding(world.gemm_out) * std::abs(turned)))
           << "element " << d << " of head " << head << " at position " << position;
       // k may be rounded to the other side, and slopes cause large scores, so errors are larger than in plain
-      // attention. Integers do not depend on the arithmetic, unless k was normalised first.
+      // attention. Codes do not depend on the arithmetic, unless k was normalised first.
       const auto quant_bits = shape.quant_bits;
       const double roundings = std::max(quant_bits != 0 || plain ? 0.0 : 1.0, traits(device).attention_roundings);
-      const double other_integer = !world.variant.normed ? 0 : quant_bits == 8 ? 2e-3 : quant_bits == 4 ? 3e-2 : 0;
+      const double other_code = !world.variant.normed  ? 0
+                                : quant_bits == 8      ? 2e-3
+                                : quant_bits == kKvFp8 ? 1e-2
+                                : quant_bits == 4      ? 3e-2
+                                                       : 0;
       const double bound = (world.variant.alibi ? 1e-4
                             : plain             ? 1e-5
                                                 : 2e-5) +
-                           other_integer + (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) +
+                           other_code + (world.kv == DType::f32 ? 0 : roundings * rounding(world.kv)) +
                            rounded_weights(device, world, expected, d) +
                            (out_type == DType::f32 ? 0 : 1.01 * rounding(out_type)) *
                                std::abs(expected.out[static_cast<std::size_t>(d)]);

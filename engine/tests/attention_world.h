@@ -45,6 +45,7 @@ struct Variant {
   float soft_cap = 0;
   bool alibi = false;
   bool sinks = false;
+  bool scaled_kv = false;  // scales of an FP8 cache
 };
 
 // A cache with several sequences in random blocks, and their qkv rows before rotation. If the cache holds integers,
@@ -61,6 +62,7 @@ struct World {
   std::vector<float> q_norm, k_norm;  // [head_dim], or [heads * head_dim]
   std::vector<float> q_scale;         // [positions]
   std::vector<float> slopes, sinks;   // [heads]
+  std::vector<float> k_scales, v_scales;  // [kv_heads]
   float norm_eps = 0.25F;             // large enough to matter
   std::vector<std::int32_t> tables;   // [sequences, table_stride]
   std::int64_t table_stride = 0;
@@ -98,6 +100,10 @@ struct World {
     std::normal_distribution<float> normal(0, 1);
     for (int d = 0; d < (v.norm_rows ? s.heads : 1) * s.head_dim; ++d) {
       q_norm.push_back(normal(random)), k_norm.push_back(normal(random));
+    }
+    for (int h = 0; h < s.kv_heads; ++h) {
+      k_scales.push_back(0.013F * static_cast<float>(uniform(random, 1, 50)));
+      v_scales.push_back(0.017F * static_cast<float>(uniform(random, 1, 50)));
     }
     for (int h = 0; h < s.heads; ++h) {
       slopes.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / s.heads));
@@ -158,12 +164,15 @@ struct World {
                               .squares = variant.norm_rows ? squares.floats() : nullptr,
                               .q_count = q_size,
                               .k_count = k_size,
-                              .q_scale = device(variant.scaled, q_scale)};
+                              .q_scale = device(variant.scaled, q_scale),
+                              .k_scales = device(variant.scaled_kv, k_scales),
+                              .v_scales = device(variant.scaled_kv, v_scales)};
     const AttentionParams how{.scale = scale(),
                               .window = variant.window,
                               .soft_cap = variant.soft_cap,
                               .alibi = device(variant.alibi, slopes),
-                              .sinks = device(variant.sinks, sinks)};
+                              .sinks = device(variant.sinks, sinks),
+                              .v_scales = device(variant.scaled_kv, v_scales)};
     run_step(ops,
              {.ids = ids, .attention = {starts, at, {table}, table_stride, turned}, .logits_rows = {}, .sample = {}},
              [&] {
@@ -173,6 +182,8 @@ struct World {
              });
     return {out.host(), device_rows.host()};
   }
+
+  bool has_scales() const { return shape.quant_bits == kKvFp8 && variant.scaled_kv; }
 
   // A head of q (head < heads), k or v after rotary_store, before rounding.
   std::vector<double> rotated(int sequence, int position, int head) const {
@@ -192,11 +203,15 @@ struct World {
                                     .q_norm = q_norm,
                                     .k_norm = k_norm,
                                     .q_scale = q_scale};
-    return reference(qkv[static_cast<std::size_t>(sequence)], position, head, position, turned_by(position)).value;
+    auto out = reference(qkv[static_cast<std::size_t>(sequence)], position, head, position, turned_by(position)).value;
+    if (has_scales() && head < shape.heads) {
+      for (auto& x : out) x *= k_scales[static_cast<std::size_t>(head / (shape.heads / shape.kv_heads))];
+    }
+    return out;
   }
   // The values that the cache returns for one token's k or v of a head.
-  std::vector<double> stored(std::vector<double> row) const {
-    if (shape.quant_bits != 0) return through_integers(row, shape.quant_bits);
+  std::vector<double> stored(std::vector<double> row, float fp8_scale) const {
+    if (shape.quant_bits != 0) return through_codes(row, shape.quant_bits, fp8_scale);
     for (auto& x : row) x = rounded(kv, x);
     return row;
   }
@@ -212,10 +227,13 @@ struct World {
       const double x = rows.at(row, head * dim + d);
       q.push_back(rounded_query ? rounded(DType::bf16, x) : x);
     }
+    const auto at = static_cast<std::size_t>(kv_head);
+    const float k_scale = has_scales() ? k_scales[at] : 1, v_scale = has_scales() ? v_scales[at] : 1;
     std::vector<std::vector<double>> keys, values;
     for (int p = variant.window == 0 ? 0 : std::max(0, position - variant.window + 1); p <= position; ++p) {
-      keys.push_back(stored(rotated(sequence, p, shape.heads + kv_head)));
-      values.push_back(stored(rotated(sequence, p, shape.heads + shape.kv_heads + kv_head)));
+      keys.push_back(stored(rotated(sequence, p, shape.heads + kv_head), k_scale));
+      values.push_back(stored(rotated(sequence, p, shape.heads + shape.kv_heads + kv_head), v_scale));
+      for (auto& x : values.back()) x *= v_scale;
     }
     const double slope = variant.alibi ? slopes[static_cast<std::size_t>(head)] : 0;
     AttentionReference reference{scale(), variant.soft_cap, slope};

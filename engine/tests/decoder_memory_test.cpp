@@ -138,6 +138,7 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
   expect([](auto&) {}, "rope_scaling_type = qwen\nrope_original_max_position_embeddings = 50\n");
   expect_exact(even(), {{"quant_policy", "8"}});
   expect_exact(even(), {{"quant_policy", "4"}});
+  expect_exact(even(), {{"quant_policy", "16"}});
   expect_exact(even(), {{"rope_scaling_factor", "1"}, {"session_len", "512"}, {"use_logn_attn", "1"}});
 }
 

@@ -148,6 +148,8 @@ TEST_F(DraftModelTest, SequencesBeyondItsLimitsHaveNoProposals) {
   auto drafts = draft_model(config(4, 8), 30, testing::kVocab + 8);
   EXPECT_EQ(drafts.set_tokens(1, Tokens{1, 2, testing::kVocab - 1}, 0), 3);
   EXPECT_EQ(drafts.set_tokens(3, Tokens{1, 2, testing::kVocab}, 0), std::nullopt) << "only the engine's model has it";
+  EXPECT_EQ(drafts.missing(3, 4), std::nullopt) << "no step waits for its drafts";
+  drafts.forget(3);
   EXPECT_EQ(drafts.set_tokens(1, Tokens(8, 1), 0), std::nullopt) << "session_len is 8";
   runtime::SpeculationPolicy policy;
   std::vector<DraftModel::Wanted> all;

@@ -182,7 +182,8 @@ TEST_P(EngineOffloadTest, DamagedAndMissingFilesAreComputedAndStoredAgain) {
 
 TEST_P(EngineOffloadTest, SettingsAndWeightsThatChangeTheKvFindNothing) {
   run(*engine(settings()), prompt(0));
-  const std::vector<Settings> others = {{{"quant_policy", "8"}}, {{"quant_policy", "4"}}, {{"quantization", "w8a16"}}};
+  const std::vector<Settings> others = {
+      {{"quant_policy", "8"}}, {{"quant_policy", "4"}}, {{"quant_policy", "16"}}, {{"quantization", "w8a16"}}};
   for (const auto& other : others) {
     EXPECT_EQ(run(*engine(settings(other)), prompt(0)).num_cached, 0);
   }
@@ -194,7 +195,7 @@ TEST_P(EngineOffloadTest, SettingsAndWeightsThatChangeTheKvFindNothing) {
 }
 
 TEST_P(EngineOffloadTest, QuantisedKvGivesTheSameBits) {
-  for (const auto* const bits : {"8", "4"}) {
+  for (const auto* const bits : {"8", "4", "16"}) {
     const Settings quantised{{"quant_policy", bits}};
     const auto expected = run(*engine(quantised), prompt(0));
     expect_same(run(*engine(settings(quantised)), prompt(0)), expected, 0);
@@ -361,7 +362,7 @@ class EngineOffloadKindsTest
 INSTANTIATE_TEST_SUITE_P(Models, EngineOffloadKindsTest,
                          ::testing::Combine(::testing::Values(std::vector{8, 0}, std::vector{8}, std::vector{0, 5, 1},
                                                               std::vector{-1, 0}, std::vector{-2, 8, 0}),
-                                            ::testing::Values("0", "8"), ::testing::Bool()));
+                                            ::testing::Values("0", "8", "16"), ::testing::Bool()));
 
 TEST_P(EngineOffloadKindsTest, ARestartGivesTheSameBits) {
   const auto expected = run(*start({}, false), prompt(0));

@@ -88,7 +88,7 @@ TEST_P(OverlapTest, EveryRequestGetsTheSameTokensWithPreemptionAndPrefixHits) {
 TEST_P(OverlapTest, TokensWithAQuantisedCacheDoNotDependOnOtherRequests) {
   const auto all = testing::mixed_requests(60);
   const auto plain = outcomes(*engine(false), all);
-  for (const auto* policy : {"8", "4"}) {
+  for (const auto* policy : {"8", "4", "16"}) {
     const auto expected = outcomes(*engine(false, {{"quant_policy", policy}}), all);
     EXPECT_NE(expected, plain);
     expect_outcomes(all, expected, {{"quant_policy", policy}, {"max_batch_size", "12"}});

@@ -314,8 +314,9 @@ TEST_F(ThinkingTest, BlocksAfterCallsShareTheBudget) {
   const std::vector<Tokens> values = {{19}, {20}, {1}, {2}};  // no backslash escapes a mark of several bytes
   EXPECT_EQ(after(0, {9}, {10}, {19, 1, 20, 24, 2, 20, 9}, values), forces(10));
   EXPECT_EQ(after(0, {9}, {10}, {19, 1, 20, 9}, values), soon);
-  // Special tokens as marks; without quoted text.
+  // Special tokens as marks; without quoted text, and with it, where a backslash escapes nothing.
   EXPECT_EQ(after(0, {1}, {2}, {5, 0, 18, 6, 1}, {{5}, {6}}), forces(2));
+  EXPECT_EQ(after(1, {1}, {2}, {19, 8, 20, 24, 8, 20, 1, 0}, {{19}, {20}, {8}, {8}}), forces(2));
   // Both marks may begin alike.
   EXPECT_EQ(after(0, {25, 26}, {2}, {25, 26}, {{25, 27}, {20}}), forces(2));
   EXPECT_EQ(after(0, {25, 26}, {2}, {25, 27, 0, 20, 25, 26}, {{25, 27}, {20}}), forces(2));

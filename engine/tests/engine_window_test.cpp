@@ -52,7 +52,7 @@ class EngineWindowTest : public testing::EngineFixtureBase,
 INSTANTIATE_TEST_SUITE_P(Models, EngineWindowTest,
                          ::testing::Combine(::testing::Values(std::vector{8, 0}, std::vector{8}, std::vector{0, 5, 8},
                                                               std::vector{-1, 0}, std::vector{-2, 8, 0}),
-                                            ::testing::Values("0", "8", "4"), ::testing::Bool()));
+                                            ::testing::Values("0", "8", "4", "16"), ::testing::Bool()));
 
 TEST_P(EngineWindowTest, ManyRequestsGetTheTokensOfAnEngineThatFreesNothing) {
   const auto expected = reference(), one = tight();

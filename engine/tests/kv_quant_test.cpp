@@ -12,6 +12,7 @@
 #include "ops/cpu/kernels.h"
 #include "ops/kv_quant.h"
 #include "ops_support.h"
+#include "quant_support.h"
 
 namespace charonia::ops {
 namespace {
@@ -57,7 +58,7 @@ TEST(KvQuant, EqualsTheDocumentedIntegers) {
   for (const auto& x : heads(random)) {
     for (const int bits : {8, 4}) {
       const auto got = quantised(x, bits);
-      const auto expected = through_integers({x.begin(), x.end()}, bits);
+      const auto expected = through_codes({x.begin(), x.end()}, bits);
       for (std::size_t i = 0; i < x.size(); ++i) {
         ASSERT_LE(got.q[i], kv_quant_max(bits));
         ASSERT_EQ(got.value(i), expected[i]) << x[i] << " of " << x.size() << ", " << bits << " bits";
@@ -101,6 +102,30 @@ TEST(KvQuant, ValuesThatAreNotFiniteGiveNan) {
   const auto far = quantised({-1e6F, 0, 1e6F}, 8);
   EXPECT_EQ(f16_to_float(far.zero), -kKvF16Max);
   EXPECT_TRUE(std::isfinite(far.value(2)));
+}
+
+// Every code, the middle between every two numbers and the floats next to it, and larger magnitudes than 448.
+TEST(KvQuant, Fp8RoundsToTheNearestNumberAndSaturates) {
+  std::vector<float> all{1e-30F, 0x1p-10F, 447.9F, 448, 456, 464, 465, 480, 1e30F, kInfinity};
+  for (int code = 0; code < 0x7f; ++code) {
+    const auto bits = static_cast<std::uint8_t>(code);
+    const int exponent = code / 8, mantissa = code % 8;
+    const auto number =
+        static_cast<float>(exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
+    EXPECT_EQ(e4m3_to_float(bits), number);
+    EXPECT_EQ(e4m3_to_float(static_cast<std::uint8_t>(bits | 0x80)), -number);
+    EXPECT_EQ(float_to_e4m3(number), bits);
+    EXPECT_EQ(float_to_e4m3(-number), bits | 0x80);
+    if (code == 0x7e) break;
+    const float middle = (number + e4m3_to_float(static_cast<std::uint8_t>(code + 1))) / 2;
+    for (const float x : {std::nextafter(middle, 0.0F), middle, std::nextafter(middle, 1e3F)}) all.push_back(x);
+  }
+  for (const float x : all) {
+    EXPECT_EQ(e4m3_to_float(float_to_e4m3(x)), nearest_e4m3(x)) << x;
+    EXPECT_EQ(e4m3_to_float(float_to_e4m3(-x)), -nearest_e4m3(x)) << x;
+  }
+  EXPECT_EQ(float_to_e4m3(kNaN), 0x7f);
+  EXPECT_TRUE(std::isnan(e4m3_to_float(0x7f)) && std::isnan(e4m3_to_float(0xff)));
 }
 
 class KvQuantKernels : public testing::TestWithParam<std::string> {};

@@ -70,6 +70,11 @@ inline std::vector<Request> mixed_requests(int count) {
         for (const TokenId id : {kHeaderMarks[0], word, kHeaderMarks[1], kHeaderMarks[2]}) {
           sampling.logit_bias.emplace_back(id, 20.0F);
         }
+      } else {  // calls, which the bias makes likely, and blocks after them
+        const TokenId call = 1 + i % 20, end = 21 + i % 19;
+        sampling.thinking_call_ids = {{call}, {end}};
+        for (const TokenId id : {call, end}) sampling.logit_bias.emplace_back(id, 9.0F);
+        for (const TokenId id : sampling.thinking_begin_ids) sampling.logit_bias.emplace_back(id, 9.0F);
       }
     }
     out.push_back(std::move(one));

@@ -60,7 +60,7 @@ TEST_P(AttentionVariantsTest, equals_attention_in_double_in_every_variant) {
     SCOPED_TRACE(static_cast<int>(kind));
     for (int trial = 0; trial < trials(GetParam(), 18); ++trial) {
       auto shape = random_head(random);
-      shape.quant_bits = std::array{0, 8, 0, 4}[static_cast<std::size_t>(trial % 4)];
+      shape.quant_bits = std::array{0, 8, 0, 4, kKvFp8}[static_cast<std::size_t>(trial % 5)];
       const int length = uniform(random, 1, trial % 5 == 0 ? 600 : 120);
       const auto variant = variant_of(random, kind, shape, length, trial);
       expect_reference(random, GetParam(),
@@ -77,7 +77,7 @@ TEST_P(AttentionVariantsTest, bits_do_not_depend_on_chunks_batch_or_threads) {
   const auto one = make_ops(GetParam(), 1), many = make_ops(GetParam(), 3);
   for (int trial = 0; trial < trials(GetParam(), 32); ++trial) {
     auto shape = trial % 3 == 0 ? random_shape(random) : random_head(random);
-    shape.quant_bits = std::array{0, 8, 0, 4}[static_cast<std::size_t>(trial / 4 % 4)];
+    shape.quant_bits = std::array{0, 8, kKvFp8, 4}[static_cast<std::size_t>(trial / 4 % 4)];
     const int n = uniform(random, 2, trial % 4 == 0 ? 700 : 120);
     const World world(random, *one, shape, {n, uniform(random, 1, 50), 17},
                       {.rotated = trial % 5 != 0,
@@ -93,7 +93,8 @@ TEST_P(AttentionVariantsTest, bits_do_not_depend_on_chunks_batch_or_threads) {
                        .window = trial % 4 == 3 ? 0 : random_window(random, shape, n),
                        .soft_cap = trial % 4 == 1 ? 5.0F : 0.0F,
                        .alibi = trial % 5 == 0,
-                       .sinks = trial % 3 == 1});
+                       .sinks = trial % 3 == 1,
+                       .scaled_kv = trial % 2 == 1});
     expect_chunks_change_nothing(random, *one, *many, world);
   }
 }

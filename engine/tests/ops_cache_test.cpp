@@ -17,10 +17,12 @@ class CacheTest : public testing::TestWithParam<std::tuple<std::string, int>> {
   int bits() const { return std::get<1>(GetParam()); }
 };
 INSTANTIATE_TEST_SUITE_P(Device, CacheTest,
-                         testing::Combine(testing::ValuesIn(device_names()), testing::Values(0, 8, 4)),
+                         testing::Combine(testing::ValuesIn(device_names()), testing::Values(0, 8, 4, kKvFp8)),
                          [](const auto& i) {
                            const int bits = std::get<1>(i.param);
-                           return std::get<0>(i.param) + (bits == 0 ? "" : "_int" + std::to_string(bits));
+                           return std::get<0>(i.param) + (bits == 0        ? ""
+                                                        : bits == kKvFp8 ? "_fp8"
+                                                                         : "_int" + std::to_string(bits));
                          });
 
 using Copies = std::vector<BlockCopy>;

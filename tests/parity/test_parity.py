@@ -125,9 +125,10 @@ def test_logprobs_with_16_bit_weights_are_as_exact_as_in_transformers(name: str,
     assert (ours - exact).abs().max() < 2 * (theirs - exact).abs().max()
 
 
-# Measured over the four models, on average and at most: 0.011 to 0.031 and 0.06 to 0.27 with 8 bits, 0.21 to 0.60 and
-# 1.7 to 5.2 with 4 bits, whose steps are 17 times as large. (Random weights give logits with a wide spread.)
-@pytest.mark.parametrize(("bits", "mean", "greatest"), [(8, 0.06, 0.6), (4, 1.2, 8.0)])
+# Measured over the four models, on average and at most: 0.011 to 0.031 and 0.06 to 0.27 with 8 bits, 0.07 to 0.26 and
+# 0.35 to 2.6 with FP8 (16), 0.21 to 0.60 and 1.7 to 5.2 with 4 bits, whose steps are 17 times as large. (Random weights
+# give logits with a wide spread.)
+@pytest.mark.parametrize(("bits", "mean", "greatest"), [(8, 0.06, 0.6), (16, 0.5, 5.0), (4, 1.2, 8.0)])
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3", "gemma2"])
 def test_logprobs_with_a_quantised_cache_stay_near_fp32(
     name: str, bits: int, mean: float, greatest: float, tmp_path: Path

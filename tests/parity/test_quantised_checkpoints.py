@@ -468,7 +468,7 @@ def test_unsupported_value_is_rejected_with_the_supported_ones(
 
 
 BACKTRACKS = "(?:[a-z0-9._]|[a-z0-9._][a-z0-9._])*$!"  # Python's re would take 2^letters steps for it
-SCALES = [f"{LAYER}.self_attn.{name}" for name in ("k_scale", "v_scale", "k_proj.k_scale")]
+SCALES = [f"{LAYER}.self_attn.{name}" for name in ("k_scale", "v_scale")]
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,10 @@ SCALES = [f"{LAYER}.self_attn.{name}" for name in ("k_scale", "v_scale", "k_proj
         ("w4a16", {}, {"ignore": ["lm_head", f"re:{BACKTRACKS}"]}),
         ("gptq", {}, {"dynamic": {BACKTRACKS: {}}}),
         ("gptq", {f"{UP}.bias": torch.zeros(192).half()}, {}),
-        ("gptq", {name: torch.ones(1) for name in SCALES}, {}),
+        # Scales of an FP8 cache that cannot be used, and scales of queries.
+        ("gptq", {SCALES[0]: torch.ones(1), f"{LAYER}.self_attn.q_scale": torch.ones(1)}, {}),
+        ("gptq", {SCALES[0]: torch.ones(1), SCALES[1]: torch.zeros(1)}, {}),
+        ("gptq", {SCALES[0]: torch.ones(1), SCALES[1]: torch.ones(3)}, {}),
         (GPT_OSS, {}, {"modules_to_not_convert": ["^(?!.*experts)model.layers", "(?=model).*\\.exp"]}),
     ],
 )
@@ -613,16 +616,25 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
     said = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": groups, "ignore": []}
     edit_config(folder, lambda config: config.update(quantization_config={**said, "kv_cache_scheme": scheme}))
-    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1) for name in SCALES[:2]}))
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1) for name in SCALES}))
     found, expected = read_source(folder).spec, read_source(dense).spec
-    assert found.tensors == expected.tensors and found.config.weight_type == "fp32"
+    canonical = ("layers.0.attention.k_scale.weight", "layers.0.attention.v_scale.weight")
+    assert [found.tensors[name][0].name for name in canonical] == SCALES
+    assert {**expected.tensors, **{name: found.tensors[name] for name in canonical}} == found.tensors
+    assert (found.config.weight_type, found.config.kv_scales) == ("fp32", "layer")
     link_workspace(folder, tmp_path / "w")
-    assert "quant_policy = 8" in caplog.text and "kv_cache_scheme" in caplog.text
+    assert "quant_policy = 16" in caplog.text and "kv_cache_scheme" in caplog.text
     caplog.clear()
     convert(folder, tmp_path / "v", model_format="hf", settings={"quant_policy": "8"})
     assert not caplog.text
-    assert "quant_policy = 8" in make_plan(folder).warnings[0]
+    assert "quant_policy = 16" in make_plan(folder).warnings[0]
     assert not any("kv_cache_scheme" in line for line in make_plan(folder, {"quant_policy": 4}).warnings)
+    assert make_plan(folder, {"quant_policy": 16}).warnings == make_plan(dense, {"quant_policy": 8}).warnings
+    assert any("stored in FP8 with scale 1" in line for line in make_plan(dense, {"quant_policy": 16}).warnings)
+    said["kv_cache_scheme"] = {**scheme, "type": "int"}
+    edit_config(folder, lambda config: config.update(quantization_config=said))
+    assert read_source(folder).spec.config.kv_scales == "none", "scales of integers are not used"
+    del said["kv_cache_scheme"]
     edit_config(folder, lambda config: config.update(quantization_config=said))
     with pytest.raises(ModelError, match=r"config_groups is .*; it must be an object|quantised .*, but no tensor is"):
         read_source(folder)

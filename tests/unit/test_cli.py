@@ -66,6 +66,7 @@ def test_shell_completes_commands_and_options() -> None:
     cases = (("charonia doc", "1", "doctor"), ("charonia serve --grpc", "2", "--grpc-port"))
     values = (
         ("charonia plan x --quantization w8", "4", "w8a16"),
+        ("charonia plan x --quant-policy 1", "4", "16"),
         ("charonia serve --speculative-method ", "3", "draft_model"),
         ("charonia serve --logs ", "3", "stderr"),
         ("charonia convert x --dtype b", "4", "bf16"),
@@ -74,7 +75,7 @@ def test_shell_completes_commands_and_options() -> None:
     for words, number, wanted in (*cases, *values, ("charonia make-model ", "2", "benchmark")):  # its group
         env = {"_CHARONIA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
         done = subprocess.run([Path(sys.executable).parent / "charonia"], env={**PLAIN, **env}, capture_output=True)
-        assert done.stderr == b"" and wanted in done.stdout.decode().split()
+        assert done.stderr == b"" and wanted in done.stdout.decode().splitlines()
 
 
 def test_a_command_without_its_group_is_named_with_it() -> None:

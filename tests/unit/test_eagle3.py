@@ -70,7 +70,10 @@ def test_server_links_the_head_and_holds_it(model: Path, tmp_path: Path) -> None
 
 
 def test_head_that_names_another_model_causes_a_warning(model: Path, tmp_path: Path) -> None:
-    for verifier in (None, f"owner/{tmp_path.name}", f"/models/{tmp_path.name.upper()}/", f"owner/{tmp_path.name}0"):
+    cached = f"/hub/models--owner--{tmp_path.name}/snapshots/1234"
+    for verifier in (
+        *(None, f"owner/{tmp_path.name}", f"/models/{tmp_path.name.upper()}/", cached, f"owner/{tmp_path.name}0"),
+    ):
         head = Head(speculators=True, verifier=verifier)
         folder = tmp_path / f"head-{(verifier or '').replace('/', '-')}"
         head.write(folder)

@@ -408,6 +408,8 @@ def test_more_prompts_than_the_queue_holds(model: Path) -> None:
         ({"stop": 5}, "stop_words = 5"),
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": [5]}, "bad_words = 5"),
+        ({"thinking_call_ids": 5}, "thinking_call_ids = 5"),
+        ({"thinking_call_ids": [5, 6]}, "thinking_call_ids = 5"),
         ({"end_ids": 5}, "end_ids = 5"),
         ({"logit_bias": 5}, "logit_bias = 5"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias"),

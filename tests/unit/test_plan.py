@@ -170,10 +170,10 @@ def test_plan_equals_the_engines_sizes(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_quantised_cache_takes_the_bits_and_four_bytes_of_each_head(model: Path, device: str) -> None:
-    plain, int8, int4 = (
+def test_a_quantised_cache_takes_the_documented_bytes_of_each_head(model: Path, device: str) -> None:
+    plain, int8, int4, fp8 = (
         make_plan(model, {"device": device, "cache_size": "16MiB", "quant_policy": policy}, dtype="bf16", memory="1GiB")
-        for policy in (0, 8, 4)
+        for policy in (0, 8, 4, 16)
     )
     shape = SHAPES["tiny"]
     heads = 2 * shape.layers * shape.kv_heads
@@ -181,8 +181,9 @@ def test_a_quantised_cache_takes_the_bits_and_four_bytes_of_each_head(model: Pat
     assert plain.kv_token_bytes == heads * size * 2
     assert int8.kv_token_bytes == heads * (size + 4)
     assert int4.kv_token_bytes == heads * (size // 2 + 4)
-    assert int4.num_blocks > int8.num_blocks > plain.num_blocks
-    with pytest.raises(InvalidRequestError, match=r"quant_policy = '3'.*0 \| 4 \| 8"):
+    assert fp8.kv_token_bytes == heads * size
+    assert int4.num_blocks > fp8.num_blocks > int8.num_blocks > plain.num_blocks
+    with pytest.raises(InvalidRequestError, match=r"quant_policy = '3'.*0 \| 4 \| 8 \| 16 \(fp8\)"):
         make_plan(model, {"device": device, "quant_policy": 3}, memory="1GiB")
 
 

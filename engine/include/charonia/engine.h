@@ -94,14 +94,14 @@ struct EngineStats {
   int blocks_total = 0, blocks_active = 0, blocks_cached = 0, blocks_free = 0;
   std::int64_t num_steps = 0;
   std::int64_t num_preemptions = 0;
-  std::int64_t lora_slot_waits = 0;  // steps in which a request waited only for a slot of its adapter
+  std::int64_t lora_slot_waits = 0;  // steps with a place for a request whose LoRA adapter had no slot
   std::int64_t prompt_tokens = 0, generation_tokens = 0;
   std::int64_t jump_forward_tokens = 0;  // part of generation_tokens: accepted without a step of their own
   std::int64_t proposed_tokens = 0, accepted_tokens = 0;  // of speculation; the second is part of generation_tokens
   std::int64_t prefix_queries_tokens = 0, prefix_hit_tokens = 0;
   // Tokens that were looked up in kv_offload_path, those that were loaded, and the bytes of its files.
   std::int64_t offload_queries_tokens = 0, offload_hit_tokens = 0, offload_bytes = 0;
-  std::int64_t gemms_rejected = 0;          // GEMMs that cuBLASLt rejected and built-in kernels computed
+  std::int64_t gemms_rejected = 0;          // GEMMs that built-in kernels computed although cuBLASLt was chosen
   int num_sessions = 0, blocks_pinned = 0;  // pinned: cached and active blocks that are kept for sessions
 };
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "charonia/error.h"
 #include "model/blocks.h"
 #include "model/layers.h"
 
@@ -41,6 +42,10 @@ class Attention final : public Block {
     const auto qkv = prefix_ + "w_qkv" + number, out = prefix_ + "wo";
     cache_layer_ = loader.cache_layer;
     if (config_.qk_norm) load_norms(loader);
+    if (config_.kv_scales != "none" && !shard_.is_mtp) {
+      k_scales_ = load_scales(loader, "k_scale.weight");
+      v_scales_ = load_scales(loader, "v_scale.weight");
+    }
     if (config_.attention_sinks) {
       const auto sinks = files.get_vector(prefix_ + "sinks.weight", config_.head_num);
       sinks_ = loader.vector(std::span(sinks).subspan(static_cast<std::size_t>(shard_.rank * shard_.heads),
@@ -93,6 +98,21 @@ class Attention final : public Block {
     k_norm_ = load("k_norm.weight", kv_heads, shard_.rank * kv_heads / shard_.ranks, shape_.kv_heads);
   }
 
+  // The scales of an FP8 cache for the KV heads of the rank.
+  Vector load_scales(const WeightLoader& loader, const char* name) const {
+    const int all = kv_heads_of(config_, layer_);
+    auto scales = loader.files.get_vector(prefix_ + name, config_.kv_scales == "head" ? all : 1);
+    for (const float scale : scales) {
+      if (!(scale > 0 && std::isfinite(scale))) {
+        throw Error(ErrorCode::invalid_argument, cat("tensor ", prefix_, name, " has the scale ", scale,
+                                                     ": it must be positive and finite; convert the model again"));
+      }
+    }
+    scales.resize(static_cast<std::size_t>(all), scales.front());
+    return loader.vector(std::span(scales).subspan(static_cast<std::size_t>(shard_.rank * all / shard_.ranks),
+                                                   static_cast<std::size_t>(shape_.kv_heads)));
+  }
+
   void set_params(const PositionTables& tables) {
     const bool local = layer_.rotation == "local";
     const auto& table = local ? tables.local_rotary : tables.rotary;
@@ -105,14 +125,17 @@ class Attention final : public Block {
                .norm_after = config_.qk_norm_after_rotary,
                .v_norm = config_.v_norm,
                .v_from_k = shape_.values_are_keys,
-               .q_scale = data(tables.q_scales)};
+               .q_scale = data(tables.q_scales),
+               .k_scales = data(k_scales_),
+               .v_scales = data(v_scales_)};
     const float scale = config_.attention_scale > 0 ? config_.attention_scale
                                                     : 1.0F / std::sqrt(static_cast<float>(shape_.head_size));
     params_ = {.scale = scale,
                .window = layer_.window,
                .soft_cap = config_.attention_soft_cap,
                .alibi = data(tables.slopes),
-               .sinks = data(sinks_)};
+               .sinks = data(sinks_),
+               .v_scales = data(v_scales_)};
   }
 
   // If q and k have norms over all heads, issues the sums of their squares.
@@ -140,6 +163,7 @@ class Attention final : public Block {
   std::unique_ptr<ops::Linear> qkv_weight_, out_weight_;  // q, k, v, and the gate of each q element if there is one
   Vector q_norm_, k_norm_;  // [head_size], or [all heads of the rank]; null if absent
   Vector sinks_;            // [heads of the rank]; null if absent
+  Vector k_scales_, v_scales_;  // [KV heads of the rank]; null if absent
   ops::RotaryParams rotary_;
   ops::AttentionParams params_;
 };

@@ -224,12 +224,15 @@ void Decoder::issue(const ops::StepShape& shape) {
     // In a parallel block, several weights read the norm's output.
     const auto* const weight = part.block->input_weight();
     const bool joined = head && i == 0;
-    if (weight != nullptr && !config_.parallel_block && !joined) step.announce_linear(*weight);
+    // Between the norm and the weight, keep_input() is another norm.
+    const bool first = i == 0 || plan_.parts[i - 1].layer != part.layer;
+    const bool kept = first && std::ranges::count(shard_.kept_layers, static_cast<int>(part.layer)) > 0;
+    if (weight != nullptr && !config_.parallel_block && !joined && !kept) step.announce_linear(*weight);
     if (!joined) {
       ops_.rms_norm(part.same_input ? unwritten : normed, residual, pending,
                     norm_params(data(norms.before), pending_norms));
     }
-    if (i == 0 || plan_.parts[i - 1].layer != part.layer) keep_input(step, static_cast<int>(part.layer));
+    if (first) keep_input(step, static_cast<int>(part.layer));
     part.block->issue(step, delta, joined ? step.view(plan_.joined) : normed);
     if (!part.block->whole_output()) step.sum_ranks(delta);
     pending = delta;

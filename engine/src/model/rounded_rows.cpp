@@ -54,20 +54,6 @@ std::int32_t integer(float value) {
   return std::bit_cast<std::int32_t>(value + kUnits) - std::bit_cast<std::int32_t>(kUnits);
 }
 
-// The E4M3 code nearest to a value, with ties to even; that of 448 for greater values.
-std::uint8_t f8_e4m3(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  constexpr auto kMost = std::bit_cast<std::uint32_t>(448.0F), kLeastNormal = std::bit_cast<std::uint32_t>(0x1p-6F);
-  const auto magnitude = std::min(bits & 0x7fffffffU, kMost);
-  constexpr unsigned kDropped = 20;                    // mantissa bits
-  constexpr std::uint32_t kBias = (127U - 7U) << 3U;  // difference of the exponents' biases
-  const auto normal = ((magnitude + 0x7ffffU + (magnitude >> kDropped & 1U)) >> kDropped) - kBias;
-  // Subnormal codes are multiples of 2^-9, the distance between floats at 2^14.
-  const auto subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14F) & 15U;
-  const std::uint32_t is_subnormal = magnitude < kLeastNormal ? ~0U : 0U;  // a mask instead of a branch
-  return static_cast<std::uint8_t>((bits >> 24U & 0x80U) | (subnormal & is_subnormal) | (normal & ~is_subnormal));
-}
-
 // Clamps after rounding, which gives the same integers as before it.
 template <unsigned kDropped>
 void encode(std::span<const float> values, float scale, ops::Code code, std::uint8_t* out) {
@@ -79,7 +65,7 @@ void encode(std::span<const float> values, float scale, ops::Code code, std::uin
   } else if (code == ops::Code::u4) {
     each([](float value) { return static_cast<std::uint8_t>(std::clamp(integer(value), -8, 7) + 8); });
   } else {
-    each([](float value) { return f8_e4m3(value); });
+    each([](float value) { return float_to_e4m3(value); });
   }
 }
 

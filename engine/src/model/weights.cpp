@@ -154,7 +154,7 @@ QuantPart WeightFiles::find_rounded(const std::string& name, const Manifest::Ten
 ops::HostMatrix WeightFiles::find_matrix(const std::string& name, const Manifest::Part& part, bool vector) const {
   const auto tensor = find_tensor(name, part.file, part.name, part.dtype);
   const auto dimensions = tensor.shape.size();
-  if (dimensions < 1 || dimensions > 3) {
+  if (dimensions > 3 || (dimensions < 1 && !vector)) {
     manifest_.refuse(cat("tensor ", name, " (", part.name, ") has shape ", shape_text(tensor.shape)));
   }
   // The rows of a vector are all elements, which may be in several vectors, one after the other.

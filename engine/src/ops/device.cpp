@@ -19,8 +19,8 @@ void refuse_if(bool wrong, const What&... what) {
 void KvLayout::check() const {
   refuse_if(layers.empty(), "of no layers");
   refuse_if(block_len < 1, "of blocks of ", block_len, " tokens: they must have at least 1");
-  refuse_if(quant_bits != 0 && !is_kv_quant_bits(quant_bits), "of ", quant_bits,
-            " bits: it must be 8, 4, or 0 for floats");
+  refuse_if(quant_bits != 0 && !is_kv_quant_bits(quant_bits), "with quant_bits = ", quant_bits,
+            ": it must be 8 or 4 for integers, ", kKvFp8, " for FP8, or 0");
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto& layer = layers[i];
     if (layer.kind == CacheKind::state) {

@@ -96,7 +96,7 @@ struct KvLayout {
   std::vector<KvLayer> layers;
   int block_len = 0;         // tokens per block, in all kinds of kTableKinds
   DType dtype = DType::f32;  // the type of k and v in computations and, if quant_bits is 0, in the cache
-  int quant_bits = 0;        // 8 or 4: the cache stores integers (kv_quant.h); 0: it does not
+  int quant_bits = 0;        // 8 or 4: the cache stores integers; kKvFp8: FP8 (kv_quant.h); 0: elements of `dtype`
   int window = 0;            // the widest window of the layers of kind `window`
 
   // Throws Error(invalid_argument) if a number is out of its range or a layer cannot share its storage.

@@ -20,6 +20,11 @@
 // half. So a vector of bytes gives two vectors of neighbouring elements, and the two elements of a rotary pair share a
 // byte. Each device decides where a block holds the integers and the scales; no two tokens share a byte.
 //
+// With FP8 (kKvFp8) x becomes head_dim numbers of OCP FP8 E4M3: e4m3(x / scale), rounded to nearest even; larger
+// magnitudes become 448, and NaN stays NaN. The scales of k and of v are constants of a layer and head: those of the
+// checkpoint, or 1 (RotaryParams). A block has no scales. Every E4M3 number is exact in bf16 and f16. q is multiplied
+// by the scale of k, and the weighted sum by the scale of v, so attention multiplies the numbers themselves.
+//
 // This header has only arithmetic, so host and device code can include it.
 #pragma once
 
@@ -30,19 +35,21 @@
 namespace charonia::ops {
 
 inline constexpr float kKvF16Max = 65504;
-inline constexpr std::size_t kKvScaleBytes = 4;  // scale and zero, in bytes
+inline constexpr int kKvFp8 = 16;
 
-constexpr bool is_kv_quant_bits(int bits) { return bits == 4 || bits == 8; }
+// `bits`, here and below: 8 or 4 for integers, kKvFp8 for FP8; the values of the setting quant_policy.
+constexpr bool is_kv_quant_bits(int bits) { return bits == 4 || bits == 8 || bits == kKvFp8; }
 
 // Largest integer: 15 or 255.
 constexpr int kv_quant_max(int bits) { return (1 << bits) - 1; }
 
-// Bytes of one token's k (or v) of one head: the integers only, then with the scale and the zero. head_dim is even.
+// Bytes of one token's k (or v) of one head: the codes (head_dim is even), the scale and the zero, and all together.
 constexpr std::size_t kv_quant_row_bytes(int head_dim, int bits) {
-  return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(bits) / 8;
+  return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(bits == kKvFp8 ? 8 : bits) / 8;
 }
+constexpr std::size_t kv_quant_scale_bytes(int bits) { return bits == kKvFp8 ? 0 : 4; }
 constexpr std::size_t kv_quant_token_bytes(int head_dim, int bits) {
-  return kv_quant_row_bytes(head_dim, bits) + kKvScaleBytes;
+  return kv_quant_row_bytes(head_dim, bits) + kv_quant_scale_bytes(bits);
 }
 
 // The smaller and the larger of two values; NaN if one is NaN.

@@ -39,6 +39,9 @@ struct RotaryParams {
   const float* squares = nullptr;
   std::int64_t q_count = 0, k_count = 0;  // number of elements in each sum of `squares`
   const float* q_scale = nullptr;         // [positions]: factor of q at each position, applied last; null: none
+  // [kv_heads], both or none: the scales of an FP8 cache (kv_quant.h). Other caches ignore them. Null: all are 1.
+  const float* k_scales = nullptr;
+  const float* v_scales = nullptr;
 };
 
 // The score of a key at position j for a query at position i >= j:
@@ -52,6 +55,7 @@ struct AttentionParams {
   float soft_cap = 0;            // 0: no cap
   const float* alibi = nullptr;  // [heads of this rank] on the device; null: no ALiBi
   const float* sinks = nullptr;  // [heads of this rank] on the device; null: no sinks
+  const float* v_scales = nullptr;  // RotaryParams::v_scales
 };
 
 // A causal depthwise convolution over the rows of each sequence, with all numbers in f32:

@@ -28,15 +28,8 @@ float number_of(Code code, std::uint8_t bits) {
       return static_cast<float>(bits & 15U);
     case Code::i8:
       return static_cast<float>(static_cast<std::int8_t>(bits));
-    case Code::f8_e4m3: {
-      constexpr int kBias = 7, kMantissaBits = 3;
-      const int exponent = (bits >> kMantissaBits) & 15, mantissa = bits & 7;
-      if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
-      const float magnitude = exponent == 0
-                                  ? std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissaBits)
-                                  : std::ldexp(static_cast<float>(8 + mantissa), exponent - kBias - kMantissaBits);
-      return (bits & 0x80U) != 0 ? -magnitude : magnitude;
-    }
+    case Code::f8_e4m3:
+      return e4m3_to_float(bits);
     case Code::f4_e2m1: {
       constexpr std::array kMagnitudes{0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
       const float magnitude = kMagnitudes[bits & 7U];

@@ -96,11 +96,13 @@ void check_host_memory(const EngineConfig& config, std::int64_t adapter_bytes, s
 
 std::string resolve_adapter_slots(EngineConfig& config, const model::Modules& modules) {
   if (config.device != "cuda") {
-    if (config.lora_device_adapters == 0 && config.lora_max_rank == 0) return {};
-    const bool slots = config.lora_device_adapters > 0;
-    return cat(slots ? "lora_device_adapters" : "lora_max_rank", " = ",
-               slots ? config.lora_device_adapters : config.lora_max_rank, " has no effect with device = ", config.device,
-               ": adapters stay in the machine's memory");
+    std::string given;
+    for (const auto& [key, value] : {std::pair{"lora_device_adapters", config.lora_device_adapters},
+                                     std::pair{"lora_max_rank", config.lora_max_rank}}) {
+      if (value != 0) given += cat(given.empty() ? "" : " and ", key, " = ", value);
+    }
+    if (given.empty()) return {};
+    return cat("no effect with device = ", config.device, ": ", given, ". Only a GPU has slots for adapters");
   }
   if (config.lora_max_rank > ops::LowRank::kMaxRanks) {
     throw Error(ErrorCode::invalid_argument,

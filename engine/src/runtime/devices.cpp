@@ -63,9 +63,13 @@ std::vector<int> choose_gpus(const EngineConfig& config, std::string& why) {
                                             " GPUs, and tensor_para_size is ", ranks));
   }
   for (const int id : ids) {
-    if (std::ranges::none_of(usable, [&](const auto& device) { return device.index == id; })) {
+    const auto found = std::ranges::find(usable, id, &ops::CudaDevice::index);
+    if (found == usable.end()) {
       throw Error(ErrorCode::unsupported, cat("device_ids = ", config.device_ids, ": GPU ", id, " is not among the ",
                                               usable.size(), " that can be used"));
+    }
+    if (config.quant_policy == ops::kKvFp8 && !found->fp8) {
+      throw Error(ErrorCode::unsupported, cat("GPU ", id, " (", found->name, "): ", ops::kNoFp8Cache));
     }
   }
   return ids;

@@ -46,6 +46,7 @@ DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : p
   vocab_size_ = std::min(vocab_size, plan_.model.vocab_size);
   lacks_tokens_ = vocab_size_ < vocab_size;
   for (int row = main == nullptr ? 0 : main->kept_hidden(); row > 0; --row) free_hidden_.push_back(row - 1);
+  num_hidden_ = free_hidden_.size();
   const auto& counts = executor_->num_blocks();
   std::vector<cache::UnitKind> kinds;
   if (executor_->window() > 0) kinds.push_back({executor_->window(), counts.window});
@@ -63,7 +64,8 @@ DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : p
 // If there are too few rows, the sequence that was computed least recently loses its own, such as a preempted one.
 void DraftModel::place(SeqId id, std::int32_t first, std::int32_t rows, std::vector<std::int32_t>& hidden_rows) {
   const auto found = sequences_.find(id);
-  const bool lost = found != sequences_.end() && found->second.lost && first > 0;
+  if (found != sequences_.end() && first == 0) found->second.lost = false;
+  const bool lost = found != sequences_.end() && found->second.lost;
   while (!lost && std::ssize(free_hidden_) < rows) {
     Sequence* oldest = nullptr;
     for (auto& [other_id, other] : sequences_) {
@@ -176,11 +178,16 @@ std::optional<int> DraftModel::set_tokens(SeqId id, std::span<const TokenId> tok
   auto& sequence = sequences_[id];
   const auto unknown = [this](TokenId token) { return token >= vocab_size_; };
   const auto rest = tokens.subspan(static_cast<std::size_t>(sequence.known));
-  if (!fits(size) || (lacks_tokens_ && std::ranges::any_of(rest, unknown))) {
+  if (sequence.lost) return std::nullopt;
+  if (!fits(size)) {
     forget(id);
     return std::nullopt;
   }
-  if (sequence.lost || pauses(sequence)) return std::nullopt;
+  if (lacks_tokens_ && std::ranges::any_of(rest, unknown)) {
+    lose(sequence);
+    return std::nullopt;
+  }
+  if (pauses(sequence)) return std::nullopt;
   if (!sequence.began) find_prefix(sequence, tokens, salt);
   auto& own = sequence.tokens;
   const auto same = std::ranges::mismatch(own.begin() + sequence.known, own.end(), tokens.begin() + sequence.known,
@@ -211,7 +218,7 @@ void DraftModel::propose(std::span<Wanted> all, int max_rows, SpeculationPolicy&
     }
     const auto rows = end_of(sequence) - sequence.computed;
     if (rows <= 0) continue;
-    jobs.emplace_back(&wanted, &sequence, rows);
+    jobs.emplace_back(&wanted, &sequence, ++sample_ids_, rows);
     wanted.count = std::min(wanted.count, plan_.config.session_len - sequence.known);
   }
   std::ranges::stable_sort(jobs, {}, &Job::size);  // so that no prompt delays the sequences that lack little
@@ -297,7 +304,7 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
     auto& row = rows.emplace_back(job.wanted->row(sequence.tokens));
     row.mask = nullptr;  // of a grammar, which checks the proposals later
     row.logprobs = -1;
-    row.sequence = job.wanted->id;
+    row.sequence = job.sample_id;
   }
   const auto begun = std::chrono::steady_clock::now();
   executor_->launch({.ids = ids,
@@ -403,7 +410,7 @@ bool DraftModel::allocate(Sequence& sequence, std::int32_t tokens) {
   return true;
 }
 
-void DraftModel::check_integrity(std::size_t alive) const {
+void DraftModel::check_integrity(std::size_t alive, bool in_flight) const {
   if (sequences_.size() > alive) {
     throw Error(ErrorCode::internal, cat("the draft model has ", sequences_.size(), " sequences, and ", alive,
                                          " are alive"));
@@ -413,6 +420,9 @@ void DraftModel::check_integrity(std::size_t alive) const {
   std::ranges::sort(hidden);
   if (std::ranges::adjacent_find(hidden) != hidden.end()) {
     throw Error(ErrorCode::internal, "two rows have one hidden state");
+  }
+  if (!in_flight && hidden.size() != num_hidden_) {
+    throw Error(ErrorCode::internal, cat(num_hidden_ - hidden.size(), " rows of the hidden states are lost"));
   }
   std::vector<std::int32_t> use(static_cast<std::size_t>(blocks_->num_blocks()));
   std::vector<std::vector<std::int32_t>> unit_use;

@@ -92,8 +92,10 @@ class DraftModel {
   void forget(SeqId id);  // the sequence has ended; does nothing if it is unknown
 
   std::int64_t untouched_bytes() const { return executor_->untouched_bytes(); }
-  // For tests: throws Error(internal), also if it has more sequences than are alive.
-  void check_integrity(std::size_t alive) const;
+  std::vector<std::string> warnings() const { return executor_->warnings(); }
+  // For tests: throws Error(internal), also if it has more sequences than are alive. in_flight: steps may have rows of
+  // the table.
+  void check_integrity(std::size_t alive, bool in_flight = true) const;
 
  private:
   struct Sequence {
@@ -116,8 +118,9 @@ class DraftModel {
   struct Job {
     Wanted* wanted = nullptr;
     Sequence* sequence = nullptr;
-    std::int32_t size = 0;       // the number of rows that the next step computes
-    std::int32_t last_row = -1;  // Layer: the row of its last token in the last step; -1: no step yet
+    std::uint64_t sample_id = 0;  // SampleRow::sequence: another one in each call, because proposals may be rejected
+    std::int32_t size = 0;        // the number of rows that the next step computes
+    std::int32_t last_row = -1;   // Layer: the row of its last token in the last step; -1: no step yet
   };
 
   // Row i of a sequence has token i + 1 in a layer, and token i in a draft model.
@@ -148,7 +151,9 @@ class DraftModel {
   bool lacks_tokens_ = false;  // the engine's model has more
   std::unordered_map<SeqId, Sequence> sequences_;
   std::vector<std::int32_t> free_hidden_;  // rows of the table
+  std::size_t num_hidden_ = 0;             // all of them
   std::uint64_t calls_ = 0;  // of propose() and computed()
+  std::uint64_t sample_ids_ = 0;
 };
 
 }  // namespace charonia::runtime

@@ -139,6 +139,9 @@ void Engine::Impl::make_scheduler() {
                                                                 scheduler_->max_proposal_states());
     if (draft_plan_) {
       draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
+      for (const auto& warning : draft_->warnings()) {
+        info.warnings.push_back(cat("speculative_method = ", config.speculative_method, ": ", warning));
+      }
       if (!draft_plan_->is_mtp()) info.draft_model = draft_plan_->model.model_name;
     }
   } else if (auto why = runtime::speculation_warning(config, info.model); !why.empty()) {
@@ -282,7 +285,7 @@ void Engine::Impl::on_engine_thread(const std::function<void()>& task) {
 void Engine::Impl::check_integrity() {
   on_engine_thread([this] {
     scheduler_->check_integrity();
-    if (draft_) draft_->check_integrity(completions_.size());
+    if (draft_) draft_->check_integrity(completions_.size(), in_flight_ != nullptr);
   });
 }
 

@@ -104,6 +104,7 @@ class Engine::Impl {
     std::vector<std::int32_t> adapter_slots;      // of these adapters; -1: none. Empty: the device has no slots
     double streams = 0;  // sum of stream_weight() of the sequences that sample
     std::int32_t num_accepted = 0;  // proposals
+    bool beside = false;            // a layer has caught up while it ran, so its time is not measured
     Clock::time_point begun;
     bool waited = false;  // for the samples of the previous step, only because of speculation
   };
@@ -260,7 +261,7 @@ class Engine::Impl {
   std::chrono::nanoseconds interval_{};  // between two responses of a stream; from the last settled step
   std::array<Step, ops::kMaxStepsInFlight> steps_;
   bool waits_for_load_ = false;  // all sequences wait for KV that is being read
-  Step* in_flight_ = nullptr;  // launched and advanced, but not settled; only on asynchronous devices
+  Step* in_flight_ = nullptr;  // launched, but not settled; only on asynchronous devices
   std::function<void()> on_failure_;
   int num_sessions_ = 0;
   EngineStats reported_;        // the values last sent to the sink
@@ -272,7 +273,7 @@ class Engine::Impl {
   std::optional<runtime::DraftPlan> draft_plan_;             // of the model to load
   std::unique_ptr<runtime::DraftModel> draft_;               // null: no draft model
   double draft_s_ = 0;                                       // seconds that it took since the last settled step
-  double search_s_ = 0;                                      // what check_guess() may still take before this step
+  double search_s_ = 0;                                      // what check_guess() may still take for known tokens
   SeqId first_search_ = 0;                                   // the first sequence that had no time for it; 0: none
   std::vector<SeqId> decodes_;                               // the sequences that sampled in the last settled step
   std::vector<SeqId> computed_;  // sequences of the last settled step whose tokens draft_ lacks; only if it reads_hidden()

@@ -45,6 +45,7 @@ void Engine::Impl::run() {
       if (began_idle || waits_for_load_) {
         period_begun_ = Clock::now();
         draft_s_ = 0;
+        waited_ = false;
       }
       take(inbox);
       if (began_idle && !idle()) report_gauges();  // the first step may take seconds; the engine must not look idle
@@ -78,7 +79,8 @@ void Engine::Impl::step() {
   if (!executor_->asynchronous()) return settle(*next);
   if (std::vector<runtime::DraftModel::Wanted> behind; draft_) {  // otherwise propose() does this
     catch_up(behind);
-    if (!behind.empty()) compute_drafts(behind);
+    next->beside = !behind.empty();
+    if (next->beside) compute_drafts(behind);
   }
   scheduler_->advance(next->plan);
 }
@@ -140,6 +142,7 @@ Engine::Impl::Step* Engine::Impl::launch_next() {
                      .block_copies = step.plan.block_copies},
                     step.adapters);
   count(Metric::engine_steps, 1);
+  if (step.plan.waits_for_slot) count(Metric::lora_slot_waits, 1);
   return &step;
 }
 
@@ -157,6 +160,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.adapters.clear();
   step.adapter_slots.clear();
   step.num_accepted = 0;
+  step.beside = false;
   step.streams = 0;
   std::size_t table_stride = 0;
   for (const auto& part : step.plan.seqs) table_stride = std::max(table_stride, scheduler_->blocks(part.id).size());
@@ -298,8 +302,8 @@ void Engine::Impl::measure(const Step& step, Clock::time_point now, double draft
   if (work.prefill_tokens > 0) work.prefill_position = positions / work.prefill_tokens;
   const auto period_s = std::chrono::duration<double>(now - std::exchange(period_begun_, now)).count();
   const auto step_s = period_s - draft_s;
-  step_time_->measured(work, step_s);
-  if (speculation_ && work.prefill_tokens == 0) {
+  if (!step.beside) step_time_->measured(work, step_s);
+  if (speculation_ && work.prefill_tokens == 0 && !step.beside) {
     const bool proposed = std::ranges::any_of(step.plan.seqs, [](const auto& part) { return part.num_proposed > 0; });
     if (proposed || step.waited) {
       speculation_->speculated(work.decodes, step_s);

@@ -37,7 +37,6 @@ void Engine::Impl::report_gauges() {
   now.blocks_free = blocks_->num_free();
   now.blocks_pinned = blocks_->num_pinned();
   now.num_preemptions = scheduler_->num_preemptions();
-  now.lora_slot_waits = scheduler_->num_slot_waits();
   now.prefix_queries_tokens = scheduler_->prefix_query_tokens();
   now.prefix_hit_tokens = scheduler_->prefix_hit_tokens();
   if (offload_) {
@@ -50,6 +49,7 @@ void Engine::Impl::report_gauges() {
   {
     const std::lock_guard lock(mutex_);
     now.num_steps = stats_.num_steps;
+    now.lora_slot_waits = stats_.lora_slot_waits;
     now.prompt_tokens = stats_.prompt_tokens;
     now.generation_tokens = stats_.generation_tokens;
     now.jump_forward_tokens = stats_.jump_forward_tokens;
@@ -84,7 +84,6 @@ void Engine::Impl::report_gauges() {
     sink_->set(Metric::kv_blocks_committed, reported_committed_ = committed);
   }
   counter(&EngineStats::num_preemptions, Metric::num_preemptions);
-  counter(&EngineStats::lora_slot_waits, Metric::lora_slot_waits);
   counter(&EngineStats::prefix_queries_tokens, Metric::prefix_cache_queries);
   counter(&EngineStats::prefix_hit_tokens, Metric::prefix_cache_hits);
   counter(&EngineStats::offload_queries_tokens, Metric::external_prefix_cache_queries);
@@ -101,6 +100,7 @@ void Engine::Impl::count(Metric metric, double value, int label) {
     const std::lock_guard lock(mutex_);
     const auto amount = static_cast<std::int64_t>(value);
     if (metric == Metric::engine_steps) stats_.num_steps += amount;
+    if (metric == Metric::lora_slot_waits) stats_.lora_slot_waits += amount;
     if (metric == Metric::prompt_tokens) stats_.prompt_tokens += amount;
     if (metric == Metric::generation_tokens) stats_.generation_tokens += amount;
     if (metric == Metric::jump_forward_tokens) stats_.jump_forward_tokens += amount;

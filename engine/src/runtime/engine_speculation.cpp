@@ -23,13 +23,9 @@ constexpr int kLeastReadTokens = 32;
 
 }  // namespace
 
-// The provider of the mask checks or replaces the tokens of a source. Without time for it there are none.
+// The provider of the mask checks or replaces the tokens of a source.
 void Engine::Impl::check_guess(Completion& completion, runtime::Proposal& proposal, int most) {
   if (!completion.mask) return;
-  if (search_s_ <= 0) {
-    if (first_search_ == 0) first_search_ = completion.id;
-    return proposal.tokens.clear();
-  }
   const auto begun = thread_seconds();
   auto allowed = completion.mask->propose(proposal.tokens, most);
   const bool is_guess = std::ranges::mismatch(allowed, proposal.tokens).in1 == allowed.end();
@@ -48,8 +44,16 @@ void Engine::Impl::propose() {
   for (const auto id : ids) {
     auto one = propose_known(id);
     if (!one) continue;
-    check_guess(*one->completion, one->proposal, one->most);
-    add_candidates(*one, set_draft_tokens(*one), known, with_drafts);
+    auto& proposal = one->proposal;
+    const bool in_time = !one->completion->mask || search_s_ > 0;
+    if (in_time) {
+      check_guess(*one->completion, proposal, one->most);
+    } else {
+      proposal.tokens.clear();
+      if (first_search_ == 0) first_search_ = id;
+    }
+    const auto missing = set_draft_tokens(*one);
+    add_candidates(*one, in_time ? missing : std::nullopt, known, with_drafts);
     all.push_back(std::move(*one));
   }
   auto& chosen = speculation_->choose(scheduler_->num_running(), known, with_drafts) ? with_drafts : known;
@@ -230,10 +234,11 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
   const auto send_due = [&] {
     if (auto result = completion.due(now, interval_)) delivery_.push(completion.state.callback, std::move(*result));
   };
-  int taken = 0;
+  int taken = 0, num_accepted = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (i > 0) {
       if (!scheduler_->accept(part.id, rows[i].error.empty() ? rows[i].token : 0)) break;
+      ++num_accepted;
       ++completion.num_accepted;
       ++step.num_accepted;
       count(Metric::spec_decode_num_accepted_tokens, 1);
@@ -247,6 +252,7 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
       // A row does not attend to the proposals after it, but a product of 0 with their infinite values is not 0. So the
       // sequence is computed again, without proposals.
       completion.proposes = false;
+      --step.num_accepted;  // the token of this row does not count
       forget_tokens(part.id);
       scheduler_->sample_again(part.id);
       break;
@@ -257,8 +263,8 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
   }
   send_due();  // once, because no response is due again in the same step
   if (proposed) {
-    completion.acceptance.add(completion.confidence, part.num_proposed, std::max(taken - 1, 0));
-    speculation_->accepted(completion.confidence, part.num_proposed, std::max(taken - 1, 0));
+    completion.acceptance.add(completion.confidence, part.num_proposed, num_accepted);
+    speculation_->accepted(completion.confidence, part.num_proposed, num_accepted);
   }
   if (speculation_) decodes_.push_back(part.id);
   return taken;

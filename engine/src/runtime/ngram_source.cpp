@@ -15,6 +15,7 @@ constexpr std::int32_t kPair = 2;            // a match has at least two tokens
 constexpr int kMaxMatch = 32;                // longer matches count as equal
 constexpr int kMaxPlaces = 32;               // the latest places are compared
 constexpr int kMaxSteps = 128;               // the same, with places of other pairs with the same hash
+constexpr std::int32_t kOutputBuckets = 4096;  // of a longer output, the lists are longer
 constexpr std::int32_t kMaxPrompt = 32768;   // the last tokens of a longer prompt are indexed
 
 // The last two tokens before a position.
@@ -42,15 +43,10 @@ std::size_t PairHash::operator()(std::uint64_t pair) const {
   return cache::BlockManager::default_hash(seed, 0, tokens);
 }
 
-PairIndex::PairIndex(std::int32_t begin, std::int32_t step, std::int32_t expected)
-    : begin_(begin), step_(step), buckets_(std::bit_ceil(static_cast<std::size_t>(std::max(expected, 16)))) {}
+PairIndex::PairIndex(std::int32_t begin, std::int32_t step, std::int32_t buckets)
+    : begin_(begin), step_(step), buckets_(std::bit_ceil(static_cast<std::size_t>(buckets))) {}
 
 void PairIndex::add(std::span<const TokenId> tokens) {
-  if (const auto count = earlier_.size(); count == buckets_.size()) {
-    buckets_.assign(2 * count, {});
-    earlier_.clear();
-    while (earlier_.size() < count) add(tokens);
-  }
   const auto place = next();
   auto& [latest, earliest] = buckets_[bucket_of(pair_before(tokens, place))];
   earlier_.push_back(step_ > 0 ? latest : 0);
@@ -62,7 +58,7 @@ void PairIndex::add(std::span<const TokenId> tokens) {
 NgramSource::NgramSource(std::shared_ptr<PairIndex> prompt, std::int32_t prompt_tokens)
     : prompt_(std::move(prompt)),
       prompt_end_(std::max(kPair, prompt_tokens - kMaxPrompt)),
-      output_(std::max(kPair, prompt_tokens), 1) {}
+      output_(std::max(kPair, prompt_tokens), 1, kOutputBuckets) {}
 
 std::shared_ptr<PairIndex> NgramSource::prompt_index(std::int32_t prompt_tokens) {
   return std::make_shared<PairIndex>(prompt_tokens - 1, -1, std::min(prompt_tokens, kMaxPrompt));

@@ -20,11 +20,11 @@ struct PairHash {
 };
 
 // The places of pairs of tokens in a text: the positions after the two tokens. The places of all pairs with one hash form
-// a list, the latest first, as in zlib. A place takes 12 to 20 bytes.
+// a list, the latest first, as in zlib. A place takes 4 bytes, and a bucket 8.
 class PairIndex {
  public:
-  // begin: the first place. step: from a place to the next one, 1 or -1. expected: the number of places.
-  PairIndex(std::int32_t begin, std::int32_t step, std::int32_t expected = 0);
+  // begin: the first place. step: from a place to the next one, 1 or -1. buckets: rounded up to a power of two.
+  PairIndex(std::int32_t begin, std::int32_t step, std::int32_t buckets);
 
   // The place that add() adds next, and the tokens of the text, at least up to this place.
   std::int32_t next() const { return begin_ + step_ * static_cast<std::int32_t>(earlier_.size()); }

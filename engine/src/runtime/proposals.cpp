@@ -219,7 +219,7 @@ void SpeculationPolicy::count_undrafted(std::span<const Candidate> with_drafts) 
   if (std::ranges::none_of(with_drafts, &Candidate::drafted) || ++undrafted_ < kForgetInterval) return;
   undrafted_ = 0;
   draft_times_ = {};
-  acceptance_ = {};
+  acceptance_.forget(kDrafted);
 }
 
 bool SpeculationPolicy::would_choose(int decodes, std::span<Candidate> known, std::span<Candidate> with_drafts) {

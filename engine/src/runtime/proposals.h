@@ -46,6 +46,7 @@ class Acceptance {
   double rate(int confidence) const;
   double rate(int confidence, double assumed) const;  // assumed: without proposals so far
   void add(int confidence, int proposed, int accepted);
+  void forget(int confidence) { counts_[static_cast<std::size_t>(confidence)] = {}; }
 
  private:
   struct Counts {

@@ -78,6 +78,11 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
     out.warnings.push_back(cat("speculative_method = ", method.name,
                                " has no effect on structured output, because jump_forward is on"));
   }
+  if (config.quant_policy == ops::kKvFp8 && out.model.kv_scales == "none") {
+    out.warnings.push_back(cat("quant_policy = ", config.quant_policy, ": the model has no scales of keys and values ",
+                               "(k_scale, v_scale of all layers), so they are stored in FP8 with scale 1, and ",
+                               "magnitudes above 448 become 448"));
+  }
   model::apply_engine_settings(out.model, config);
   if (config.generation_config == "auto") {
     out.default_sampling = default_sampling(out.model);

@@ -47,7 +47,7 @@ Thinking::Rules::Rules(const SamplingParams& sampling, const text::TokenTable& v
       call_ids(sampling.thinking_call_ids), begin(units_of(table, begin_ids)), end(units_of(table, end_ids)) {
   const auto is_word = [](Unit unit) { return unit < kSpecial && !is_space(unit); };
   is_header = begin.size() > 2 && begin.front() >= kSpecial && begin.back() >= kSpecial &&
-                         std::all_of(begin.begin() + 1, begin.end() - 1, is_word) && table.is_special(end_ids.front());
+              std::all_of(begin.begin() + 1, begin.end() - 1, is_word) && table.is_special(end_ids.front());
   const auto check = [](std::string_view name, const std::vector<TokenId>& ids, const std::vector<Unit>& units) {
     if (ids.empty() || !units.empty()) return;
     throw Error(ErrorCode::invalid_argument, cat(name, " has only tokens of white space or without text, such as ",
@@ -112,7 +112,8 @@ void Thinking::push(TokenId token) {
 }
 
 void Thinking::push_before(Unit unit) {
-  const auto &begin = rules_->begin, &call = rules_->call_begin;
+  const auto& begin = rules_->begin;
+  const auto& call = rules_->call_begin;
   const auto count = std::max(matched_, call_matched_);
   if (count == 0 && is_space(unit)) return;
   const auto goes_on = [&](const std::vector<Unit>& mark, std::size_t matched) {
@@ -138,7 +139,8 @@ bool Thinking::ends_with(const std::vector<Unit>& mark) const {
 void Thinking::push_call(Unit unit) {
   const auto& rules = *rules_;
   if (std::exchange(is_escaped_, false)) return;
-  if (is_quoted_ && rules.quote_end.size() == 1 && unit == '\\') {
+  const bool is_byte = rules.quote_end.size() == 1 && rules.quote_end.front() < kSpecial;
+  if (is_quoted_ && is_byte && unit == '\\') {
     is_escaped_ = true;
     return;
   }

@@ -101,8 +101,8 @@ struct Thinking::Rules {
   std::vector<TokenId> banned;  // immediately after a block; of a header, after its first token
 };
 
-// Keeps the last rules, because all requests to a model have the same marks, and the rules of a header depend on the
-// whole vocabulary. Any thread may call.
+// Keeps the last rules, because the rules of a header depend on the whole vocabulary, and all requests to a model with
+// headers have the same marks. Other rules are made quickly. Any thread may call.
 class ThinkingRules {
  public:
   explicit ThinkingRules(const text::TokenTable& table) : table_(table) {}

@@ -294,7 +294,6 @@ int Scheduler::num_running() const { return static_cast<int>(impl_->running.size
 int Scheduler::num_waiting() const { return static_cast<int>(impl_->seqs.size() - impl_->running.size()); }
 std::int64_t Scheduler::waiting_tokens() const { return impl_->waiting_tokens; }
 std::int64_t Scheduler::num_preemptions() const { return impl_->num_preemptions; }
-std::int64_t Scheduler::num_slot_waits() const { return impl_->num_slot_waits; }
 std::int64_t Scheduler::prefix_query_tokens() const { return impl_->prefix_query_tokens; }
 std::int64_t Scheduler::prefix_hit_tokens() const { return impl_->prefix_hit_tokens; }
 std::int64_t Scheduler::loaded_tokens() const { return impl_->loaded_tokens; }

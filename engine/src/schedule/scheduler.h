@@ -117,6 +117,7 @@ struct StepPlan {
   // now has. Every plan names them until they are removed.
   std::vector<SeqId> impossible;
   bool waits_for_load = false;  // a sequence waits for KV that is being read
+  bool waits_for_slot = false;  // the batch has a place for the first waiting sequence, but no slot for its adapter
   bool empty() const { return seqs.empty(); }
 };
 
@@ -207,8 +208,6 @@ class Scheduler {
   int num_waiting() const;                   // all other sequences
   std::int64_t waiting_tokens() const;       // prompt tokens of the waiting sequences
   std::int64_t num_preemptions() const;      // since construction
-  // Plans whose first waiting sequence had no slot for its adapter, and would have had a place in the batch.
-  std::int64_t num_slot_waits() const;
   std::int64_t prefix_query_tokens() const;  // prompt tokens looked up at first admission
   std::int64_t prefix_hit_tokens() const;
   std::int64_t loaded_tokens() const;  // from the offload

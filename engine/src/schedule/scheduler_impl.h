@@ -50,6 +50,7 @@ struct Scheduler::Impl {
   void begin_plan();
   void plan_decodes(StepPlan& plan);
   void plan_prefill(StepPlan& plan);
+  bool lacks_slot() const;
   bool may_admit() const;
   Seq* next_waiting() const;
   bool schedule_prefill(Seq& seq, StepPlan& plan);
@@ -145,7 +146,7 @@ struct Scheduler::Impl {
   std::int32_t max_proposal_states = std::numeric_limits<std::int32_t>::max();  // of all sequences of a plan
   std::size_t first_share = 0;  // of proposals: counts up (proposals.cpp)
 
-  std::int64_t num_preemptions = 0, num_slot_waits = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0, loaded_tokens = 0;
+  std::int64_t num_preemptions = 0, prefix_query_tokens = 0, prefix_hit_tokens = 0, loaded_tokens = 0;
 };
 
 }  // namespace charonia::schedule

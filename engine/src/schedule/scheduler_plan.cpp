@@ -68,10 +68,7 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
   bool fits = plan.preempted.empty();  // preempted sequences are not admitted again in the same plan
   if (time != nullptr) time->begin_prefill(plan.num_tokens);
   auto next = collected.begin();
-  if (!waiting.empty() && !adapters.has_room((*waiting.begin())->adapter)) {
-    ++(*waiting.begin())->plans_without_slot;
-    num_slot_waits += may_admit();
-  }
+  if (lacks_slot()) ++(*waiting.begin())->plans_without_slot;
   auto* first = fits ? next_waiting() : nullptr;
   // Stalled decodes keep their share of the budget. Otherwise the next step could have more decodes than the budget.
   while (plan.num_tokens + num_stalled < limits.token_budget) {
@@ -91,9 +88,15 @@ void Scheduler::Impl::plan_prefill(StepPlan& plan) {
       auto& seq = **next++;
       if ((in_time || seq.forced) && load_blocks(seq, plan)) schedule_prefill(seq, plan);
     } else {
+      plan.waits_for_slot = in_time && fits && may_admit() && lacks_slot();
       return;
     }
   }
+}
+
+// Whether the first waiting sequence has no slot for its adapter.
+bool Scheduler::Impl::lacks_slot() const {
+  return !waiting.empty() && !adapters.has_room((*waiting.begin())->adapter);
 }
 
 // Whether one more sequence may run, apart from its blocks and its adapter.

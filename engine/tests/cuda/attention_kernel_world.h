@@ -56,6 +56,7 @@ struct World {
   int window = 0;
   float soft_cap = 0;
   std::vector<float> slopes, sinks;  // [heads], or empty
+  std::vector<float> v_scales;       // [kv_heads], or empty; of an FP8 cache
   int quant_bits = 0;
   std::vector<Matrix> unquantised;  // original qkv, if qkv holds the values of a quantised cache
 
@@ -85,6 +86,13 @@ struct World {
     for (int h = 0; (kinds & 4) != 0 && h < shape.heads; ++h) slopes.push_back(std::exp2(-static_cast<float>(h + 1)));
     for (int h = 0; (kinds & 8) != 0 && h < shape.heads; ++h) {
       sinks.push_back(h % 5 == 4 ? 100.0F : 5 * std::cos(static_cast<float>(h)));  // 100: keys get no weight
+    }
+  }
+
+  // Gives an FP8 cache scales of v.
+  void scale_values() {
+    for (int h = 0; quant_bits == ops::kKvFp8 && h < shape.kv_heads; ++h) {
+      v_scales.push_back(0.3F * static_cast<float>(h + 1));
     }
   }
 
@@ -120,7 +128,7 @@ struct World {
     return window == 0 ? 0 : std::max(0, position - window + 1) / kAttentionTile * kAttentionTile;
   }
 
-  // The cache after the rows of `chunks` are stored. Data beyond them or before the window is NaN, or has it as its
+  // The cache after the rows of `chunks` are stored. Data beyond them or before the window is NaN, or has NaN as its
   // zero.
   std::vector<std::byte> cache(const Chunks& chunks) const {
     const auto there = layer(nullptr);
@@ -224,12 +232,13 @@ struct World {
                              .wide = wide.data(),
                              .wide_at = plan.wide_at,
                              .wide_blocks = plan.wide_blocks};
-    const DeviceArray<float> slopes_there(stream, slopes), sinks_there(stream, sinks);
+    const DeviceArray<float> slopes_there(stream, slopes), sinks_there(stream, sinks), v_scales_there(stream, v_scales);
     const ops::AttentionParams how{.scale = scale,
                                    .window = window,
                                    .soft_cap = soft_cap,
                                    .alibi = slopes.empty() ? nullptr : slopes_there.data(),
-                                   .sinks = sinks.empty() ? nullptr : sinks_there.data()};
+                                   .sinks = sinks.empty() ? nullptr : sinks_there.data(),
+                                   .v_scales = v_scales.empty() ? nullptr : v_scales_there.data()};
     const auto in_cache = layer(cache_there.data());
     if (options.repeat) attention(stream, device, other.tensor(), q_there.tensor(), in_cache, used, how, work);
     attention(stream, device, out_there.tensor(), q_there.tensor(), in_cache, used, how, work);
@@ -246,11 +255,12 @@ struct World {
       for (int d = 0; d < shape.head_dim; ++d) out.push_back(rows.at(row, of_head * shape.head_dim + d));
       return out;
     };
-    const int k = shape.heads + head / shape.group();
+    const int kv_head = head / shape.group(), k = shape.heads + kv_head;
     std::vector<std::vector<double>> keys, values;
     for (int p = window == 0 ? 0 : std::max(0, position - window + 1); p <= position; ++p) {
       keys.push_back(vector(p, k));
       values.push_back(vector(p, k + shape.kv_heads));
+      for (auto& x : values.back()) x *= v_scales.empty() ? 1 : v_scales[static_cast<std::size_t>(kv_head)];
     }
     const double slope = slopes.empty() ? 0 : slopes[static_cast<std::size_t>(head)];
     ops::AttentionReference reference{scale, soft_cap, slope};

@@ -50,7 +50,8 @@ TEST(CudaAttentionTest, mixed_steps_equal_attention_in_double) {
     World world(random, shape_of(dim < 128 ? 2 : 1, one_of(random, kGroups), dim, one_of(random, kBlockLens)), type,
                 {uniform(random, 1, 40), uniform(random, 1, 150), uniform(random, 60, 300)});
     if (kind == 1 || (kind == 2 && trial % 3 == 2)) world.weigh(random, 1 + trial % 15, trial % 4 == 0 ? 200 : 70);
-    if (kind == 2) world.quantise(trial / 6 % 2 == 0 ? 8 : 4);
+    if (kind == 2) world.quantise(std::array{8, 4, ops::kKvFp8}[static_cast<std::size_t>(trial / 6 % 3)]);
+    if (kind == 2 && trial % 2 == 0) world.scale_values();
     auto options = world.options();
     options.padding = trial % 3;
     options.plan_of_all = trial % 4 < 2;
@@ -72,7 +73,8 @@ TEST(CudaAttentionTest, any_head_size_and_element_type_is_correct_in_float) {
                         : shape_of(2, one_of(random, kGroups), one_of(random, kDims), one_of(random, kBlockLens)),
                 type, {uniform(random, 1, 70), uniform(random, 30, 200)});
     if (trial % 5 >= 2) world.weigh(random, 1 + trial % 15, 80);
-    if (quantised) world.quantise(trial % 16 < 8 ? 4 : 8);
+    if (quantised) world.quantise(std::array{4, 8, ops::kKvFp8}[static_cast<std::size_t>(trial / 8 % 3)]);
+    if (quantised && trial % 8 == 7) world.scale_values();
     auto options = world.options();
     options.plain = true;
     options.out_type = quantised || trial % 2 == 0 ? DType::f32 : DType::bf16;
@@ -168,7 +170,7 @@ TEST(CudaAttentionTest, decodes_with_splits_of_64_positions_are_correct) {
   Random random(12);
   constexpr int kMany = (kCombinedSplits + 3) * 64;
   for (const int dim : kTiledDims) {
-    for (const int bits : {0, 8, 4}) {
+    for (const int bits : {0, 8, 4, ops::kKvFp8}) {
       auto shape = shape_of(1, 3, dim, 20);
       shape.min_decode_split = 64;
       World world(random, shape, DType::bf16, {dim == 64 ? kMany : 700, 130, 64});
@@ -208,7 +210,9 @@ TEST(CudaAttentionTest, reproducible_bits_do_not_depend_on_chunks_batch_or_split
                         {64, 2, 24, 1150, 0, 8},
                         {64, 2, 24, 1150, 500, 4, true},
                         {128, 2, 24, 560, 0, 8},
-                        {128, 2, 24, 560, 300, 4, true}};
+                        {128, 2, 24, 560, 300, 4, true},
+                        {64, 2, 24, 1150, 0, ops::kKvFp8},
+                        {128, 2, 24, 560, 300, ops::kKvFp8, true}};
   for (const auto& c : cases) {
     const int n = c.length, begin = n - 60;
     World world(random, shape_of(1, c.group, c.dim, c.block_len), DType::bf16, {n, 90, 30});
@@ -301,11 +305,38 @@ TEST(CudaAttentionTest, a_window_of_all_positions_changes_no_bit) {
   }
 }
 
+// In reproducible mode the setting has no effect.
+TEST(CudaAttentionTest, decodes_with_the_scales_of_k_outside_the_products_are_correct) {
+  Random random(17);
+  for (const int bits : {8, 4}) {
+    for (const int dim : kTiledDims) {
+      const auto type = dim % 64 == 0 ? DType::bf16 : DType::f16;
+      World world(random, shape_of(2, 3, dim, 24), type, {700, 90, 1});
+      if (dim != 128) world.weigh(random, dim / 32, 300);
+      world.quantise(bits);
+      const Chunks decodes = {{0, 699, 700}, {1, 89, 90}, {2, 0, 1}};
+      auto options = world.options();
+      options.repeat = true;
+      options.reproducible = true;
+      const auto reproducible = world.run(decodes, options);
+      world.shape.k_outside = true;
+      const auto same = world.run(decodes, options);
+      for (int row = 0; row < 3; ++row) ASSERT_TRUE(reproducible.same_bits(row, same, row));
+      options.reproducible = false;
+      for (const int sms : {1, 132}) {
+        options.sms = sms;
+        world.expect_reference(random, decodes, options);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // Compared with the same kernels over the same values in 16 bits: their tiles are equal bit by bit. In some rows the
 // smallest element of k and of v is tiny compared with the others: a zero that cannot be folded (attention_quant.h).
 TEST(CudaAttentionTest, with_a_quantised_cache_rows_have_the_bits_of_its_values_in_16_bits) {
   Random random(16);
-  for (const int bits : {8, 4}) {
+  for (const int bits : {8, 4, ops::kKvFp8}) {
     for (const int dim : kTiledDims) {
       World quantised(random, shape_of(1, 3, dim, 32), dim == 64 ? DType::f16 : DType::bf16, {700, 90});
       for (int i = 0; i < 790; ++i) {

@@ -276,13 +276,13 @@ TEST_F(CudaEngineTest, probabilities_in_16_bits_or_with_a_quantised_cache_are_cl
     const auto exact = first_logprobs(folder, kCpu, "0");
     const float of_devices = max_difference(first_logprobs(folder, kCuda, "0"), exact);
     EXPECT_LT(of_devices, bound) << type;
-    float coarser = 0;
-    for (const auto* policy : {"8", "4"}) {
+    float of_int8 = 0;
+    for (const auto* policy : {"8", "4", "16"}) {
       SCOPED_TRACE(std::string(type) + ", quant_policy " + policy);
       const auto expected = first_logprobs(folder, kCpu, policy);
       const float of_quantisation = max_difference(expected, exact);
-      EXPECT_GT(of_quantisation, coarser) << "fewer bits give a larger difference";
-      coarser = of_quantisation;
+      EXPECT_GT(of_quantisation, of_int8) << "fewer bits, and FP8, give a larger difference";
+      if (of_int8 == 0) of_int8 = of_quantisation;
       EXPECT_LE(max_difference(first_logprobs(folder, kCuda, policy), expected), of_devices + 2 * of_quantisation);
     }
   }
@@ -338,7 +338,7 @@ TEST_F(CudaEngineTest, recurrent_layers_give_equal_tokens_with_and_without_propo
 TEST_F(CudaEngineTest, captured_and_issued_decodes_give_equal_tokens) {
   for (const auto& model : {TinyModel{}, tiled()}) {
     const auto folder = write(model, "bf16");
-    for (const auto* policy : {"0", "8", "4"}) {
+    for (const auto* policy : {"0", "8", "4", "16"}) {
       SCOPED_TRACE(model.more + ", quant_policy " + policy);
       const auto settings = with(kReproducible, "quant_policy", policy);
       for (const auto& all : {sampled_requests(6, 12), masked_requests(8)}) {
@@ -368,6 +368,7 @@ TEST_P(CudaReproducibleTest, completions_depend_only_on_the_request) {
   const Case cases[] = {{{}, "0", sampled},
                         {tiled(), "8", sampled},
                         {tiled(), "4", sampled},
+                        {tiled(), "16", sampled},
                         {mixture(), "0", sampled},
                         {scored_mixture(), "0", masked}};
   for (const auto& [model, policy, all] : cases) {
@@ -440,7 +441,7 @@ TEST_F(CudaEngineTest, kv_that_a_new_engine_loads_from_files_gives_equal_tokens)
     if (kinds == std::string("window")) model.windows = {8, 0};
     if (kinds == std::string("state")) model.mixers = {"delta_net", "attention"};
     const auto folder = write(model, "bf16");
-    for (const auto* const bits : {"0", "8"}) {
+    for (const auto* const bits : {"0", "8", "16"}) {
       SCOPED_TRACE(std::string(kinds) + " " + bits);
       auto settings = with(with(kReproducible, "cache_block_seq_len", "4"), "device_ids", "0,0");
       settings.insert({{"quant_policy", bits}, {"kv_offload_path", (dir_ / (kinds + std::string(bits))).string()}});

@@ -315,5 +315,10 @@ TEST(CudaDeviceTest, devices_are_listed_and_unknown_ones_rejected_by_number) {
   EXPECT_EQ(ops->precision(DType::bf16).kv, DType::bf16);
 }
 
+TEST(CudaDeviceTest, an_fp8_cache_is_rejected_on_a_device_without_fp8) {
+  const auto layout = ops::kv_layout(1, 1, 32, 16, DType::bf16, ops::kKvFp8);
+  expect_error(ErrorCode::unsupported, {"quant_policy = 16", "8.9"}, [&] { CudaKvCache(layout, {2}, {2}, false); });
+}
+
 }  // namespace
 }  // namespace charonia::cuda

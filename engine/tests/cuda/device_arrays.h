@@ -77,14 +77,14 @@ inline void write_head(std::vector<std::byte>& memory, const CacheLayer& layer, 
   auto* const to = memory.data() + layer.integers_at(block, row);
   for (int d = 0; d < layer.head_dim; ++d) {
     const auto at = static_cast<std::size_t>(d);
-    if (layer.quant_bits == 8) {
-      to[d] = static_cast<std::byte>(head.integers[at]);
+    if (layer.quant_bits != 4) {
+      to[d] = static_cast<std::byte>(head.codes[at]);
     } else if (d < half) {
-      to[d] = static_cast<std::byte>(head.integers[at] + 16 * head.integers[at + static_cast<std::size_t>(half)]);
+      to[d] = static_cast<std::byte>(head.codes[at] + 16 * head.codes[at + static_cast<std::size_t>(half)]);
     }
   }
   const std::uint16_t both[2] = {head.scale, head.zero};
-  std::memcpy(memory.data() + layer.scale_at(block, row), both, sizeof both);
+  std::memcpy(memory.data() + layer.scale_at(block, row), both, static_cast<std::size_t>(layer.scale_bytes()));
 }
 
 // Runs f once on a real device, and with both orders of a block's threads on the emulated device.

@@ -105,7 +105,7 @@ TEST_F(KernelReportTest, rejections_are_counted_in_a_metric) {
   EXPECT_GT(asked, 0);
   EXPECT_EQ(one->stats().gemms_rejected, asked);
   EXPECT_EQ(sink->rejected(), asked);
-  EXPECT_TRUE(any_line(one->kernel_report(), "n 64 k 32 fp32 -> fp32: cuBLASLt rejected 2 GEMMs of 40..40 rows"))
+  EXPECT_TRUE(any_line(one->kernel_report(), "n 64 k 32 fp32 -> fp32: own kernels computed 2 GEMMs of 40..40 rows"))
       << "one GEMM in each of two layers";
   EXPECT_FALSE(any_line(one->info().kernel_report, "rejected 2 GEMMs")) << "info() has the report of the start";
   EXPECT_EQ(logged(LogLevel::warning, "cuBLASLt rejected a GEMM of 40 rows"), 1);

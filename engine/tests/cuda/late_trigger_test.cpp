@@ -75,12 +75,15 @@ TEST(LateTriggerTest, gemms_of_quantised_weights_trigger_after_their_last_reques
 TEST(LateTriggerTest, attention_of_decodes_triggers_after_its_last_request_only_if_set) {
   Random random(182);
   for (const int dim : kTiledDims) {
-    for (const int bits : {0, 8, 4}) {
-      SCOPED_TRACE(cat("head size ", dim, ", ", bits, " bits"));
+    for (const int bits : {0, 8, 4, ops::kKvFp8}) {
       World world(random, shape_of(1, 3, dim, 20), DType::bf16, {400, 300});
       if (bits != 0) world.quantise(bits);
       const bool no_register = dim == 96 && bits == 4;
-      expect_trigger(late() && !no_register, [&] { world.run({{0, 399, 400}, {1, 299, 300}}, world.options()); });
+      for (const bool outside : {false, true}) {
+        SCOPED_TRACE(cat("head size ", dim, ", ", bits, " bits, k outside ", outside));
+        world.shape.k_outside = outside;
+        expect_trigger(late() && !no_register, [&] { world.run({{0, 399, 400}, {1, 299, 300}}, world.options()); });
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -68,6 +69,12 @@ class Check {
     q_norm_ = Matrix::random(random, DType::f32, 1, norms);
     k_norm_ = Matrix::random(random, DType::f32, 1, norms);
     q_scale_ = Matrix::random(random, DType::f32, 1, kPositions);
+    // [k, v][kv head]; 1 without FP8 and in every second case.
+    scales_ = Matrix(DType::f32, 1, std::int64_t{2} * how.kv_heads);
+    scaled_ = c_.quant_bits == ops::kKvFp8 && uniform(random, 0, 1) == 1;
+    for (int h = 0; h < 2 * how.kv_heads; ++h) {
+      scales_.set(0, h, scaled_ ? 0.017F * static_cast<float>(uniform(random, 1, 60)) : 1);
+    }
     c_.how.cos_sin = cos_sin_.floats(0), c_.how.q_scale = q_scale_.floats(0);
     c_.how.q_norm = q_norm_.floats(0), c_.how.k_norm = k_norm_.floats(0);
     // The v heads of the first row are constant: exact in a quantised cache.
@@ -90,7 +97,7 @@ class Check {
     Stream stream;
     const auto& how = c_.how;
     const MatrixOnDevice qkv(stream, qkv_), cos_sin(stream, cos_sin_), q_norm(stream, q_norm_), k_norm(stream, k_norm_),
-        q_scale(stream, q_scale_), squares(stream, Matrix(DType::f32, c_.rows, 2));
+        q_scale(stream, q_scale_), squares(stream, Matrix(DType::f32, c_.rows, 2)), scales(stream, scales_);
     const DeviceArray<std::int32_t> slots(stream, slots_), at(stream, at_), turns(stream, turns_);
     CacheLayer layer{nullptr, c_.type, how.kv_heads, how.dim, c_.block_len, c_.quant_bits};
     const auto bytes = static_cast<std::size_t>(c_.blocks * layer.block_bytes());
@@ -113,7 +120,9 @@ class Check {
                   .squares = floats(squares, how.norm_rows),
                   .q_count = q_count,
                   .k_count = k_count,
-                  .q_scale = floats(q_scale, how.scaled)},
+                  .q_scale = floats(q_scale, how.scaled),
+                  .k_scales = floats(scales, scaled_),
+                  .v_scales = scaled_ ? floats(scales, true) + how.kv_heads : nullptr},
                  layer, how.heads, at.data(), turns.data(), slots.data());
     const auto rotated = qkv.host();
     stored_ = memory.host();
@@ -136,9 +145,14 @@ class Check {
           expect_head(row, how.heads + head, [&](int d) { return one.at(0, d); });
           mark(from, std::ssize(one.bytes));
         } else {
-          expect_integers(row, how.heads + head, layer.integers_at(block, of_block), layer.scale_at(block, of_block));
-          mark(layer.integers_at(block, of_block), layer.row_bytes());
-          mark(layer.scale_at(block, of_block), 4);
+          const auto codes = layer.integers_at(block, of_block), scale = layer.scale_at(block, of_block);
+          if (c_.quant_bits == ops::kKvFp8) {
+            expect_fp8(row, how.heads + head, codes);
+          } else {
+            expect_integers(row, how.heads + head, codes, scale);
+          }
+          mark(codes, layer.row_bytes());
+          mark(scale, layer.scale_bytes());
         }
       }
     }
@@ -148,9 +162,17 @@ class Check {
  private:
   static constexpr std::byte kUntouched{0x5a};
 
+  // q multiplied by the scale of its k, k and v divided by their scales.
   ops::RotaryReference::Head head_of(int row, int head) const {
     const auto r = static_cast<std::size_t>(row);
-    return c_.how(qkv_, row, head, at_[r], turns_[r]);
+    auto out = c_.how(qkv_, row, head, at_[r], turns_[r]);
+    const int group = c_.how.heads / c_.how.kv_heads;
+    const bool is_q = head < c_.how.heads;
+    const double scale = scales_.at(0, is_q ? head / group : head - c_.how.heads);
+    for (auto* const values : {&out.value, &out.magnitude}) {
+      for (auto& x : *values) x *= is_q ? scale : 1 / scale;
+    }
+    return out;
   }
 
   template <class Got>
@@ -160,6 +182,17 @@ class Check {
       ASSERT_NEAR(got(static_cast<int>(d)), value[d],
                   1e-6 * magnitude[d] + 1.001 * ops::rounding(c_.type) * std::abs(value[d]) + 0x1p-24)
           << text() << "element " << d << " of head " << head;
+    }
+  }
+
+  // A code is nearest to the value, or its neighbour if the value is in the middle.
+  void expect_fp8(int row, int head, std::int64_t codes) const {
+    const auto [value, magnitude] = head_of(row, head);
+    for (std::size_t d = 0; d < value.size(); ++d) {
+      const double number = e4m3_to_float(static_cast<std::uint8_t>(stored_[static_cast<std::size_t>(codes) + d]));
+      const double expected = std::clamp(value[d], -448.0, 448.0);
+      const double step = std::exp2(std::floor(std::log2(std::max(std::abs(expected), 0x1p-6))) - 3);
+      ASSERT_NEAR(number, expected, step / 2 + 2e-6 * magnitude[d]) << text() << "element " << d << " of head " << head;
     }
   }
 
@@ -195,13 +228,14 @@ class Check {
   }
 
   Case c_;
-  Matrix qkv_, cos_sin_, q_norm_, k_norm_, q_scale_;
+  Matrix qkv_, cos_sin_, q_norm_, k_norm_, q_scale_, scales_;
+  bool scaled_ = false;
   std::vector<std::int32_t> slots_, at_, turns_;
   std::vector<std::byte> stored_;
 };
 
 class RotaryStoreTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(QuantBits, RotaryStoreTest, testing::Values(0, 8, 4));
+INSTANTIATE_TEST_SUITE_P(QuantBits, RotaryStoreTest, testing::Values(0, 8, 4, ops::kKvFp8));
 
 TEST_P(RotaryStoreTest, rotates_q_and_k_and_stores_k_and_v_in_all_types_shapes_and_variants) {
   Random random(static_cast<unsigned>(1 + GetParam()));

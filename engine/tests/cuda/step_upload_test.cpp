@@ -134,8 +134,8 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     }
     if (trial % 2 == 0) step.fill(step.rotary_rows, random, 0, 5000);
     if (trial % 4 == 0) step.fill(step.row_states, random, -1, 9);
+    if (trial % 4 == 1) step.fill(step.hidden_rows, random, -1, 99);
     check_step(step.input(), kFacts, 0);
-    if (trial % 4 == 0) step.fill(step.hidden_rows, random, -1, 99);
     for (const auto block : step.tables) step.other_tables.push_back((block + 1) % kBlocks);
     FlatTables tables;
     for (const auto kind : kTableKinds) flatten_tables(step.input().attention, kind, kBlockLen, tables);
@@ -143,10 +143,8 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     const auto plans = random_plans(random, capacity);
     std::vector<std::byte> sampling(static_cast<std::size_t>(uniform(random, 0, 70)));
     for (auto& one : sampling) one = static_cast<std::byte>(uniform(random, 0, 255));
-    const auto rows = static_cast<std::int64_t>(step.ids.size());
-    const auto logits = static_cast<std::int64_t>(step.logits_rows.size());
-    capacity.rows = rows + uniform(random, 0, 5);
-    capacity.logits_rows = logits + uniform(random, 0, 5);
+    capacity.rows = std::ssize(step.ids) + uniform(random, 0, 5);
+    capacity.logits_rows = std::ssize(step.logits_rows) + uniform(random, 0, 5);
     capacity.sampling_bytes = sampling.size() + static_cast<std::size_t>(uniform(random, 0, 20));
     capacity.states = trial % 3 == 0 ? 0 : sequences + uniform(random, 0, 3);
     capacity.hidden_rows = trial % 8 < 6 ? capacity.rows : 0;
@@ -155,8 +153,8 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
     const auto& at = out.layout;
     for (const auto offset : {at.counts, at.ids, at.positions, at.rotary_rows, at.kv_slots.full, at.kv_slots.window,
                               at.states, at.row_states, at.logits_rows, at.hidden_rows, at.plans[0].decode,
-                              at.plans[0].prefill,
-                              at.plans[1].decode, at.plans[1].prefill, at.sampling, at.tables, out.bytes}) {
+                              at.plans[0].prefill, at.plans[1].decode, at.plans[1].prefill, at.sampling, at.tables,
+                              out.bytes}) {
       ASSERT_EQ(offset % 16, 0U);
     }
     const auto same = [&](std::size_t offset, const auto& values) {
@@ -169,7 +167,7 @@ TEST(StepUploadTest, every_array_is_at_its_offset_and_padding_is_not_stored) {
       EXPECT_TRUE(same(at.plans[i].decode, plans[i].decode));
       EXPECT_TRUE(same(at.plans[i].prefill, plans[i].prefill));
     }
-    EXPECT_EQ(out.i32(at.counts, kCountOfRows), static_cast<std::int32_t>(rows));
+    EXPECT_EQ(out.i32(at.counts, kCountOfRows), std::ssize(step.ids));
     expect_states(out, step, capacity.states, sequences);
     expect_row_states(out, step, capacity.row_states);
     std::vector<std::int32_t> slots, other_slots;

@@ -190,6 +190,13 @@ inline std::uint8_t e4m3_from_float(float x) {
   return static_cast<std::uint8_t>(sign | ((unit + 9) * 8 + places));
 }
 
+inline std::uint32_t f16_from_e4m3(std::uint32_t word, int i, int j) {
+  const auto half = [&](int byte) -> std::uint32_t {
+    return from_float<f16>(e4m3_to_float(static_cast<std::uint8_t>(word >> 8 * byte))).bits;
+  };
+  return half(i) | half(j) << 16;
+}
+
 template <class T>
 std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   const auto half = [&](int shift) {

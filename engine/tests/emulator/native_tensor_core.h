@@ -111,6 +111,13 @@ std::uint32_t pack_at_once(float low, float high) {
 
 inline float byte_to_float(std::uint32_t word, int i) { return static_cast<float>(word >> 8 * i & 0xffU); }
 
+inline std::uint32_t above_1024(std::uint32_t word, int i, int j) {
+  const auto half = [&](int byte) -> std::uint32_t {
+    return from_float<f16>(1024 + byte_to_float(word, byte)).bits;
+  };
+  return half(i) | half(j) << 16;
+}
+
 inline float byte_above_2_15(std::uint32_t word, int i) { return byte_to_float(word, i) + 0x1p15F; }
 inline float byte_above_2_7(std::uint32_t word, int i) { return byte_to_float(word, i) + 0x1p7F; }
 

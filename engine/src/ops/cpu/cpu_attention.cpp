@@ -41,6 +41,21 @@ void check_tables(const AttentionBatch& batch, const KvCache& cache, int layer, 
   }
 }
 
+// Returns n floats of `memory`, aligned to a cache line, with undefined contents. Grows the memory if necessary.
+float* aligned_floats(std::vector<float>& memory, std::int64_t n) {
+  constexpr std::size_t kLine = 64;
+  const auto needed = static_cast<std::size_t>(n) + kLine / sizeof(float);
+  if (memory.size() < needed) memory.resize(needed);
+  void* data = memory.data();
+  std::size_t space = memory.size() * sizeof(float);
+  return static_cast<float*>(std::align(kLine, static_cast<std::size_t>(n) * sizeof(float), data, space));
+}
+
+float* scratch_floats(std::int64_t n) {
+  thread_local std::vector<float> memory;
+  return aligned_floats(memory, n);
+}
+
 // Stores one row's k and v of one head in slot `slot` of a block; `kv` points to that head's k.
 template <class T>
 void store_kv(T* kv, int slot, int block_len, int head_dim, const T* k, const T* v) {
@@ -63,6 +78,34 @@ void store_pairs(Bf16* kv, int slot, int block_len, int head_dim, const Bf16* k,
     return;
   }
   for (int d = 0; d < head_dim; ++d) row[2 * d + slot % 2] = v[d];
+}
+
+// The same in the layout's type.
+void store_floats(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, int dim, const float* k,
+                  const float* v) {
+  const int block_len = layout.block_len;
+  if (layout.dtype == DType::f32) {
+    store_kv(reinterpret_cast<float*>(kv), slot, block_len, dim, k, v);
+  } else if (layout.dtype == DType::bf16) {
+    auto* const halves = reinterpret_cast<Bf16*>(scratch_floats(dim));
+    kernels.bf16_from_f32(halves, k, dim);
+    kernels.bf16_from_f32(halves + dim, v, dim);
+    store_pairs(reinterpret_cast<Bf16*>(kv), slot, block_len, dim, halves, halves + dim);
+  } else {
+    auto* const halves = reinterpret_cast<F16*>(scratch_floats(dim));
+    kernels.f16_from_f32(halves, k, dim);
+    kernels.f16_from_f32(halves + dim, v, dim);
+    store_kv(reinterpret_cast<F16*>(kv), slot, block_len, dim, halves, halves + dim);
+  }
+}
+
+// The same in FP8.
+void store_fp8(std::byte* kv, int slot, int block_len, int head_dim, const float* k, const float* v, float k_scale,
+               float v_scale) {
+  auto* const codes = reinterpret_cast<std::uint8_t*>(scratch_floats(head_dim));  // [2][head_dim]
+  for (int d = 0; d < head_dim; ++d) codes[d] = float_to_e4m3(k[d] / k_scale);
+  for (int d = 0; d < head_dim; ++d) codes[head_dim + d] = float_to_e4m3(v[d] / v_scale);
+  store_kv(reinterpret_cast<std::uint8_t*>(kv), slot, block_len, head_dim, codes, codes + head_dim);
 }
 
 // The same as integers; `kv` points to the head's k in the block that holds `slot`.
@@ -93,26 +136,12 @@ void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLa
   std::copy_n(row, row_bytes, integers + row_bytes * (block_len + slot));
 }
 
-// Returns n floats of `memory`, aligned to a cache line, with undefined contents. Grows the memory if necessary.
-float* aligned_floats(std::vector<float>& memory, std::int64_t n) {
-  constexpr std::size_t kLine = 64;
-  const auto needed = static_cast<std::size_t>(n) + kLine / sizeof(float);
-  if (memory.size() < needed) memory.resize(needed);
-  void* data = memory.data();
-  std::size_t space = memory.size() * sizeof(float);
-  return static_cast<float*>(std::align(kLine, static_cast<std::size_t>(n) * sizeof(float), data, space));
-}
-
-float* scratch_floats(std::int64_t n) {
-  thread_local std::vector<float> memory;
-  return aligned_floats(memory, n);
-}
-
 struct AttentionKernels {
   void (*whole)(const AttentionArgs&);
   void (*split)(const AttentionArgs&, int split, float* state);
 };
 AttentionKernels kernels_for(const Kernels& kernels, const KvLayout& layout) {
+  if (layout.quant_bits == kKvFp8) return {kernels.attention_f8, kernels.attention_split_f8};
   if (layout.quant_bits == 8) return {kernels.attention_q8, kernels.attention_split_q8};
   if (layout.quant_bits == 4) return {kernels.attention_q4, kernels.attention_split_q4};
   switch (layout.dtype) {
@@ -164,6 +193,8 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
 
   const auto tables = batch.block_tables[of_layer.kind];
   const bool norm_heads = how.q_norm != nullptr && how.squares == nullptr;
+  const bool scaled = layout.quant_bits == kKvFp8 && how.k_scales != nullptr;
+  const std::int64_t group_size = std::int64_t{heads} / of_layer.kv_heads * dim;
   const auto rotate = how.interleaved ? kernels_.rotate_interleaved : kernels_.rotate;
   const auto prepare_values = [&](float* k) {
     const auto kv_size = std::int64_t{kv_heads} * dim;
@@ -197,6 +228,9 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
       if (norm_heads && how.norm_after) kernels_.rms_norm_f32(head, head, nullptr, norm, dim);
     }
     if (how.q_scale != nullptr) kernels_.scale(q, how.q_scale[position], std::int64_t{heads} * dim);
+    for (int h = 0; scaled && h < of_layer.kv_heads; ++h) {
+      kernels_.scale(q + h * group_size, how.k_scales[h], group_size);
+    }
     if (!of_layer.stores) return;
     const auto sequence = sequence_of_row_[static_cast<std::size_t>(row)];
     const auto table_entry = sequence * batch.table_stride + position / block_len;
@@ -206,20 +240,12 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
       const float* const k = q + static_cast<std::int64_t>(heads + h) * dim;
       const float* const v = k + static_cast<std::int64_t>(kv_heads) * dim;
       auto* const at = of_layer.head(h) + block;
-      if (layout.quant_bits != 0) {
+      if (layout.quant_bits == kKvFp8) {
+        store_fp8(at, slot, block_len, dim, k, v, scaled ? how.k_scales[h] : 1, scaled ? how.v_scales[h] : 1);
+      } else if (layout.quant_bits != 0) {
         store_quantised(kernels_, at, slot, layout, dim, k, v);
-      } else if (layout.dtype == DType::f32) {
-        store_kv(reinterpret_cast<float*>(at), slot, block_len, dim, k, v);
-      } else if (layout.dtype == DType::bf16) {
-        auto* const halves = reinterpret_cast<Bf16*>(scratch_floats(dim));
-        kernels_.bf16_from_f32(halves, k, dim);
-        kernels_.bf16_from_f32(halves + dim, v, dim);
-        store_pairs(reinterpret_cast<Bf16*>(at), slot, block_len, dim, halves, halves + dim);
       } else {
-        auto* const halves = reinterpret_cast<F16*>(scratch_floats(dim));
-        kernels_.f16_from_f32(halves, k, dim);
-        kernels_.f16_from_f32(halves + dim, v, dim);
-        store_kv(reinterpret_cast<F16*>(at), slot, block_len, dim, halves, halves + dim);
+        store_floats(kernels_, at, slot, layout, dim, k, v);
       }
     }
   };
@@ -359,7 +385,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
       }
     }
   }
-  const bool small = work < kSmallAttention;
+  const bool small = work < kSmallAttention, scaled = layout.quant_bits == kKvFp8 && how.v_scales != nullptr;
   auto* const states = share_tiles(small, attention_state(dim));
   const auto scratch = attention_scratch(dim, layout.block_len, latent ? value_dim : 0);
   const auto args_of = [&](const AttentionTile& tile) -> AttentionArgs {
@@ -382,6 +408,7 @@ void CpuOps::attention(const Tensor& out, const Tensor& qkv, const KvCache& cach
             .soft_cap = how.soft_cap,
             .slopes = how.alibi == nullptr ? nullptr : how.alibi + first_head,
             .sinks = how.sinks == nullptr ? nullptr : how.sinks + first_head,
+            .value_scale = scaled ? how.v_scales[tile.kv_head] : 1,
             .out = static_cast<std::byte*>(out.data) +
                    static_cast<std::size_t>(first * out.stride + first_head * value_dim) * size_of(out.dtype),
             .out_stride = out.stride,

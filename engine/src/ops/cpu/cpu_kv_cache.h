@@ -3,7 +3,8 @@
 // vector. A bf16 cache interleaves two neighbouring rows, because processors multiply pairs of bf16: k [head_dim /
 // 2][block_len][2], v [block_len / 2][head_dim][2]; if block_len is odd, the last row of v is not interleaved. A
 // quantised cache holds k and v as integers (with 4 bits: k [head_dim / 2][block_len] bytes, v [block_len][head_dim /
-// 2] bytes), then four rows of f16 [block_len]: scales of k, zeros of k, scales of v, zeros of v. The whole cache is
+// 2] bytes), then four rows of f16 [block_len]: scales of k, zeros of k, scales of v, zeros of v. An FP8 cache holds k
+// and v as bytes, without scales. The whole cache is
 // mapped at construction. Zero-filled pages are allocated when blocks are first written, so unused blocks take no
 // memory. A layer of kind `state` has [slot] { f32 [state_floats] } instead, from a multiple of 64 bytes on each.
 #pragma once

@@ -26,6 +26,10 @@ struct Q8 {
 struct Q4 {
   std::uint8_t bits;
 };
+// FP8 E4M3.
+struct F8 {
+  std::uint8_t bits;
+};
 
 // GEMM weights are packed into panels of 64 output features, padded with zeros. The memory order of a panel is the
 // order of reading:
@@ -207,6 +211,7 @@ struct AttentionArgs {
   float soft_cap = 0;             // 0: no cap
   const float* slopes = nullptr;  // [group]; null: no ALiBi
   const float* sinks = nullptr;   // [group]; null: none. Added to the sum of a vector's weights when out is written
+  float value_scale = 1;          // factor of out
   void* out = nullptr;            // of row 0, first head of the group
   std::int64_t out_stride = 0;
   DType out_dtype = DType::f32;
@@ -345,11 +350,13 @@ struct Kernels {
   void (*attention_bf16)(const AttentionArgs&);
   void (*attention_f16)(const AttentionArgs&);
   void (*attention_f32)(const AttentionArgs&);
+  void (*attention_f8)(const AttentionArgs&);
   void (*attention_q8)(const AttentionArgs&);
   void (*attention_q4)(const AttentionArgs&);
   void (*attention_split_bf16)(const AttentionArgs&, int split, float* state);
   void (*attention_split_f16)(const AttentionArgs&, int split, float* state);
   void (*attention_split_f32)(const AttentionArgs&, int split, float* state);
+  void (*attention_split_f8)(const AttentionArgs&, int split, float* state);
   void (*attention_split_q8)(const AttentionArgs&, int split, float* state);
   void (*attention_split_q4)(const AttentionArgs&, int split, float* state);
   // Computes the output of a tile from the states of its `splits` splits, which are contiguous. Overwrites the first

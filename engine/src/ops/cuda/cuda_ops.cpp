@@ -175,7 +175,7 @@ std::unique_ptr<ops::Embedding> CudaOps::make_embedding(const ops::Linear& weigh
 std::unique_ptr<ops::KvCache> CudaOps::make_kv_cache(const ops::KvLayout& layout, const PerKind<int>& num_blocks,
                                                      const std::optional<PerKind<int>>& committed) {
   const OnDevice on(device_.index);
-  return std::make_unique<CudaKvCache>(layout, num_blocks, committed.value_or(num_blocks));
+  return std::make_unique<CudaKvCache>(layout, num_blocks, committed.value_or(num_blocks), device_.fp8);
 }
 
 void CudaOps::commit_blocks(ops::KvCache& cache, const PerKind<int>& num_blocks) {
@@ -402,7 +402,8 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                              .window = how.window,
                              .sms = divides ? device_.sms : 1,
                              .reproducible = options_.reproducible && divides,
-                             .min_decode_split = decode_split_setting()};
+                             .min_decode_split = decode_split_setting(),
+                             .k_outside = unproven_setting()};
   need_cache(kv);
   const auto index = need_attention(shape);
   if (tracing_) {

@@ -190,8 +190,10 @@ CudaEmbedding::CudaEmbedding(const CudaLinear& weight)
       cols_(weight.in_features()),
       table_{weight.weight(), weight.type(), weight.stride(), weight.packed()} {}
 
-CudaKvCache::CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed)
+CudaKvCache::CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed,
+                         bool fp8)
     : KvCache(layout, num_blocks), layers_(layout.layers.size()) {
+  if (layout.quant_bits == ops::kKvFp8 && !fp8) throw Error(ErrorCode::unsupported, std::string(ops::kNoFp8Cache));
   for (std::size_t i = 0; i < layout.layers.size(); ++i) {
     const auto& one = layout.layers[i];
     if (one.storage >= 0) continue;

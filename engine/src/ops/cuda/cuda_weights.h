@@ -113,7 +113,8 @@ class CudaEmbedding : public ops::Embedding {
 // blocks have memory yet, each layer has addresses for all blocks, and memory for the first ones.
 class CudaKvCache : public ops::KvCache {
  public:
-  CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed);
+  // fp8: DeviceInfo::fp8. Throws Error(unsupported) if the layout needs it, or if a block is too large.
+  CudaKvCache(const ops::KvLayout& layout, const PerKind<int>& num_blocks, const PerKind<int>& committed, bool fp8);
   void commit(const PerKind<int>& num_blocks);
   const CacheLayer& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::byte* block(std::size_t layer, int block) const override;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/ops.h"
@@ -15,9 +16,14 @@ struct CudaDevice {
   int index = 0;
   std::string name;          // "NVIDIA H200"
   int major = 0, minor = 0;  // compute capability
+  bool fp8 = false;          // it has FP8, which an FP8 KV cache needs
   int sms = 0;
   std::size_t total_bytes = 0, free_bytes = 0;
 };
+
+inline constexpr std::string_view kNoFp8Cache =
+    "quant_policy = 16 (fp8) needs a GPU of compute capability 8.9 or newer, and an engine that is compiled for it: "
+    "set quant_policy = 8, or device = cpu";
 
 // The usable devices: compute capability 8.0 and newer. If there are none, `why` has the reason for the user: no
 // driver, no device, too old, or a build without CUDA.

@@ -31,7 +31,8 @@ class PromptKernels {
     // the measurement says, if `unproven`; otherwise no, because no GPU has run the kernel yet.
     std::optional<bool> wgmma{};
     bool unproven = unproven_setting();
-    GemmTimer timer = make_gemm_timer();  // null: nothing is measured, so the kernel is not chosen
+    // Null: nothing is measured, so the kernel is not chosen.
+    GemmTimer timer = measure_seconds() > 0 ? make_gemm_timer() : nullptr;
     Attention* attention = &cuda::attention;
   };
 

@@ -108,11 +108,12 @@ inline float softmax_chunk(float* scores, int n, int unseen, int seen, float sca
 }
 
 template <class Out>
-void write(Out* out, const float* acc, const Running& running, int n) {
-  const Vec divisor = set1(running.sum), offset = set1(running.offset);
+void write(Out* out, const float* acc, const Running& running, float scale, int n) {
+  const Vec divisor = set1(running.sum), offset = set1(running.offset), factor = set1(scale);
+  const auto at = [&](int j) { return mul(div(add(load(acc + j), offset), divisor), factor); };
   int j = 0;
-  for (; j + kWidth <= n; j += kWidth) store(out + j, div(add(load(acc + j), offset), divisor));
-  if (j < n) store_n(out + j, div(add(load(acc + j), offset), divisor), n - j);
+  for (; j + kWidth <= n; j += kWidth) store(out + j, at(j));
+  if (j < n) store_n(out + j, at(j), n - j);
 }
 
 // The workspace of a tile: queries [vectors][d_stride], two states, scores [vectors][s_stride], factors [vectors]; for
@@ -506,9 +507,9 @@ inline void write_tile(const AttentionArgs& args, const Workspace& workspace, fl
     Running running = running_of(acc, workspace.d_stride);
     if (args.sinks != nullptr) running.sum += exp_of(args.sinks[flat % args.group] - running.maximum);
     if (args.out_dtype == DType::bf16) {
-      write(static_cast<Bf16*>(args.out) + at, acc, running, args.value_dim());
+      write(static_cast<Bf16*>(args.out) + at, acc, running, args.value_scale, args.value_dim());
     } else {
-      write(static_cast<float*>(args.out) + at, acc, running, args.value_dim());
+      write(static_cast<float*>(args.out) + at, acc, running, args.value_scale, args.value_dim());
     }
   }
 }
@@ -542,11 +543,13 @@ void one_split(const AttentionArgs& args, int split, float* state) {
 void attention_bf16(const AttentionArgs& args) { attention<Bf16>(args); }
 void attention_f16(const AttentionArgs& args) { attention<F16>(args); }
 void attention_f32(const AttentionArgs& args) { attention<float>(args); }
+void attention_f8(const AttentionArgs& args) { attention<F8>(args); }
 void attention_q8(const AttentionArgs& args) { attention<Q8>(args); }
 void attention_q4(const AttentionArgs& args) { attention<Q4>(args); }
 void attention_split_bf16(const AttentionArgs& args, int split, float* state) { one_split<Bf16>(args, split, state); }
 void attention_split_f16(const AttentionArgs& args, int split, float* state) { one_split<F16>(args, split, state); }
 void attention_split_f32(const AttentionArgs& args, int split, float* state) { one_split<float>(args, split, state); }
+void attention_split_f8(const AttentionArgs& args, int split, float* state) { one_split<F8>(args, split, state); }
 void attention_split_q8(const AttentionArgs& args, int split, float* state) { one_split<Q8>(args, split, state); }
 void attention_split_q4(const AttentionArgs& args, int split, float* state) { one_split<Q4>(args, split, state); }
 

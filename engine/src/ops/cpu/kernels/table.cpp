@@ -28,11 +28,13 @@ void sum_integers(std::int32_t* out, const std::int8_t* codes, std::int64_t grou
 void attention_bf16(const AttentionArgs& args);
 void attention_f16(const AttentionArgs& args);
 void attention_f32(const AttentionArgs& args);
+void attention_f8(const AttentionArgs& args);
 void attention_q8(const AttentionArgs& args);
 void attention_q4(const AttentionArgs& args);
 void attention_split_bf16(const AttentionArgs& args, int split, float* state);
 void attention_split_f16(const AttentionArgs& args, int split, float* state);
 void attention_split_f32(const AttentionArgs& args, int split, float* state);
+void attention_split_f8(const AttentionArgs& args, int split, float* state);
 void attention_split_q8(const AttentionArgs& args, int split, float* state);
 void attention_split_q4(const AttentionArgs& args, int split, float* state);
 void attention_merge(const AttentionArgs& args, float* states, int splits);
@@ -130,11 +132,13 @@ constexpr Kernels kTable = {
     .attention_bf16 = attention_bf16,
     .attention_f16 = attention_f16,
     .attention_f32 = attention_f32,
+    .attention_f8 = attention_f8,
     .attention_q8 = attention_q8,
     .attention_q4 = attention_q4,
     .attention_split_bf16 = attention_split_bf16,
     .attention_split_f16 = attention_split_f16,
     .attention_split_f32 = attention_split_f32,
+    .attention_split_f8 = attention_split_f8,
     .attention_split_q8 = attention_split_q8,
     .attention_split_q4 = attention_split_q4,
     .attention_merge = attention_merge,

@@ -4,9 +4,9 @@
 // standard library templates.
 //
 // A Vec has kWidth floats. load and store take float*, Bf16* or F16* and convert, rounding to nearest even; load also
-// takes Q8*. load_n and store_n take the first n < kWidth elements; the other lanes are zeros. max and min return their
-// second operand if one is NaN. A PairVec has kWidth pairs of bf16. CHARONIA_NATIVE_PAIRS is defined if the instruction
-// set multiplies pairs.
+// takes F8* and Q8*. load_n and store_n take the first n < kWidth elements; other lanes are zeros. max and min return
+// their second operand if one is NaN. A PairVec has kWidth pairs of bf16. CHARONIA_NATIVE_PAIRS is defined if the
+// instruction set multiplies pairs.
 #pragma once
 
 #include <cstdint>

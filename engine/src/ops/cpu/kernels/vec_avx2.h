@@ -26,6 +26,14 @@ inline Vec from_bf16(__m128i bits) { return {_mm256_castsi256_ps(_mm256_slli_epi
 inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline Vec load(const Bf16* p) { return from_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Vec load(const F16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+// The bits below the sign are fp16 bits of a number 2^8 too small, seven places higher. All bits set is NaN.
+inline Vec load(const F8* p) {
+  const __m128i signs = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m128i all = _mm_set1_epi16(0x7f);
+  const __m128i halves = _mm_and_si128(_mm_slli_epi16(signs, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));
+  const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(signs, all), all);
+  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(halves, nan)), _mm256_set1_ps(256))};
+}
 
 inline __m128i to_bf16(Vec x) {
   const __m256i bits = _mm256_castps_si256(x.v);

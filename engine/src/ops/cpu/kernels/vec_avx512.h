@@ -27,6 +27,15 @@ inline Vec from_bf16(__m256i bits) { return {_mm512_castsi512_ps(_mm512_slli_epi
 inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline Vec load(const Bf16* p) { return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Vec load(const F16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+// The bits below the sign are fp16 bits of a number 2^8 too small, seven places higher. All bits set is NaN.
+inline Vec from_e4m3(__m128i bytes) {
+  const __m256i signs = _mm256_cvtepi8_epi16(bytes), all = _mm256_set1_epi16(0x7f);
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(signs, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(signs, all), all);
+  return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(halves, nan)), _mm512_set1_ps(256))};
+}
+inline Vec load(const F8* p) { return from_e4m3(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Vec load_n(const F8* p, int n) { return from_e4m3(_mm_maskz_loadu_epi8(mask_of(n), p)); }
 inline Vec load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(mask_of(n), p)}; }
 inline Vec load_n(const Bf16* p, int n) { return from_bf16(_mm256_maskz_loadu_epi16(mask_of(n), p)); }
 inline Vec load_n(const F16* p, int n) { return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask_of(n), p))}; }

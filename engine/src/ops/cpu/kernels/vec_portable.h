@@ -93,6 +93,15 @@ inline Uint4 load_halves(const Half* p) {
 }
 inline Vec load(const Bf16* p) { return {float_from_bf16(load_halves(p))}; }
 inline Vec load(const F16* p) { return {float_from_f16(load_halves(p))}; }
+inline Vec load(const F8* p) {
+  const Uint4 bits{p[0].bits, p[1].bits, p[2].bits, p[3].bits}, magnitude = bits & 0x7fU;
+  const Float4 tiny = __builtin_convertvector(bits_as<Int4>(magnitude), Float4) * 0x1p-9F;
+  const Float4 normal = bits_as<Float4>((magnitude << 20) + (120U << 23));
+  const Float4 finite = select(bits_as<Int4>(magnitude) < 8, tiny, normal);
+  const Uint4 quiet = Uint4{} + 0x7fc00000U;
+  const Float4 all = select(bits_as<Int4>(magnitude) < 0x7f, finite, bits_as<Float4>(quiet));
+  return {bits_as<Float4>(bits_as<Uint4>(all) | ((bits & 0x80U) << 24))};
+}
 
 inline void store(float* p, Vec x) { __builtin_memcpy(p, &x.v, sizeof x.v); }
 template <class Half>

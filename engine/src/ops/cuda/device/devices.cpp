@@ -33,6 +33,7 @@ std::vector<CudaDevice> cuda_devices(std::string& why) {
                      .name = info.name,
                      .major = info.major,
                      .minor = info.minor,
+                     .fp8 = info.fp8,
                      .sms = info.sms,
                      .total_bytes = info.total_bytes,
                      .free_bytes = cuda::free_device_bytes()});

@@ -34,9 +34,9 @@ std::size_t copies_of(const DeviceInfo& device, const Gemm& gemm) {
 
 std::int64_t rows_of(const Gemm& gemm) { return std::max(gemm.rows, gemm.row_capacity); }
 
-// Bytes of the input and both outputs.
+// Bytes of the input, which has one more row, and both outputs.
 std::size_t row_bytes(const Gemm& gemm) {
-  return matrix_bytes(gemm.type, rows_of(gemm), gemm.in_stride) +
+  return matrix_bytes(gemm.type, rows_of(gemm) + 1, gemm.in_stride) +
          2 * matrix_bytes(gemm.out_type, rows_of(gemm), round_up(gemm.n, 8));
 }
 
@@ -88,6 +88,11 @@ const void* GemmOperands::weight(int i) const {
   return weights_ + static_cast<std::size_t>(i) % copies_ * weight_bytes_;
 }
 
+const void* GemmOperands::second_row(const Gemm& gemm) {
+  const auto stride = static_cast<std::size_t>(gemm.in_stride) * size_of(operand_type(gemm));
+  return static_cast<const std::byte*>(gemm.in) + stride;
+}
+
 GemmOperands::Parts GemmOperands::exact_parts(const Gemm& gemm) {
   Parts out{.weight = {Numbers::weights, operand_type(gemm), weight_bytes(gemm)}};
   const auto columns = static_cast<std::size_t>(gemm.n);
@@ -135,12 +140,12 @@ const std::vector<std::byte>& GemmOperands::random(Numbers numbers, DType type) 
   return out;
 }
 
-// The input, with zeros beyond k, and both outputs.
+// The input, with one more row and with zeros beyond k, and both outputs.
 void GemmOperands::lay_out_rows(Stream& stream, Gemm& gemm, std::byte* at, Numbers kind) {
   gemm.in = at;
   const auto& numbers = random(kind, operand_type(gemm));
   const auto element = size_of(operand_type(gemm));
-  const auto rows = static_cast<std::size_t>(std::min(kRows, rows_of(gemm)));
+  const auto rows = static_cast<std::size_t>(std::min(kRows, rows_of(gemm) + 1));
   const auto columns = static_cast<std::size_t>(gemm.k), stride = static_cast<std::size_t>(gemm.in_stride) * element;
   std::vector<std::byte> block(rows * stride);
   for (std::size_t row = 0; row < rows; ++row) {
@@ -150,8 +155,8 @@ void GemmOperands::lay_out_rows(Stream& stream, Gemm& gemm, std::byte* at, Numbe
       done += count;
     }
   }
-  repeat(stream, at, block, static_cast<std::size_t>(rows_of(gemm)) * stride);
-  at += matrix_bytes(gemm.type, rows_of(gemm), gemm.in_stride);
+  repeat(stream, at, block, static_cast<std::size_t>(rows_of(gemm) + 1) * stride);
+  at += matrix_bytes(gemm.type, rows_of(gemm) + 1, gemm.in_stride);
   gemm.out = at;
   gemm.out_stride = round_up(gemm.n, 8);
   out_bytes_ = matrix_bytes(gemm.out_type, rows_of(gemm), gemm.out_stride);

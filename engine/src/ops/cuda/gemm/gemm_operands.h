@@ -30,6 +30,9 @@ class GemmOperands {
   // drop low bits. Tensor cores keep 14 bits of sums of FP8 products. These sums stay below 2^13.
   Gemm lay_out_exact(Stream& stream, const Gemm& gemm);
 
+  // The input of such a GEMM from its second row on. There is one more row than the GEMM has, so as many rows follow.
+  static const void* second_row(const Gemm& gemm);
+
   // The i-th copy of the weight, i counted modulo their number.
   const void* weight(int i) const;
   void* second_out() const { return second_out_; }

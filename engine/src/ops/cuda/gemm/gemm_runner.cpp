@@ -145,8 +145,8 @@ struct GemmRunner::Impl {
     }
   }
 
-  // Counts GEMMs whose bucket has an algorithm of the library, and which a built-in kernel computed: the library rejected
-  // the GEMM, or there was no memory to pad its rows.
+  // Counts GEMMs whose bucket has an algorithm of the library, and which a built-in kernel computed: the library
+  // rejected the GEMM, or there was no memory to pad its rows.
   struct Rejected {
     std::int64_t count = 0;
     std::int64_t min_rows = 0, max_rows_seen = 0;
@@ -330,7 +330,7 @@ struct GemmRunner::Impl {
     if (tactic.blas && blas() != nullptr) {
       const bool fits = has_rows(gemm, tactic);
       if (fits && run_library(stream, gemm, tactic)) return;
-      note_rejection(fits ? "cuBLASLt rejected" : "cuBLASLt has no memory to pad", shape, gemm.rows, choices.rejected);
+      note_rejection(fits, shape, gemm.rows, choices.rejected);
     }
     // A tactic was chosen for aligned operands and at most the rows of the last bucket.
     const bool as_chosen =
@@ -353,16 +353,18 @@ struct GemmRunner::Impl {
     return true;
   }
 
-  void note_rejection(std::string_view why, const GemmShape& shape, std::int64_t rows, Rejected& of_shape) {
+  // fits: the library rejected the GEMM. Otherwise there is no memory to pad its rows.
+  void note_rejection(bool fits, const GemmShape& shape, std::int64_t rows, Rejected& of_shape) {
     of_shape.min_rows = of_shape.count == 0 ? rows : std::min(of_shape.min_rows, rows);
     of_shape.max_rows_seen = std::max(of_shape.max_rows_seen, rows);
     ++of_shape.count;
-    if (rejected.fetch_add(1, std::memory_order_relaxed) > 0) return;
+    rejected.fetch_add(1, std::memory_order_relaxed);
+    if (std::exchange(logged[fits ? 0 : 1], true)) return;
     log({LogLevel::warning,
-         cat(why, " a GEMM of ", rows, " rows, ", to_string(shape),
+         cat(fits ? "cuBLASLt rejected" : "there is no memory to pad", " a GEMM of ", rows, " rows, ", to_string(shape),
              ", with the algorithm that was chosen for up to ", kBuckets[bucket_of(rows)],
-             " rows. A built-in kernel computes it, which is slower for prompts. "
-             "Later rejections are counted in charonia_gemms_rejected_total and listed in the kernel report"),
+             " rows. A built-in kernel computes it", fits ? ", which is slower for prompts" : ". Please report this",
+             ". Later ones are counted in charonia_gemms_rejected_total and listed in the kernel report"),
          "",
          {{"rows", rows}, {"n", shape.n}, {"k", shape.k}}});
   }
@@ -415,6 +417,7 @@ struct GemmRunner::Impl {
   std::size_t wrong = 0;    // candidates with wrong results since the last warning
   std::string named_wrong;  // the first of them
   std::atomic<std::int64_t> rejected = 0;
+  std::array<bool, 2> logged{};  // see note_rejection()
 };
 
 // Issues a GEMM with a candidate. A separate gate writes to `gated_out`. Returns false if the library rejects the GEMM.
@@ -442,18 +445,22 @@ Gemm GemmRunner::Impl::lay_out_check(Stream& stream, const Gemm& gemm, GemmOpera
 }
 
 // Whether a candidate gives the result of the reference kernel, with all rows of `gemm` and with one row less if it
-// has the same bucket. The GEMM is issued twice, so that the second launch overlaps the first one. gemm: of
+// has the same bucket. The launch in front computes the same GEMM with other inputs, into the same outputs. So it shows
+// if the second launch reads too early what the first one writes, such as sums, or does not write. gemm: of
 // lay_out_check().
 bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands) {
   if (tactic.apart) return true;  // both kernels are checked elsewhere
   stream.fill_zero(operands.counter(), sizeof(unsigned), "check of a GEMM");
   unsigned different = 0;
   try {
-    for (auto part = gemm; part.rows > 0 && part.rows + 1 >= gemm.rows; --part.rows) {
-      if (bucket_of(part.rows) != bucket_of(gemm.rows)) break;
+    for (const auto rows : {gemm.rows, gemm.rows - 1}) {
+      if (rows == 0 || bucket_of(rows) != bucket_of(gemm.rows)) break;
+      auto part = gemm, front = gemm;
+      part.rows = front.rows = rows;
+      front.in = GemmOperands::second_row(gemm);
       stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
-      if (!issue_candidate(stream, part, tactic, nullptr) || !issue_candidate(stream, part, tactic, nullptr)) {
-        if (part.rows == gemm.rows) return false;
+      if (!issue_candidate(stream, front, tactic, nullptr) || !issue_candidate(stream, part, tactic, nullptr)) {
+        if (rows == gemm.rows) return false;
         break;  // a built-in kernel computes fewer rows that the library rejects
       }
       count_different(stream, part, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
@@ -690,18 +697,22 @@ GemmRunner::Options default_options(bool reproducible) {
   if (!reproducible) options.blas = load_cublas(options.no_blas);
   options.memory = autotune_cache_path();
   options.timer = make_gemm_timer();
-  if (const char* const said = std::getenv("CHARONIA_CUDA_MEASURE_S"); said != nullptr) {
-    const auto seconds = parse_number<double>(said);
-    if (!seconds || !(*seconds >= 0)) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat("CHARONIA_CUDA_MEASURE_S = '", said, "': it must be a number of seconds, 0 or more"));
-    }
-    options.seconds = *seconds;
-  }
+  options.seconds = measure_seconds();
   return options;
 }
 
 }  // namespace
+
+double measure_seconds() {
+  const char* const said = std::getenv("CHARONIA_CUDA_MEASURE_S");
+  if (said == nullptr) return GemmRunner::Options{}.seconds;
+  const auto seconds = parse_number<double>(said);
+  if (!seconds || !(*seconds >= 0)) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("CHARONIA_CUDA_MEASURE_S = '", said, "': it must be a number of seconds, 0 or more"));
+  }
+  return *seconds;
+}
 
 GemmRunner::GemmRunner(const DeviceInfo& device, bool reproducible)
     : GemmRunner(device, default_options(reproducible)) {}
@@ -793,8 +804,8 @@ std::vector<std::string> GemmRunner::report() const {
       lines.push_back(std::move(line));
     }
     if (const auto& rejected = choices.rejected; rejected.count > 0) {
-      lines.push_back(cat(to_string(shape), ": cuBLASLt rejected ", rejected.count, " GEMMs of ", rejected.min_rows,
-                          "..", rejected.max_rows_seen, " rows, which own kernels took"));
+      lines.push_back(cat(to_string(shape), ": own kernels computed ", rejected.count, " GEMMs of ", rejected.min_rows,
+                          "..", rejected.max_rows_seen, " rows although cuBLASLt was chosen"));
     }
   }
   return lines;

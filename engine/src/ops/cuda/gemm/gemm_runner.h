@@ -28,6 +28,10 @@ GemmTimer make_gemm_timer();
 // exists.
 std::filesystem::path autotune_cache_path();
 
+// $CHARONIA_CUDA_MEASURE_S: seconds for the measurement of GEMMs; 0: no kernel is measured. Throws
+// Error(invalid_argument) if the variable is not a number, or below 0.
+double measure_seconds();
+
 std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k, a cluster"
 
 class GemmRunner {
@@ -76,13 +80,13 @@ class GemmRunner {
   bool run_gated(Stream& stream, const Gemm& gemm);
 
   // The chosen kernels, one line each, for people to read: "rows 1..8 n 4096 k 4096 bf16 -> bf16: own stream 8 x 16, 4
-  // stages, 8.0 us, 4.19 TB/s". After a shape's lines follow the GEMMs that the library rejected: "n 4096 k 4096 bf16
-  // -> bf16: cuBLASLt rejected 3 GEMMs of 5..7 rows, which own kernels took".
+  // stages, 8.0 us, 4.19 TB/s". After a shape's lines follow the GEMMs of rejected(): "n 4096 k 4096 bf16 -> bf16:
+  // own kernels computed 3 GEMMs of 5..7 rows although cuBLASLt was chosen".
   std::vector<std::string> report() const;
 
   // Number of GEMMs in run() that a built-in kernel computed although the library was chosen: the library rejected the
-  // GEMM, or there was no memory to pad its rows. The first one is also a warning in the log. A captured GEMM counts
-  // when it is captured, not when it is replayed. Callable from any thread.
+  // GEMM, or there was no memory to pad its rows. The first of each is also a warning in the log. A captured GEMM
+  // counts when it is captured, not when it is replayed. Callable from any thread.
   std::int64_t rejected() const;
 
   // Whether weights of this type should be packed (gemm.h): only in reproducible mode, where only built-in kernels read

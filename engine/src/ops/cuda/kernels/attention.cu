@@ -92,11 +92,13 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.heads = shape.heads;
   params.group = shape.group();
   params.max_blocks = shape.sms * kBlocksPerSm;
+  params.k_outside = shape.k_outside && !shape.reproducible;
   params.chunk = shape.reproducible ? kAttentionChunk : kNoChunks;
   params.span = shape.reproducible ? kAttentionSpan : kNoChunks;
   auto& score_mod = params.score_mod;
   score_mod.changes = how.soft_cap != 0 || how.alibi != nullptr;
-  score_mod.any = score_mod.changes || how.window > 0 || how.sinks != nullptr;
+  if (cache.quant_bits == ops::kKvFp8) params.v_scales = how.v_scales;
+  score_mod.any = score_mod.changes || how.window > 0 || how.sinks != nullptr || params.v_scales != nullptr;
   if (how.window > 0) score_mod.window = how.window;
   score_mod.scale = how.scale;
   score_mod.cap = how.soft_cap;

@@ -82,6 +82,9 @@ struct AttentionShape {
   int min_decode_split = 256;  // positions; a multiple of kAttentionTile. Without effect in reproducible mode
   // The kernel with products of warpgroups takes the prefill items (see why_no_wgmma()). Not in reproducible mode.
   bool wgmma = false;
+  // Decodes over a cache of integers apply the scale and the zero of k to the scores instead of its elements. No GPU
+  // has run this yet. Without effect in reproducible mode.
+  bool k_outside = false;
 
   CHARONIA_HD int group() const { return heads / kv_heads; }
   CHARONIA_HD int prefill_rows() const { return wgmma ? kWgmmaPrefillRows : prefill_tile_rows(head_dim); }

@@ -43,6 +43,7 @@ struct AttentionParams {
   int max_units = 0;          // maximum items times kv heads and tiles
   int max_blocks = 0;         // of a grid whose blocks all run at the same time
   bool late_trigger = false;  // see launch()
+  bool k_outside = false;     // AttentionShape::k_outside, and not reproducible
   int stages = 2;             // of the pipeline of k and v tiles
   int chunk = 0;              // positions that are summed separately; a power of two
   int span = 0;               // positions of kCombinedSplits chunks, or of one if there are no chunks
@@ -53,7 +54,8 @@ struct AttentionParams {
   std::int32_t* counters = nullptr;
   float* sums = nullptr;  // [thread blocks][sums_stride]: sums of earlier chunks of an item
   std::int64_t sums_stride = 0;
-  ScoreMod score_mod;
+  ScoreMod score_mod;  // `any` if there are v_scales
+  const float* v_scales = nullptr;  // [kv_heads]: factors of out, of an FP8 cache; null: 1
 };
 
 // `items`: the maximum of *params.count. The first two need elements of type T (bf16, f16), heads of kDim elements (one

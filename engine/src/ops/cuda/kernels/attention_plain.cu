@@ -3,7 +3,7 @@
 //
 //   q     [rows, heads, head_dim], rows q_stride apart; out likewise
 //   cache [block][k, v][kv head][slot][head_dim], or quantised: elements are then round(integer * scale + zero) to q's
-//         type, as in the tensor-core kernels
+//         type, or FP8 numbers, as in the tensor-core kernels
 //
 // A warp takes one row and one query head and all its positions in order, 32 at a time: scores with one position per
 // lane, a running maximum and sum, then out with columns by lanes. k and v are read again for every row and head, so
@@ -72,11 +72,15 @@ class CacheVector<Quantised> {
     const int in_block = static_cast<int>(row % (2 * cache.half_rows()));
     const auto* const bytes = static_cast<const unsigned char*>(cache.data);
     integers_ = bytes + cache.integers_at(block, in_block);
+    if (bits_ == ops::kKvFp8) return;
     const auto* const scale = reinterpret_cast<const f16*>(bytes + cache.scale_at(block, in_block));
     scale_ = to_float(scale[0]);
     zero_ = to_float(scale[1]);
   }
   CHARONIA_DEVICE float operator[](int d) const {
+    if (bits_ == ops::kKvFp8) {
+      return to_float(f16{static_cast<std::uint16_t>(f16_from_e4m3(integers_[d], 0, 0))});
+    }
     const unsigned q = bits_ == 8 ? integers_[d] : integers_[d % half_] >> (d < half_ ? 0 : 4) & 15U;
     const float x = fmaf(static_cast<float>(q), scale_, zero_);
     return type_ == DType::f32    ? x
@@ -86,7 +90,7 @@ class CacheVector<Quantised> {
 
  private:
   const unsigned char* integers_;
-  float scale_, zero_;
+  float scale_ = 0, zero_ = 0;
   int bits_, half_;
   DType type_;
 };
@@ -156,8 +160,9 @@ void plain_kernel(const PlainParams params) {
     if (p.score_mod.sinks != nullptr) {
       sum += exp2f(fmaf(load_readonly(p.score_mod.sinks + head), kLog2E, -maximum));
     }
+    const float scale = p.v_scales == nullptr ? 1.0F : load_readonly(p.v_scales + head / p.group);
     for (int d = lane; d < dim; d += kWarp) {
-      store(p.out, params.out_type, row * p.out_stride + head * dim + d, out[d] / sum);
+      store(p.out, params.out_type, row * p.out_stride + head * dim + d, out[d] / sum * scale);
     }
   }
 }

@@ -2,14 +2,14 @@
 // shared memory in the cache's layout before they are needed. Then they become elements of the model's 16-bit type:
 // round(fmaf(integer, scale, zero)), once, in both kernels, so that a row has the same bits from both. The prefill
 // kernel, in which every warp needs the whole tile, writes a wide tile. The decode kernel converts to operands of
-// products, in registers.
+// products, in registers. FP8 is converted at the same places, without rounding, scale and zero.
 //
-//   copied  [2 positions][row bytes] integers, k before v; [2 positions] scale, zero
+//   copied  [2 positions][row bytes] integers or FP8, k before v; [2 positions] scale, zero (not with FP8)
 //   wide    [2 positions][kDim], k before v, in the layout of unit_offset()
 //
 // A tile of k and v of 64 positions at head_dim 128 takes 32 KB in 16 bits; 16.5 KB in 8 bits ((D + 4) / 2D of it); 8.5
-// KB in 4 bits. In registers, an element takes 2.5 instructions (its byte moves into a float's mantissa, a
-// multiply-add, half a conversion to 16 bits), and 0.4 more in 4 bits. In a wide tile it takes 3.5, plus half an
+// KB in 4 bits; 16 KB in FP8. In registers, an element takes 2.5 instructions (its byte moves into a float's mantissa,
+// a multiply-add, half a conversion to 16 bits), and 0.4 more in 4 bits. In a wide tile it takes 3.5, plus half an
 // instruction for work that 16 elements share: 530 cycles of an SM's four schedulers in all, and 256 of shared memory.
 #pragma once
 
@@ -22,7 +22,8 @@ namespace charonia::cuda {
 // Bytes of a tile of k and v together: wide, and as copied (the wide size if bits is 0).
 CHARONIA_HD constexpr int wide_tile_bytes(int head_dim) { return 2 * tile_positions(head_dim) * head_dim * 2; }
 CHARONIA_HD constexpr int copied_tile_bytes(int head_dim, int bits) {
-  return bits == 0 ? wide_tile_bytes(head_dim) : 2 * tile_positions(head_dim) * (head_dim * bits / 8 + 4);
+  return bits == 0 ? wide_tile_bytes(head_dim)
+                   : 2 * tile_positions(head_dim) * static_cast<int>(ops::kv_quant_token_bytes(head_dim, bits));
 }
 
 // The address of k at a position: in the form of the thread that looks it up, and, in `Shared`, for all threads that
@@ -37,10 +38,11 @@ struct CacheRow<false> {
 };
 template <>
 struct CacheRow<true> {
-  using Shared = std::int64_t;  // byte offset in the layer; 0 if there is no row: see copy_integers()
+  using Shared = std::int64_t;  // byte offset in the layer; no_row() if there is no row: see copy_codes()
   int block = -1, row = 0;      // row of the block
+  CHARONIA_DEVICE static int no_row(const AttentionParams& p) { return p.cache.quant_bits == ops::kKvFp8 ? -1 : 0; }
   CHARONIA_DEVICE Shared shared(const AttentionParams& p) const {
-    return block < 0 ? 0 : block_at(p) + row * p.cache.row_bytes();
+    return block < 0 ? no_row(p) : block_at(p) + row * p.cache.row_bytes();
   }
   CHARONIA_DEVICE std::int64_t block_at(const AttentionParams& p) const {
     return static_cast<std::int64_t>(block) * static_cast<int>(p.cache.quant_block_bytes());  // one multiplication
@@ -67,17 +69,19 @@ CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const At
 // kUnroll, here and below: how many iterations of a loop are unrolled. More of them hide more of the latency, and take
 // more registers. swizzled_rows: rows have the layout of unit_offset(), otherwise they are contiguous. A position
 // without a row gets the integers at the start of the layer; their values do not matter, because its scale and zero are
-// 0.
+// 0. With FP8 it gets zeros.
 template <int kDim, int bits, bool swizzled_rows, int kUnroll>
-CHARONIA_DEVICE void copy_integers(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows) {
-  constexpr int kRowBytes = kDim * bits / 8, kUnits = kRowBytes / kUnitBytes;
+CHARONIA_DEVICE void copy_codes(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows) {
+  constexpr int kRowBytes = static_cast<int>(ops::kv_quant_row_bytes(kDim, bits)), kUnits = kRowBytes / kUnitBytes;
   constexpr int kCopies = tile_positions(kDim) * kUnits;
   static_assert(kRowBytes % kUnitBytes == 0);
   const auto* const k = static_cast<const unsigned char*>(p.cache.data);
   const auto* const v = k + static_cast<std::int64_t>(p.cache.half_rows()) * kRowBytes;
   const auto copy = [&](std::int64_t row, int unit, int to) {
-    copy_async_16(copied + to, k + row + unit * kUnitBytes);
-    copy_async_16(copied + kCopies * kUnitBytes + to, v + row + unit * kUnitBytes);
+    const bool valid = bits != ops::kKvFp8 || row >= 0;
+    const std::int64_t from = (valid ? row : 0) + unit * kUnitBytes;
+    copy_async_16(copied + to, k + from, valid);
+    copy_async_16(copied + kCopies * kUnitBytes + to, v + from, valid);
   };
   const int thread = static_cast<int>(threadIdx.x);
   constexpr int kRowsAtOnce = kAttentionThreads / kUnits;
@@ -122,14 +126,16 @@ CHARONIA_DEVICE void copy_scales(unsigned char* copied, const AttentionParams& p
 template <int kDim, int bits, bool swizzled_rows, int kUnroll>
 CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
                                      const CacheRow<true>& own) {
-  copy_integers<kDim, bits, swizzled_rows, kUnroll>(copied, p, rows);
-  copy_scales<kDim, bits>(copied, p, own);
+  copy_codes<kDim, bits, swizzled_rows, kUnroll>(copied, p, rows);
+  if constexpr (bits != ops::kKvFp8) copy_scales<kDim, bits>(copied, p, own);
 }
 template <int kDim, int kUnroll>
 CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
                                      const CacheRow<true>& own) {
   if (p.cache.quant_bits == 8) {
     copy_quant_tile<kDim, 8, false, kUnroll>(copied, p, rows, own);
+  } else if (p.cache.quant_bits == ops::kKvFp8) {
+    copy_quant_tile<kDim, ops::kKvFp8, false, kUnroll>(copied, p, rows, own);
   } else {
     copy_quant_tile<kDim, 4, false, kUnroll>(copied, p, rows, own);
   }
@@ -174,6 +180,20 @@ CHARONIA_DEVICE std::uint32_t widen_pair(std::uint32_t word, int i, const ScaleZ
   return pack_at_once<T>(fmaf(code(i), by_i.scale, by_i.zero), fmaf(code(j), by_j.scale, by_j.zero));
 }
 
+// Converts FP8 codes (bytes i and j of a word) to a register of two elements.
+template <class T>
+CHARONIA_DEVICE std::uint32_t widen_fp8(std::uint32_t word, int i, int j) {
+  const std::uint32_t both = f16_from_e4m3(word, i, j);
+  if constexpr (std::is_same_v<T, f16>) return both;
+  return pack_at_once<T>(to_float(f16{static_cast<std::uint16_t>(both)}),
+                         to_float(f16{static_cast<std::uint16_t>(both >> 16)}));
+}
+// The same for eight codes, which become a unit.
+template <class T>
+CHARONIA_DEVICE uint4 widen_fp8_unit(std::uint32_t low, std::uint32_t high) {
+  return {widen_fp8<T>(low, 0, 1), widen_fp8<T>(low, 2, 3), widen_fp8<T>(high, 0, 1), widen_fp8<T>(high, 2, 3)};
+}
+
 // Converts eight bytes to a unit of eight elements.
 template <class T>
 CHARONIA_DEVICE uint4 widen_unit(std::uint32_t low, std::uint32_t high, const ScaleZero& by) {
@@ -187,8 +207,10 @@ CHARONIA_DEVICE uint4 widen_unit(std::uint32_t low, std::uint32_t high, const Sc
 // A thread writes two units of a row, half a row apart: in 4 bits, eight bytes contain both. Accesses to shared memory
 // have no bank conflicts at head sizes 128 and 256, and at most two-way conflicts at other sizes.
 template <class T, int kDim, int bits, int kUnroll>
-CHARONIA_DEVICE void widen_integers(unsigned char* wide, const unsigned char* copied) {
-  constexpr int kUnits = kDim / 8, kHalf = kUnits / 2, kRows = 2 * tile_positions(kDim), kRowBytes = kDim * bits / 8;
+CHARONIA_DEVICE void widen_codes(unsigned char* wide, const unsigned char* copied) {
+  constexpr int kUnits = kDim / 8, kHalf = kUnits / 2, kRows = 2 * tile_positions(kDim);
+  constexpr int kRowBytes = static_cast<int>(ops::kv_quant_row_bytes(kDim, bits));
+  constexpr bool kFp8 = bits == ops::kKvFp8;
   static_assert(kRows * kHalf % kAttentionThreads == 0);
   const auto load = [&](int at) { return *reinterpret_cast<const uint2*>(copied + at); };
   const auto store = [&](int row, int unit, const uint4& x) {
@@ -198,7 +220,7 @@ CHARONIA_DEVICE void widen_integers(unsigned char* wide, const unsigned char* co
   for (int i = 0; i < kRows * kHalf / kAttentionThreads; ++i) {
     const int index = i * kAttentionThreads + static_cast<int>(threadIdx.x);
     const int row = index / kHalf, unit = index % kHalf;
-    const ScaleZero by(*reinterpret_cast<const std::uint32_t*>(copied + kRows * kRowBytes + 4 * row));
+    const ScaleZero by(kFp8 ? 0 : *reinterpret_cast<const std::uint32_t*>(copied + kRows * kRowBytes + 4 * row));
     if constexpr (bits == 4) {
       const auto x = load(row * kRowBytes + unit * 8);
       store(row, unit, widen_unit<T>(x.x & kLowHalves, x.y & kLowHalves, by));
@@ -208,7 +230,7 @@ CHARONIA_DEVICE void widen_integers(unsigned char* wide, const unsigned char* co
       for (int j = 0; j < 2; ++j) {
         const int at = unit + kHalf * ((row + j) & 1);
         const auto x = load(row * kRowBytes + at * 8);
-        store(row, at, widen_unit<T>(x.x, x.y, by));
+        store(row, at, kFp8 ? widen_fp8_unit<T>(x.x, x.y) : widen_unit<T>(x.x, x.y, by));
       }
     }
   }
@@ -218,9 +240,11 @@ CHARONIA_DEVICE void widen_integers(unsigned char* wide, const unsigned char* co
 template <class T, int kDim, int kUnroll>
 CHARONIA_DEVICE void widen_tile(unsigned char* wide, const unsigned char* copied, int bits) {
   if (bits == 8) {
-    widen_integers<T, kDim, 8, kUnroll>(wide, copied);
+    widen_codes<T, kDim, 8, kUnroll>(wide, copied);
+  } else if (bits == ops::kKvFp8) {
+    widen_codes<T, kDim, ops::kKvFp8, kUnroll>(wide, copied);
   } else {
-    widen_integers<T, kDim, 4, kUnroll>(wide, copied);
+    widen_codes<T, kDim, 4, kUnroll>(wide, copied);
   }
 }
 

@@ -164,8 +164,8 @@ CHARONIA_DEVICE Merge merge(float first_maximum, float second_maximum, float sca
   return {maximum, rescale(first_maximum, maximum, scale), rescale(second_maximum, maximum, scale)};
 }
 
-// The factor of a row's sum of p v: one divided by the sum of p and of the head's sink, if there is one. A sum that is
-// too large for a float gives 0.
+// The factor of a row's sum of p v: the scale of v divided by the sum of p and of the head's sink, if there is one. A
+// sum that is too large for a float gives 0.
 template <bool has_score_mod>
 CHARONIA_DEVICE float norm_of(const AttentionParams& p, float sum, float maximum, int head) {
   if constexpr (has_score_mod) {
@@ -173,6 +173,7 @@ CHARONIA_DEVICE float norm_of(const AttentionParams& p, float sum, float maximum
       const float sink = load_readonly(p.score_mod.sinks + min(head, p.heads - 1));
       sum += fast_exp2(fmaf(sink, kLog2E, -anchor(maximum) * p.scale));
     }
+    if (p.v_scales != nullptr) return load_readonly(p.v_scales + min(head, p.heads - 1) / p.group) / sum;
   }
   return 1.0F / sum;
 }

@@ -19,7 +19,8 @@
 // For a quantised cache, a warp stores a head. Each lane has elements i and i + head_dim / 2 for every 32nd i, which
 // share a byte with 4 bits. The first pass finds the smallest and the largest element of the head, the second stores
 // it; the second read comes from L1. An element takes about 40 instructions, half of them for the exact division: 8192
-// rows of 16 such heads of 128 take 50 microseconds on an H200, 1 % of the time of such a layer's GEMMs.
+// rows of 16 such heads of 128 take 50 microseconds on an H200, 1 % of the time of such a layer's GEMMs. FP8 needs only
+// the second pass.
 #include <algorithm>
 #include <bit>
 #include <type_traits>
@@ -49,6 +50,8 @@ struct RotaryStore {
   const float* squares = nullptr;  // null: the mean of the squares is over a head
   float q_count = 0, k_count = 0;
   const float* q_scale = nullptr;
+  const float* k_scales = nullptr;  // of an FP8 cache; null: 1
+  const float* v_scales = nullptr;
   CacheLayer cache;
   int heads = 0;
   int lanes = 0;     // per head
@@ -242,6 +245,16 @@ CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
           b[i] *= scale;
         }
       }
+      if constexpr (!stores) {
+        if (p.k_scales != nullptr) {
+          const float scale = load_readonly(p.k_scales + head / (p.heads / p.cache.kv_heads));
+          CHARONIA_UNROLL
+          for (int i = 0; i < kVector; ++i) {
+            a[i] *= scale;
+            b[i] *= scale;
+          }
+        }
+      }
       store<T>(from + at.first, a);
       store<T>(from + at.second, b);
     } else if constexpr (stores) {
@@ -305,6 +318,16 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
     return weight == nullptr || !p.norm_after ? x : x * factor * load_readonly(weight + d);
   };
 
+  const int block = slot / p.cache.block_len, at = kv_head * p.cache.block_len + slot % p.cache.block_len;
+  auto* const cache = static_cast<unsigned char*>(p.cache.data);
+  unsigned char* const to = cache + p.cache.integers_at(block, at);
+  if (bits == ops::kKvFp8) {
+    const float* const scales = is_k ? p.k_scales : p.v_scales;
+    const float scale = scales == nullptr ? 1.0F : load_readonly(scales + kv_head % p.cache.kv_heads);
+    for (int d = lane_id(); d < dim; d += kWarp) to[d] = e4m3_from_float(value(d) / scale);
+    return;
+  }
+
   float minimum = __builtin_inff(), maximum = -__builtin_inff();
   for (int i = lane_id(); i < half; i += kWarp) {
     const float x = value(i), y = value(i + half);
@@ -320,9 +343,6 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
   const f16 scale_as_stored = from_float<f16>(range.scale), zero_as_stored = from_float<f16>(range.zero);
   const float scale = to_float(scale_as_stored), zero = to_float(zero_as_stored);
 
-  const int block = slot / p.cache.block_len, at = kv_head * p.cache.block_len + slot % p.cache.block_len;
-  auto* const cache = static_cast<unsigned char*>(p.cache.data);
-  unsigned char* const to = cache + p.cache.integers_at(block, at);
   for (int i = lane_id(); i < half; i += kWarp) {
     const auto x = ops::kv_quantise(value(i), scale, zero, bits),
                y = ops::kv_quantise(value(i + half), scale, zero, bits);
@@ -442,6 +462,8 @@ void rotary_store(Stream& stream, const Tensor& qkv, const ops::RotaryParams& ho
                            .q_count = static_cast<float>(how.q_count),
                            .k_count = static_cast<float>(how.k_count),
                            .q_scale = how.q_scale,
+                           .k_scales = cache.quant_bits == ops::kKvFp8 ? how.k_scales : nullptr,
+                           .v_scales = how.v_scales,
                            .cache = cache,
                            .heads = heads,
                            .positions = positions,

@@ -83,25 +83,27 @@ void side_by_side(Stream& stream, const Tensor& out, const void* shards, int ran
 // One layer of the cache: [block][k, v][kv head][slot][head_dim], blocks of block_len slots. A quantised block has {[k,
 // v][kv head][slot][row_bytes] integers, packed as in ops/kv_quant.h, then [k, v][kv head][slot][scale, zero] f16}. So
 // integers can be read 16 bytes at a time if a row is a multiple of that, and the scales of neighbours are contiguous.
+// FP8 has codes in place of the integers, and no scales.
 struct CacheLayer {
   void* data = nullptr;
   DType dtype = DType::bf16;  // quantised: the type that k and v are computed in
   int kv_heads = 0, head_dim = 0, block_len = 0;
-  int quant_bits = 0;  // 4 or 8: quantised
+  int quant_bits = 0;  // 4, 8 or ops::kKvFp8: quantised
   bool stores = true;  // false: another layer with the same memory stores k and v
 
   // Quantised, in bytes. Row of k: [kv head][slot] in its block; row of v: half_rows() further.
   CHARONIA_HD int half_rows() const { return kv_heads * block_len; }
   CHARONIA_HD int row_bytes() const { return static_cast<int>(ops::kv_quant_row_bytes(head_dim, quant_bits)); }
+  CHARONIA_HD int scale_bytes() const { return static_cast<int>(ops::kv_quant_scale_bytes(quant_bits)); }
   CHARONIA_HD std::int64_t quant_block_bytes() const {
-    return std::int64_t{2} * half_rows() * (row_bytes() + static_cast<int>(ops::kKvScaleBytes));
+    return std::int64_t{2} * half_rows() * (row_bytes() + scale_bytes());
   }
   CHARONIA_HD std::int64_t integers_at(std::int64_t block, int row) const {
     return block * quant_block_bytes() + static_cast<std::int64_t>(row) * row_bytes();
   }
   CHARONIA_HD std::int64_t scale_at(std::int64_t block, int row) const {
     return block * quant_block_bytes() + std::int64_t{2} * half_rows() * row_bytes() +
-           static_cast<std::int64_t>(row) * static_cast<int>(ops::kKvScaleBytes);
+           static_cast<std::int64_t>(row) * scale_bytes();
   }
 
   // Not quantised, in elements.

@@ -171,6 +171,22 @@ CHARONIA_DEVICE std::uint8_t e4m3_from_float([[maybe_unused]] float x) {
 #endif
 }
 
+// Bytes i and j of a word, from FP8 to two fp16 elements, which is exact; NaN stays NaN. Compute capability 8.9 and
+// newer.
+CHARONIA_DEVICE std::uint32_t f16_from_e4m3([[maybe_unused]] std::uint32_t word, [[maybe_unused]] int i,
+                                            [[maybe_unused]] int j) {
+#if __CUDA_ARCH__ >= 890
+  const auto codes =
+      static_cast<std::uint16_t>(i == 0 && j == 1 ? word : permute_bytes(word, static_cast<unsigned>(i + 16 * j)));
+  std::uint32_t both;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(codes));
+  return both;
+#else
+  __trap();
+  return 0;
+#endif
+}
+
 // a * b + c for two numbers each. Only for results that the type represents exactly.
 template <class T>
 CHARONIA_DEVICE std::uint32_t exact_fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {

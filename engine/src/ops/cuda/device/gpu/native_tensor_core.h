@@ -137,6 +137,10 @@ CHARONIA_DEVICE float byte_to_float(std::uint32_t word, int i) {
 CHARONIA_DEVICE float byte_above_2_15(std::uint32_t word, int i) {
   return __uint_as_float(__byte_perm(word, 0x47000000U, 0x7604U + static_cast<unsigned>(i) * 0x10U));
 }
+// Bytes i and j of a word plus 2^10, as two f16 elements: the bytes are at the end of the mantissa.
+CHARONIA_DEVICE std::uint32_t above_1024(std::uint32_t word, int i, int j) {
+  return __byte_perm(word, 0x64646464U, 0x4040U + static_cast<unsigned>(i) + static_cast<unsigned>(j) * 0x100U);
+}
 CHARONIA_DEVICE float byte_above_2_7(std::uint32_t word, int i) {
   return __uint_as_float(__byte_perm(word, 0x43000000U, 0x7044U + static_cast<unsigned>(i) * 0x100U));
 }
