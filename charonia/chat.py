@@ -37,6 +37,9 @@ def run(engine: Engine, sampling: SamplingParams, *, system: str | None = None, 
             f"model {engine.info.model_name} has no chat template, so it cannot chat; "
             "use Engine.generate or the server's /v1/completions to continue texts with it"
         )
+    adapters = [one.name for one in engine.adapters()]
+    if len(adapters) > 1:
+        raise InvalidRequestError(f"a chat uses one LoRA adapter: leave one of {', '.join(adapters)} in lora_adapters")
     notes = Console(stderr=True, highlight=False)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     for warning in engine.info.warnings:
@@ -62,6 +65,7 @@ class Conversation:
         self._engine = engine
         self._sampling = sampling
         self._notes = notes
+        self._lora = next((one.name for one in engine.adapters()), "")
         self._history: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def ask(self, message: str) -> None:
@@ -89,7 +93,7 @@ class Conversation:
         """Generate the response to the last message. Returns False if it is rejected, or if nothing arrived."""
         try:
             self._make_room()
-            stream = self._engine.stream(self._history, self._sampling)
+            stream = self._engine.stream(self._history, self._sampling, lora=self._lora)
         except InvalidRequestError as error:
             self._notes.print(f"error: {error}", style="red", markup=False)
             return False

@@ -67,6 +67,15 @@ def as_given(text: str, path: Path, given: str) -> str:
 
 
 @contextmanager
+def about(path: Path) -> Iterator[None]:
+    """Put the path before errors, which do not name it."""
+    try:
+        yield
+    except CharoniaError as error:
+        raise type(error)(f"{path}: {error}", error.status) from error
+
+
+@contextmanager
 def named_as_given(path: Path, given: str) -> Iterator[None]:
     """Put what the user gave into errors that name the path that was made of it."""
     try:

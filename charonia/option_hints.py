@@ -32,8 +32,12 @@ HINTS = {
     "--mem-fraction-static": "--cache-max-entry-count (a share of the memory that is free after the weights)",
     "--enable-lora": "--lora NAME=ADAPTER",
     "--lora-modules": "--lora NAME=ADAPTER",
-    "--speculative-config": "--speculative-model",
+    "--lora-paths": "--lora NAME=ADAPTER",
+    "--speculative-config": "--speculative-method with --speculative-model and --speculative-tokens",
+    "--speculative-algorithm": "--speculative-method",
     "--speculative-draft-model-path": "--speculative-model",
+    "--speculative-num-steps": "--speculative-tokens",
+    "--speculative-num-draft-tokens": "--speculative-tokens",
     "--context-length": "--session-len",
     "--max-running-requests": "--max-batch-size",
     # LMDeploy
@@ -49,7 +53,12 @@ HINTS = {
     "--n-gpu-layers": "--device cuda or --device cpu: a model is on one of the two",
     "--alias": "--model-name",
     "--model-draft": "--speculative-model",
+    "--spec-type": "--speculative-method",
+    "--draft": "--speculative-tokens",
     "--draft-max": "--speculative-tokens",
+    "--draft-min": "nothing: the engine measures which number of proposals pays",
+    "--lora-scaled": "--lora NAME=ADAPTER (its scale is lora_alpha in adapter_config.json)",
+    "--reasoning-budget": "thinking_budget of a request",
     "--cache-type-k": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
     "--cache-type-v": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
 }
@@ -84,7 +93,7 @@ def _remedy(option: str, ctx: Any) -> str:
     """Return what replaces an unknown option of a command; empty if nothing is known."""
     command = ctx.command
     models = {"model", "models"} & {one.name for one in command.params if one.param_type_name == "argument"}
-    if models and option in ("--model", "--model-path"):
+    if models and option in ("-m", "--model", "--model-path"):
         path = ctx.command_path.removeprefix(ctx.find_root().command_path)
         return f"the model is an argument: charonia{path} MODEL"
     if option in HINTS:

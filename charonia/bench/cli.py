@@ -160,18 +160,17 @@ def serving(
         raise InvalidRequestError("--prompts and --trace cannot be combined")
     if request_rate is not None and concurrency is not None:
         raise InvalidRequestError("--request-rate and --concurrency cannot be combined")
+    jobs = [] if prompts is None else workload.jobs_from_prompts(prompts, num_requests, max_tokens)
     with ExitStack() as stack:
         opened, engine = _open(stack, target, url, model, dtype, settings or {}, api_key, tls_ca)
-        if prompts is not None:
-            jobs = workload.jobs_from_prompts(prompts, num_requests, max_tokens)
-        elif trace is None:
-            tokenizer, session_len = _tokenizer_of(model, engine)
-            prompt_tokens, max_tokens = min(prompt_tokens, session_len // 3), min(max_tokens, session_len // 4)
-            jobs = workload.random_jobs(tokenizer, num_requests, prompt_tokens, max_tokens, seed, spread=0.5)
-        else:
+        if trace is not None:
             tokenizer, session_len = _tokenizer_of(model, engine)
             jobs = workload.jobs_from_trace(trace, num_requests, tokenizer, session_len, seed)
             jobs = [replace(job, arrival_s=job.arrival_s / speed) for job in jobs]
+        elif prompts is None:
+            tokenizer, session_len = _tokenizer_of(model, engine)
+            prompt_tokens, max_tokens = min(prompt_tokens, session_len // 3), min(max_tokens, session_len // 4)
+            jobs = workload.random_jobs(tokenizer, num_requests, prompt_tokens, max_tokens, seed, spread=0.5)
         if request_rate is not None:
             jobs = workload.arrive_at_rate(jobs, request_rate, seed)
         elif trace is None and concurrency is None:
@@ -383,8 +382,8 @@ def make_model(
         typer.Option(
             help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
             "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss-, qwen3.5-, gemma4- or glm4-moe- "
-            "in front: the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B, of Gemma 4 E2B, or of GLM-4.5 "
-            "with 16 experts and an MTP layer."
+            "before the six numbers: the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B, of Gemma 4 E2B, or "
+            "of GLM-4.5 with 16 experts and an MTP layer."
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",

@@ -78,6 +78,11 @@ def evaluate(
     """
     if questions is not None and not ask:
         raise InvalidRequestError(f"questions = {questions} and ask = false (--no-ask) contradict each other")
+    if (settings or {}).get("lora_adapters"):
+        raise InvalidRequestError(
+            "lora_adapters has no effect here: evaluate measures a model without adapters. Merge the adapter into the "
+            "model (PEFT's merge_and_unload), and evaluate the result"
+        )
     file, listed = text or default_text(), questions or default_questions()
     measured = _Text(file, _read_text(file), window, stride)
     asked = _Asked(listed, read_questions(listed)) if ask else None

@@ -223,7 +223,9 @@ def _change_adapters(model: str | None, given: dict[str, Any] | None, name: str,
     found = _ask(given, do="list")
     wanted = [one for one in found if model in (None, one["name"])]
     if not wanted:
-        raise InvalidRequestError(f"there is no model {model!r}: {', '.join(one['name'] for one in found)}")
+        raise InvalidRequestError(
+            f"there is no model {model!r}: this server has {', '.join(one['name'] for one in found)}"
+        )
     if folder and name in (one["name"] for one in found):
         raise InvalidRequestError(f"a model is called {name!r}: choose another name for the adapter")
     change(read_settings(**(given or {})), wanted[0]["ensemble"], name, folder)

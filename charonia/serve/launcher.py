@@ -130,7 +130,8 @@ class _Stack:
         self._has_settings_of_each = False  # several models at the start: each has its own values of shares.KEYS
         self._drain_s = 0.0  # time for requests to end at the end
         self._device: list[str] = []  # where the engines run, by their log
-        self._warnings: list[tuple[str, str]] = []  # about settings: the model's name, and the text
+        self._warnings: list[str] = []  # about settings
+        self._adapters: set[str] = set()  # LoRA adapters that were loaded while Triton runs
         self._control = drain.ModelControl()
         self._own: Path  # the folder of this stack; set by run()
         self._held: contextlib.ExitStack  # until the end; set by run()
@@ -163,11 +164,7 @@ class _Stack:
             self._inference = prepare_draft(self._inference, root, self._say, held)
             served = prepare_all(settings, root, self._inference, self._say, held)
             shares.check_folders(served, self._inference)
-            self._warnings = [
-                (one.name, text)
-                for one in served
-                for text in _engine.setting_warnings(one.workspace / WEIGHTS, dict(self._inference))
-            ]
+            self._warn_of_settings(served)
             try:
                 if not self._start(served):
                     return
@@ -184,6 +181,14 @@ class _Stack:
             finally:
                 self._stop()
                 self._control.close()
+
+    def _warn_of_settings(self, served: Sequence[Served]) -> None:
+        """Before Triton starts: with some of these settings it takes long, or does not fit."""
+        for one in served:
+            for text in _engine.setting_warnings(one.workspace / WEIGHTS, dict(self._inference)):
+                self._warnings.append(text)
+                if self._settings.logs == "files":  # else the engine's line is on stderr already
+                    self._say(f"{one.name}: {text}" if len(served) > 1 else text, "warning")
 
     def _take_orders(self) -> None:
         """Answers `charonia models` until the end."""
@@ -443,13 +448,15 @@ class _Stack:
         def show(line: str) -> None:
             self._device += triton.device_of(line)
             self._control.see(line)
+            if adapter := triton.adapter_of(line):
+                (self._adapters.add if adapter[1] else self._adapters.discard)(adapter[0])
             if log_file is None:
                 if not triton.is_noise(line) and (shown := render(line)) is not None:
                     logs.show(shown)
                 return
             level, text = triton.worth_showing(line) or ("", "")
-            if any(text.endswith(known) for _, known in self._warnings):
-                return  # _announce() prints this warning
+            if any(map(text.endswith, self._warnings)):
+                return  # it was printed before the start
             # Errors during the start are shown together if it fails.
             shows = level == "warning" or (level and self._ready)
             if shows and not self._hurries() and (passed := repeats.passed(text)) is not None:
@@ -504,12 +511,23 @@ class _Stack:
                 self._models.restarted()
                 self._is_ready()
                 self._say(f"Triton is ready again after {time.monotonic() - began:.1f} s")
+                self._warn_of_lost_adapters()
         except ServeError as error:
             self._check_alive(self._children[1:])
             if self._children[0].exit_status() is None:
                 self._say(str(error), "error")
                 self._kill_server("was not ready in time and was killed")
         return True
+
+    def _warn_of_lost_adapters(self) -> None:
+        of_start = {entry.partition("=")[0] for entry in self._inference.get("lora_adapters", "").split(",")}
+        if lost := sorted(self._adapters - of_start):
+            self._say(
+                f"LoRA adapters are lost, because they were loaded while Triton ran: {', '.join(lost)}. Load them "
+                "again with charonia models load-adapter; those of --lora are loaded at each start",
+                "warning",
+            )
+        self._adapters.clear()
 
     def _until_server_ready(self) -> bool:
         http = f"{self._triton_url(self._settings.http_port)}/v2"
@@ -655,9 +673,6 @@ class _Stack:
         names = " and ".join(one.name for one in served)
         for text in access.warnings(settings):
             self._say(text, "warning")
-        if settings.logs == "files":  # else the engine's line is on stderr already
-            for model, text in self._warnings:
-                self._say(f"{model}: {text}" if len(served) > 1 else text, "warning")
         devices = triton.with_names(self._device, served)
         ready = f"{names} {'is' if len(served) == 1 else 'are'} ready after {seconds:.1f} s"
         if later:

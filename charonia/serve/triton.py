@@ -202,6 +202,17 @@ def device_of(line: str) -> list[str]:
     return []
 
 
+_ADAPTER = re.compile(r"\b(un)?loaded the adapter (.*?)(?: from /.*)?$")
+
+
+def adapter_of(line: str) -> tuple[str, bool] | None:
+    """The name of a LoRA adapter, and whether it was loaded or unloaded, if this log line of an engine says so."""
+    if " the adapter " not in line or (entry := logs.parse(line)) is None:
+        return None
+    found = _ADAPTER.match(entry.message)
+    return (found.group(2), not found.group(1)) if found else None
+
+
 def with_names(devices: Sequence[str], served: Sequence[Served]) -> list[str]:
     """The results of device_of(). If there are several models: in their order, each after the name of its model."""
     if len(served) == 1:

@@ -83,7 +83,7 @@ def generate_command(
         typer.Option(
             "--in",
             help="The requests, one JSON object per line: a body of /v1/chat/completions, /v1/completions or "
-            "/v1/responses, or a line of OpenAI's batch files. `model` is ignored",
+            "/v1/responses, or a line of OpenAI's batch files. `model` is ignored, except with lora_adapters",
             metavar="FILE",
         ),
     ],

@@ -161,8 +161,10 @@ async def _run(
             raise CharoniaError("the engine has failed; run the same command again to continue")
         return status == 429
 
+    adapts = bool(await server.adapters())  # then `model` may name an adapter, and no other name is ignored
+
     todo = (
-        replace(line, body={**line.body, "model": model})
+        replace(line, body={**line.body, "model": line.body.get("model", model) if adapts else model})
         for line in _lines(source)
         if not isinstance(line, Exception) and line.custom_id not in answers.done
     )

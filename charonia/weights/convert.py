@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from charonia import _engine, disk
-from charonia.errors import InvalidRequestError, ModelError, UnsupportedError
+from charonia.errors import InvalidRequestError, ModelError, UnsupportedError, about
 from charonia.families import (
     MTP,
     ModelConfig,
@@ -145,7 +145,11 @@ def read_config(
     if head not in (None, found):
         raise UnsupportedError(f"{folder} {NO_MODEL if found else _NO_HEAD}")
     name = _model_name(folder)
-    spec = describe_head(config, name) if found else with_task(folder, describe(config, name), config, task)
+    if found:
+        with about(folder):  # the model has a config.json too
+            spec = describe_head(config, name)
+    else:
+        spec = with_task(folder, describe(config, name), config, task)
     if mtp:
         spec = with_mtp(folder, spec)
     try:
@@ -213,7 +217,8 @@ def check_spec(
     spec = with_score_rows(_as_named(_untied(folder, spec, tensors, read), tensors))
     check_mtp(folder, spec, tensors)
     if spec.config.target_hidden_units:
-        spec = with_own_embedding(spec, tensors)
+        with about(folder):
+            spec = with_own_embedding(spec, tensors)
     found = find_quantised(folder, spec, tensors, read)
     spec = found.spec
     _check_tensors(folder, spec, tensors, found.known)

@@ -47,7 +47,7 @@ async def _ensemble_of(client: Client, name: str) -> str:
     if not await client.model_ready(labelled):
         raise Unavailable(
             f"the Triton server at {client.target} has no model {name!r} that is ready: leave --model out for its "
-            "first model; on the server, charonia models list shows the others"
+            "first model; on the server, charonia models list shows the others. A LoRA adapter is named with --lora"
         )
     if await client.model_ready(f"{labelled}-2"):
         raise Unavailable(

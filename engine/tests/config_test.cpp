@@ -40,6 +40,7 @@ TEST(Config, DefaultsOfTheTableEqualTheStruct) {
 
 TEST(Config, WrongValuesAndKeysAreNamed) {
   expect_refused({{"cache_max_entry_count", "1.5"}}, {"cache_max_entry_count = '1.5'", "(0, 1)"});
+  expect_refused({{"session_len", "3000000000"}}, {"it takes >= 0, at most 2147483647 ("});
   expect_refused({{"max_batch_sise", "1"}}, {"did you mean 'max_batch_size'"});
   for (const auto& [key, value] : Settings{{"max_batch_size", "-1"},
                                            {"device", "tpu"},

@@ -217,6 +217,8 @@ TEST_F(EngineAdapterTest, AdaptersThatTheEngineCannotComputeAreRejectedByName) {
       {"init_lora_weights", "pissa"},
       {"layer_replication", {{0, 1}}},
       {"trainable_token_indices", {1}}};
+  rejects(ErrorCode::unsupported, {"modules_to_save = [\"lm_head\"] is not supported"},
+          [&](TinyAdapter& bad) { bad.config["modules_to_save"] = {"lm_head"}; });
   for (const auto& [key, value] : features) {
     rejects(ErrorCode::unsupported, {"adapter bad", key}, [&](TinyAdapter& bad) { bad.config[key] = value; });
   }

@@ -238,12 +238,18 @@ TEST_F(DraftModelTest, AnUnsuitableModelIsRejectedByName) {
                [&] { engine({{"speculative_method", "draft_model"}}); });
 }
 
-TEST_F(DraftModelTest, AModelWithoutItsMethodIsNamedInAWarning) {
+TEST_F(DraftModelTest, ASettingWithoutEffectIsNamedInAWarning) {
   write_tiny_workspace(weights());
-  const auto warnings = engine({{"speculative_model", "x"}})->info().warnings;
-  EXPECT_TRUE(std::ranges::any_of(warnings, [](const auto& text) {
-    return text.find("speculative_model = x has no effect: speculative_method = off") != std::string::npos;
-  }));
+  const std::pair<Settings, std::string_view> unused[] = {
+      {{{"speculative_model", "x"}}, "speculative_model = x has no effect: speculative_method = off"},
+      {{{"speculative_tokens", "4"}}, "speculative_tokens = 4 has no effect"},
+      {{{"speculative_method", "ngram"}, {"jump_forward", "true"}}, "ngram has no effect on structured output"}};
+  for (const auto& [given, expected] : unused) {
+    const auto warnings = runtime::read_settings(weights(), given).warnings;
+    EXPECT_TRUE(std::ranges::any_of(warnings, [&](const auto& text) {
+      return text.find(expected) != std::string::npos;
+    })) << expected;
+  }
 }
 
 // A workspace is found by its folder too.

@@ -515,7 +515,7 @@ TEST_F(HeadTest, AHeadThatDoesNotBelongToTheModelIsRejectedByName) {
   expect_refused(changed([](auto& head) { head.vocab = 60; }), "vocab_size = 60, and the model has 40");
   expect_refused(changed([](auto& head) { head.has_embedding = false; }), "its hidden_units = 16 differ");
   expect_refused(changed([](auto& head) { head.more = "target_layers = 0,1,3\n"; }), "input of layer 3");
-  expect_refused(changed([](auto& head) { head.more.clear(); }), "input of layer -1");
+  expect_refused(changed([](auto& head) { head.more.clear(); }), "a model of 3 layers or more, not 2");
   expect_refused(changed([](auto& head) { head.more = "target_layers = 0,1\n"; }), "target_layers has 2 layers");
   expect_refused(changed([](auto& head) { head.draft_tokens.resize(41); }), "draft_vocab_size = 41", "eagle3",
                  ErrorCode::invalid_argument);

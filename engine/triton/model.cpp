@@ -111,7 +111,8 @@ void Model::log_loaded(const std::string& name) const {
                      : info.device == "null" ? "null, which computes nothing"
                                              : info.device + ", " + std::to_string(info.config.threads) + " threads";
   const auto& method = info.config.speculative_method;
-  const auto speculation = info.draft_model.empty() ? method : "draft model " + info.draft_model;
+  const auto speculation =
+      info.draft_model.empty() ? method : cat(method == "eagle3" ? "eagle3, head " : "draft model ", info.draft_model);
   log_info(cat(name, ": ", model.model_name, " (", model.model_family, ", ", type, ") on ", where, ", ",
                info.instruction_set, "; weights ", bytes_text(info.weight_bytes), "; KV cache ",
                bytes_text(info.kv_cache_bytes), " in ", info.num_blocks, " blocks of ", info.config.cache_block_seq_len,

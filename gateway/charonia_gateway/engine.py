@@ -26,7 +26,7 @@ from charonia_client import (
 
 from charonia_gateway import __version__
 from charonia_gateway.autoload import Autoload
-from charonia_gateway.endpoints.answer import Answer
+from charonia_gateway.endpoints.answer import Answer, adapter_gone
 from charonia_gateway.endpoints.pool import NotLoaded, Pool
 from charonia_gateway.record import Record, current_key, current_owner, current_record
 from charonia_gateway.usage import estimated_tokens
@@ -192,8 +192,8 @@ class Engine:
             if self._find_again is None:
                 raise
             found = await self._find_again()
-            if found.pool is pool and found._lora_name == request.lora_name:
-                raise
+            if found.pool is pool and found._lora_name == request.lora_name:  # the server did not list its adapters
+                raise adapter_gone(request) from None
             self.__dict__.update(found.__dict__)
             return await self._begin(replace(request, lora_name=self._lora_name), id)
         except BadRequest as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charonia_client.terminal import plain
 from rich.console import Console
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from triton_double import Double
 from typer.testing import CliRunner
 
-from charonia import cli
+from charonia import Engine, SamplingParams, chat, cli
 from charonia.bench.adapters import run_adapters
 from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.engine_settings import Setting
@@ -27,6 +29,7 @@ from charonia.serve.model import prepare_all
 from charonia.serve.models import Served
 from charonia.serve.shares import as_given, of_first_only
 from charonia.settings import ServeSettings
+from charonia.web import generate
 from charonia.weights.adapted_modules import module_places
 from charonia.weights.adapters import locate_adapter, lora_setting, split_adapter
 from charonia.weights.plan import make_plan
@@ -174,6 +177,33 @@ def test_plan_counts_the_adapters(model: Path, tmp_path: Path) -> None:
     assert size >= 4 * (SHAPES["tiny"].hidden + SHAPES["tiny"].intermediate) * 2
     assert "LoRA adapters" in CliRunner().invoke(cli.app, asked).output
     assert make_plan(model, {"device": "cpu"}).adapter_bytes == 0
+
+
+def test_files_of_requests_and_chats_use_adapters(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(tmp_path / "a")
+    file = folder / "adapter_model.safetensors"
+    random = np.random.default_rng(1)
+    save_file({name: random.normal(size=one.shape).astype(np.float32) for name, one in load_file(file).items()}, file)
+    settings = {"device": "cpu", "threads": "1", "lora_adapters": f"x={folder}"}
+    with Engine.from_pretrained(model, **settings) as engine:
+        greedy = SamplingParams(max_tokens=8, temperature=0)
+        expected = [engine.generate("hello", greedy, lora=name)[0].text for name in ("x", "", "")]
+        answer = engine.chat([{"role": "user", "content": "hello"}], greedy, lora="x").text
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+        chat.run(engine, greedy)
+        assert capsys.readouterr().out == plain(answer) + "\n"
+    assert expected[0] != expected[1]
+    request = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
+    lines = [{**request, **given} for given in ({"model": "x"}, {"model": "small"}, {}, {"model": "y"})]
+    (tmp_path / "in").write_text("\n".join(map(json.dumps, lines)))
+    served = ServeSettings(_env_file=None, model=str(model), run_dir=tmp_path / "run")  # type: ignore[call-arg]
+    generate.generate(served, settings, tmp_path / "in", tmp_path / "out")
+    written = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    answers = [one["response"] for one in sorted(written, key=lambda one: str(one["custom_id"]))]
+    assert answers.pop()["status_code"] == 404
+    assert [one["body"]["choices"][0]["text"] for one in answers] == expected
 
 
 def test_serve_refuses_a_wrong_adapter_before_triton_starts(model: Path, tmp_path: Path) -> None:

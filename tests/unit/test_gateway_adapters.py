@@ -51,6 +51,18 @@ async def test_replaced_adapter_has_another_fingerprint() -> None:
         assert gone.status_code == 404 and "'sql'" in gone.json()["error"]["message"]
 
 
+async def test_lost_adapter_is_named_as_the_client_named_it() -> None:
+    """Also while a server that was started again does not list its adapters yet."""
+    async with gateway() as (web, server):
+        server.adapters["engine"] = {"sql": "/sql"}
+        await listed(web)
+        server.adapters.clear()
+        server.adapters_error = "[503] busy"
+        error = (await ask(web, "sql")).json()["error"]
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert "the LoRA adapter 'sql' is not loaded any more" in error["message"] and "of/sql" not in error["message"]
+
+
 async def test_adapter_that_is_loaded_for_another_model_is_found() -> None:
     async with gateway(model_name="a", more_models="b") as (web, server):
         server.adapters["engine"] = {"sql": "/sql"}

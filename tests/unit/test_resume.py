@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from charonia_client import (
@@ -14,6 +15,7 @@ from charonia_client import (
     GenerateRequest,
     GenerateResponse,
     Moved,
+    NotFound,
     Progress,
     Unavailable,
 )
@@ -318,6 +320,15 @@ async def test_server_with_new_weights_does_not_continue() -> None:
         now = await two.pool.endpoints[1].client.model_info()
         assert answer.fingerprint == now["fingerprint"] != two.pool.endpoints[1].promise
         await answer.aclose()
+
+
+async def test_stream_without_a_server_that_has_its_adapter_ends_with_its_name() -> None:
+    async with Two(counting(2, []), counting(9, []), resume_timeout_s=0) as two:
+        two.doubles[0].adapters["engine"] = {"sql": "/sql"}
+        engine = Engine(two.pool).with_adapter("sql=of/sql", AsyncMock())
+        parts = engine.answer(GenerateRequest(text="Count"), "id")
+        with pytest.raises(NotFound, match="the LoRA adapter 'sql' is not loaded any more"):
+            [part async for part in parts]
 
 
 class Moving(Two):

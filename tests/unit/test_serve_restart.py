@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from waiting import wait_until
 
+from charonia import _engine
 from charonia.errors import ServeError
 from charonia.serve import access, drain, launcher
 from charonia.serve.launcher import _Signals, _Stack
@@ -182,6 +183,23 @@ def test_hanging_servers_are_restarted_a_limited_number_of_times(
     assert len(started) == stack._settings.max_restarts == 2
 
 
+def test_restart_names_the_adapters_that_are_lost(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
+    stack._inference = {"lora_adapters": "start=/start"}
+    changes = ("loaded the adapter %s from /x", "unloaded the adapter %s")
+    did = ((0, "start"), (0, "kept"), (0, "gone"), (1, "gone"))
+    lines = [f"I1128 06:51:38.000000 1 charonia:1] {changes[which] % name}" for which, name in did]
+    child = stack._spawn("Triton", [sys.executable, "-c", f"print({chr(10).join(lines)!r})"], {}, tmp_path / "log")
+    assert child.wait(HANG_S) and len(child.tail()) == len(lines)
+    stack._children = [child]
+    assert stack._restart()
+    (lost,) = [text for text in told if "adapters are lost" in text]
+    assert "Triton ran: kept. Load them again" in lost and not stack._adapters
+
+
 def test_restarts_of_a_server_that_was_stable_are_forgotten(stack: _Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(stack, "_say", lambda text, level="info", of="": told.append(text))
@@ -334,22 +352,21 @@ def test_clients_are_seen_until_the_server_has_closed_their_connections() -> Non
         assert not access.has_clients((port,))
 
 
-def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path) -> None:
+def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's log has it too. Other warnings of Triton are printed as they arrive."""
     known = "session_len = 9 is more than the 8 positions that the model was trained for"
     lines = [f"W1128 06:51:38.000000 1 charonia:1] engine version 1: {text}" for text in (known, "it is late")]
     console = Console(file=io.StringIO(), width=200)
     stack = _Stack(ServeSettings(gateway=False), {}, console, Hurried())
-    stack._warnings = [("a", known)]
-    served = [Served("a", "", Path("nowhere"))]
+    monkeypatch.setattr(_engine, "setting_warnings", lambda *_: [known])
+    stack._warn_of_settings([Served("a", "", Path("nowhere"))])
     code = f"print({chr(10).join(lines)!r})"
     child = stack._spawn("Triton", [sys.executable, "-c", code], dict(os.environ), tmp_path / "triton.log")
     assert child.wait(HANG_S) and len(child.tail()) == 2  # tail() waits for the last line
-    stack._announce(served, 1.0)
     stack._control.close()
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()
-    assert printed.count(known) == 1 and printed.count("it is late") == 1
+    assert printed.count(known) == 1 and printed.count("warning of Triton: engine version 1: it is late") == 1
     assert (tmp_path / "triton.log").read_text().count(known) == 1
 
 

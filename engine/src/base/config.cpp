@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -175,8 +176,11 @@ std::vector<std::string> apply_settings(const Settings& settings, EngineConfig& 
                   cat("unknown setting '", key, "'", near.empty() ? "" : cat(" (did you mean '", near, "'?)")));
     }
     if (!entry->store(trim(value), engine, model)) {
-      throw Error(ErrorCode::invalid_argument, cat("setting ", key, " = '", value, "' is not valid: it takes ",
-                                                   entry->field.range, " (", entry->field.help, ")"));
+      const bool large = entry->field.kind == "int" && entry->field.range.starts_with('>') &&
+                         parse_number<std::int64_t>(trim(value)).value_or(0) > INT_MAX;
+      throw Error(ErrorCode::invalid_argument,
+                  cat("setting ", key, " = '", value, "' is not valid: it takes ", entry->field.range,
+                      large ? cat(", at most ", INT_MAX) : "", " (", entry->field.help, ")"));
     }
     if (entry->field.ignored) {
       warnings.push_back(cat("setting ", key, " has no effect: ", entry->field.help));

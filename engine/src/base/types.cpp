@@ -95,7 +95,7 @@ void SamplingParams::validate(int vocab_size) const {
     throw Error(ErrorCode::invalid_argument,
                 cat("thinking_budget = ", *thinking_budget, ": the response has no thinking that the engine can end. A ",
                     "budget needs `messages`, no begun message, and a chat template in which a mark ends the thinking. ",
-                    "Leave thinking_budget out"));
+                    "Leave thinking_budget out; in Python, set thinking_end_ids"));
   }
   require(bad_words.size() <= kMaxBadWords, "the number of bad_words", bad_words.size(), "at most ", kMaxBadWords);
   for (const auto& word : bad_words) {

@@ -26,8 +26,8 @@ using LinearPlaces = std::map<std::string, LinearPlace, std::less<>>;  // by can
 
 // Why a model without modules (Manifest::modules()) has no adapters, with the remedy.
 inline constexpr std::string_view kNoModules =
-    "this workspace has no names of the model's modules: it comes from a GGUF file or from an older version. Use the "
-    "model's Hugging Face folder, or convert it again with charonia convert";
+    "the model has no names of modules: it is a GGUF file, which takes no adapters, or a workspace of an older version. "
+    "Use the model's Hugging Face folder, or convert the old workspace again with charonia convert";
 
 // The weights that adapters can change, with their indices in ops::AdapterSlots::weights.
 using SlotWeights = std::unordered_map<const ops::Linear*, int>;

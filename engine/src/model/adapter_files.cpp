@@ -62,7 +62,11 @@ bool keeps_base(const ordered_json& init) {
   return init == "gaussian" || init == "eva" || init == "orthogonal";
 }
 
-std::string text_of(const ordered_json& value) { return value.is_structured() ? value.type_name() : value.dump(); }
+std::string text_of(const ordered_json& value) {
+  constexpr std::size_t kMost = 10;  // elements
+  const bool flat = !value.is_structured() || std::ranges::none_of(value, &ordered_json::is_structured);
+  return flat && value.size() <= kMost ? value.dump() : value.type_name();
+}
 
 }  // namespace
 

@@ -138,8 +138,9 @@ std::vector<std::size_t> adapter_bytes(const EngineConfig& config, std::string_v
     const bool with_slots = config.device == "cuda";
     if (with_slots) check_rank(files, config.lora_max_rank);
     if (const auto [found, added] = folders.try_emplace(name, folder); !added) {
-      check_same_adapter(files, model::AdapterFiles(name, found->second).digest());
-      continue;
+      if (files.digest() == model::AdapterFiles(name, found->second).digest()) continue;
+      throw Error(ErrorCode::invalid_argument, cat("lora_adapters has the name ", name, " twice, with other files: ",
+                                                   "choose another name for one of them"));
     }
     for (std::size_t rank = 0; rank < out.size(); ++rank) {
       out[rank] += model::Adapter::bytes_of(files, modules, static_cast<int>(rank), type, with_slots);

@@ -310,9 +310,9 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
   plan.kv_layout.check();
   if (device != "null") {  // the null device keeps no weights
+    out.tables = model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +
-                  static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) +
-                  model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
+                  static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) + out.tables;
   }
   out.quantised = elements.quantised_bytes > 0;
   out.activations = plan.activation_bytes;
@@ -348,8 +348,11 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
   const auto needed = memory.all_but_cache() + kv_block;
   if (needed <= free_bytes) return;
   const bool half_fits = device == "cpu" && !memory.quantised && needed - memory.weights / 2 <= free_bytes;
+  const bool long_tables = memory.tables > memory.weights / 2;
   throw Error(ErrorCode::resource_exhausted,
-              cat("the model does not fit: its weights take ", text(memory.weights), ", the activations of ",
+              cat("the model does not fit: its weights take ", text(memory.weights),
+                  long_tables ? cat(", most of it for the positions of session_len = ", config.session_len) : "",
+                  ", the activations of ",
                   config.token_budget, " tokens (token_budget) and ", config.max_batch_size,
                   " sequences (max_batch_size) ", text(memory.all_but_cache() - memory.weights - memory.adapters),
                   memory.adapters > 0 ? cat(", ", config.lora_device_adapters, " LoRA adapters of rank ",
@@ -360,7 +363,9 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
                                            config.speculative_method)
                                      : "",
                   "). ",
-                  half_fits ? "Set quantization = w8a16, which halves most 16-bit weights, or take" : "Take",
+                  long_tables ? "Lower session_len, or take"
+                  : half_fits ? "Set quantization = w8a16, which halves most 16-bit weights, or take"
+                              : "Take",
                   " a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
                   "max_batch_size, ", memory.adapters > 0 ? "lower lora_device_adapters or lora_max_rank, " : "",
                   reserved_bytes > 0 ? "set speculative_method = ngram, " : "", "or free memory"));
@@ -534,6 +539,11 @@ std::vector<int> layers_for(const ModelConfig& head, const ModelConfig& model) {
   if (out.empty()) out = {2, count / 2, count - 3};
   for (const int layer : out) {
     if (layer >= 0 && layer <= count) continue;
+    if (head.target_layers.empty()) {
+      throw Error(ErrorCode::unsupported,
+                  cat("its config.json has no eagle_aux_hidden_state_layer_ids, and the usual layers 2, n / 2 and n - 3 "
+                      "need a model of 3 layers or more, not ", count, ": write the layers into config.json"));
+    }
     throw Error(ErrorCode::unsupported, cat("it reads the input of layer ", layer, ", and the model has ", count,
                                             " layers: choose the head that was trained for this model"));
   }

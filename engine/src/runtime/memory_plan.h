@@ -79,6 +79,7 @@ model::DeviceRules rules_of(std::string_view device);
 // All sizes in bytes. The real device may use less for steps.
 struct RankMemory {
   std::size_t weights = 0;        // without the padding of the device's layout
+  std::size_t tables = 0;         // of `weights`: for the positions of session_len
   std::size_t host = 0;           // weights that a GPU reads from host memory; not in `weights`
   std::size_t activations = 0;
   std::size_t loaded_steps = 0;   // for steps, allocated with the weights: scratch memory for dequantised weights

@@ -70,6 +70,14 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
                                " has no effect: speculative_method = ", method.name,
                                ", and it needs draft_model or eagle3"));
   }
+  if (method.name == "off" && overrides.contains("speculative_tokens")) {
+    out.warnings.push_back(cat("speculative_tokens = ", config.speculative_tokens,
+                               " has no effect: choose a speculative_method, such as ngram"));
+  }
+  if (method.name != "off" && config.jump_forward) {
+    out.warnings.push_back(cat("speculative_method = ", method.name,
+                               " has no effect on structured output, because jump_forward is on"));
+  }
   if (config.quant_policy == ops::kKvFp8 && out.model.kv_scales == "none") {
     out.warnings.push_back(cat("quant_policy = ", config.quant_policy, ": the model has no scales of keys and values ",
                                "(k_scale, v_scale of all layers), so they are stored in FP8 with scale 1, and ",

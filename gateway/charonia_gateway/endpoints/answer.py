@@ -126,7 +126,8 @@ class Answer:
             except (Overloaded, Unavailable, NotFound) as failure:
                 error = failure
         if not self._stopped:
-            raise self._failures[0]
+            lacks = any(isinstance(one, NotFound) for one in self._failures)
+            raise adapter_gone(self._request) if lacks else self._failures[0]
         self._rest = _cancelled()
 
     def leave_draining_server(self) -> None:
@@ -291,6 +292,15 @@ class Answer:
         if endpoint:
             endpoint.release()
         return endpoint
+
+
+def adapter_gone(request: GenerateRequest) -> NotFound:
+    """The error for clients, who do not know the engine's names."""
+    name = (request.lora_name or "").partition("=")[0]
+    return NotFound(
+        f"the LoRA adapter {name!r} is not loaded any more: it was unloaded, or its server was started again. Load it "
+        "again"
+    )
 
 
 async def _cancelled() -> AsyncGenerator[GenerateResponse, None]:

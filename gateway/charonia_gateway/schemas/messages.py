@@ -122,10 +122,11 @@ def _thinking(value: Any) -> Any:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
-        raise wrong('send {"type": "adaptive"}, {"type": "enabled", "budget_tokens": ...} or {"type": "disabled"}')
+        types = '{"type": "adaptive"}, {"type": "between_tools"} or {"type": "disabled"}'
+        raise wrong_value(f'send {types}, or {{"type": "enabled", "budget_tokens": ...}}')
     budget = value.get("budget_tokens")
     if kind == "enabled" and (type(budget) is not int or not MIN_BUDGET <= budget <= INT32):
-        raise wrong(f"budget_tokens is missing, or is not a whole number from {MIN_BUDGET} on, at most {INT32}")
+        raise wrong_value(f"budget_tokens must be a whole number from {MIN_BUDGET} to {INT32}")
     if value.get("display") not in (None, "summarized", "omitted"):
         raise wrong('display: send "summarized" or "omitted"')
     return value
