@@ -18,6 +18,8 @@ class PromptKernelsTest : public ::testing::Test {
   void SetUp() override {
     if (!device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
     broken_ = nullptr;
+    broken_rows_ = 0;
+    least_units_ = 1e9;
   }
 
   // Options whose measurements say that wgmma takes this many times as long as the other kernel.
@@ -27,9 +29,12 @@ class PromptKernelsTest : public ::testing::Test {
                        const CacheLayer& cache, const AttentionShape& shape, const ops::AttentionParams& how,
                        const AttentionWork& work) {
       auto changed = how;
-      if (shape.wgmma && broken_ != nullptr) broken_(changed);
-      attention(stream, device, to, qkv, cache, shape, changed, work);
       wgmma_ = shape.wgmma;
+      if (wgmma_ && broken_ != nullptr && (broken_rows_ == 0 || to.rows == broken_rows_)) broken_(changed);
+      attention(stream, device, to, qkv, cache, shape, changed, work);
+      if (!wgmma_ || to.rows == kMeasuredRows) return;
+      const auto units = static_cast<double>(work.max_prefill * cache.kv_heads);
+      least_units_ = std::min(least_units_, units / shape.prefill_blocks());
     };
     out.timer = [ratio](Stream& stream, double expected, const std::function<void(int)>& issue) {
       EXPECT_GT(expected, 0);
@@ -41,7 +46,8 @@ class PromptKernelsTest : public ::testing::Test {
   }
 
   PromptLayers layers(int bits = 0, int dim = 64) {
-    const auto shape = shape_of(1, 4, dim, 64);
+    auto shape = shape_of(1, 4, dim, 64);
+    shape.sms = 6;
     return {shape, {nullptr, DType::bf16, 1, dim, 64, bits}, {{.scale = 0.125F}}};
   }
 
@@ -55,7 +61,10 @@ class PromptKernelsTest : public ::testing::Test {
   Stream stream_;
   using Change = void(ops::AttentionParams&);
   static inline Change* broken_ = nullptr;  // changes what wgmma computes
+  static inline std::int64_t broken_rows_;  // only in steps with this number of rows; 0: in all steps
   static inline bool wgmma_ = false;        // of the last call
+  static inline double least_units_;        // of a thread block of wgmma, in steps that are not measured
+  static constexpr int kMeasuredRows = 128;  // two prompts of 64 rows
 };
 
 TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
@@ -65,6 +74,7 @@ TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
     EXPECT_TRUE(faster.uses_wgmma(0, 64));
     EXPECT_FALSE(faster.uses_wgmma(0, 63));
     EXPECT_EQ(faster.warning(), "");
+    EXPECT_GE(least_units_, 3) << "the check does not reach a thread block's second unit";
     ASSERT_EQ(faster.report().size(), 1U);
     EXPECT_EQ(faster.report()[0], std::string("attention of prompts, 4 heads over 1 of 64") +
                                       (bits == 0 ? "" : bits == 8 ? ", 8-bit cache" : ", 4-bit cache") +
@@ -107,6 +117,7 @@ TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
       {{.scale = 0.1F}, [](auto& how) { how.scale *= 1.25F; }},
       {{.scale = 0.1F, .window = 90}, [](auto& how) { how.window = 89; }},
       {{.scale = 0.1F, .window = 90}, [](auto& how) { how.window = 0; }},
+      {{.scale = 0.1F, .window = 1100}, [](auto& how) { how.window = 1000; }},
       {{.scale = 0.1F, .soft_cap = 5}, [](auto& how) { how.soft_cap = 6; }},
       {{.scale = 0.1F, .alibi = slopes.data()}, [](auto& how) { how.alibi = nullptr; }},
       {{.scale = 0.1F, .sinks = sinks.data()}, [](auto& how) { how.sinks = nullptr; }},
@@ -124,6 +135,16 @@ TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
                     " gave results that differ from the other kernel's, and is not used. Please report this");
     }
   }
+}
+
+TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_in_the_measurement_only_is_not_chosen) {
+  broken_ = [](ops::AttentionParams& how) { how.scale *= 1.25F; };
+  broken_rows_ = kMeasuredRows;
+  const auto kernels = chosen(layers(), options());
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.report()[0],
+            "attention of prompts, 4 heads over 1 of 64: tiles, because the results of wgmma were wrong");
+  EXPECT_NE(kernels.warning(), "");
 }
 
 TEST_F(PromptKernelsTest, an_unproven_kernel_is_not_considered_by_default) {
@@ -165,6 +186,15 @@ TEST_F(PromptKernelsTest, a_kernel_that_cannot_be_launched_is_not_chosen) {
   EXPECT_FALSE(kernels.chosen(0));
   EXPECT_EQ(kernels.report()[0],
             "attention of prompts, 4 heads over 1 of 64: tiles, because wgmma failed: no room for the block");
+  EXPECT_EQ(kernels.warning(), kernels.report()[0]);
+}
+
+TEST_F(PromptKernelsTest, a_measurement_without_memory_is_a_warning) {
+  broken_ = [](ops::AttentionParams&) { throw Error(ErrorCode::resource_exhausted, "no memory"); };
+  const auto kernels = chosen(layers(), options());
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.warning(),
+            "attention of prompts, 4 heads over 1 of 64: tiles, because there is no memory to measure with");
 }
 
 TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
