@@ -210,20 +210,21 @@ TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
 // A step of one layer of attention.
 class Attention {
  public:
-  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false)
-      : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})) {
+  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false, int block_len = 64)
+      : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})),
+        stride_(static_cast<int>(divide_up(kPositions, block_len))) {
     Random random(1);
     cache_ = ops_->make_kv_cache({.layers = {{.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim}},
-                                  .block_len = 64,
+                                  .block_len = block_len,
                                   .dtype = DType::bf16,
                                   .quant_bits = bits},
-                                 {kBlocks});
+                                 {2 * stride_});
     qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
     out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
     ops_->prepare({.max_rows = kRows,
                    .max_sequences = 3,
-                   .max_positions = 200,
-                   .block_len = 64,
+                   .max_positions = kPositions,
+                   .block_len = block_len,
                    .kv_quant_bits = bits},
                   [this](const ops::StepShape& shape) { issue(shape); });
   }
@@ -231,6 +232,7 @@ class Attention {
   // Rows [begin, end) of the first sequence, whose q, k and v depend on the position, and a decode of the second one.
   Matrix step(int begin, int end) {
     std::vector<std::int32_t> starts{0, end - begin, end - begin + 1}, positions, tables{5, 2, 7, 1, 4, 0, 3, 6}, ids;
+    if (stride_ == 1) tables = {1, 0};
     for (int i = begin; i < end; ++i) positions.push_back(i);
     positions.push_back(0);
     ids.assign(positions.size(), 0);
@@ -241,7 +243,7 @@ class Attention {
       for (int c = 0; c < in.cols; ++c) in.set(static_cast<std::int64_t>(i), c, row.at(0, c));
     }
     ops_->upload(qkv_->tensor().data, in.bytes.data(), in.bytes.size());
-    ops_->begin_step({.ids = ids, .attention = {starts, positions, {tables}, 4}, .logits_rows = {}, .sample = {}});
+    ops_->begin_step({.ids = ids, .attention = {starts, positions, {tables}, stride_}, .logits_rows = {}, .sample = {}});
     const auto before = allocations();
     ops_->run_step([this](const ops::StepShape& shape) { issue(shape); });
     ops_->collect();
@@ -251,12 +253,13 @@ class Attention {
   std::vector<std::string> report() const { return ops_->report(); }
 
  private:
-  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kBlocks = 8;
+  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kPositions = 200;
   void issue(const ops::StepShape& shape) {
     ops_->rotary_store(qkv_->slice(0, shape.rows), {}, *cache_, 0, kHeads);
     ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads, {.scale = 0.125F});
   }
   std::unique_ptr<ops::Ops> ops_;
+  int stride_;  // of the block tables
   std::unique_ptr<ops::KvCache> cache_;
   std::unique_ptr<ops::DeviceMatrix> qkv_, out_;
 };
@@ -280,6 +283,13 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
       if (HasFatalFailure()) return;
     }
   }
+}
+
+TEST_F(PromptKernelsTest, steps_without_memory_for_16_bit_copies_use_the_other_kernel) {
+  constexpr int kLen = (1 << 18) + 64;  // the copy of a block takes more than kWideCacheBytes
+  Attention with(4, true, false, kLen), without(4, false, false, kLen);
+  const auto a = with.step(0, 70), b = without.step(0, 70);
+  for (int row = 0; row < 71; ++row) ASSERT_TRUE(a.same_bits(row, b, row)) << row;
 }
 
 TEST_F(PromptKernelsTest, reproducible_mode_does_not_use_the_kernel) {
