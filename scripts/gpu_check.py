@@ -46,6 +46,7 @@ NEEDED = {
 UNPROVEN_TESTS = (
     "HopperTest.*", "GemmTest.bulk_copies_*", "W8a8Test.int8_of_the_library_*", "QuantWgmmaTest.*",
     "CudaQuantExpertsTest.wgmma_*", "CudaWgmmaAttentionTest.*", "PromptKernelsTest.*",
+    "CudaAttentionTest.decodes_with_the_scales_of_k_outside_*",
 )  # fmt: skip
 QUIET_S = 15.0  # a C++ test that writes nothing for so long hangs
 # The build folder of a rehearsal, and the seconds after which the stage is killed.
@@ -408,9 +409,10 @@ def measure_yard(clock: Clock) -> Iterator[Record]:
                for name in ("tiles", *(["wgmma"] if wgmma else []))}  # fmt: skip
     for rows in (2048, 8192) if on_gpu else (64,):
         operations = 2.0 * heads * dim * rows * (rows + 1)
+        layers = 32 if rows == 2048 else 4  # enough that the host's work for a step, which counts here, is small
         for bits in (16, 8, 4):
             for name, bench in benches.items():
-                _, ours = bench.attention(heads, kv_heads, dim, bits, 1, rows, rows, 4, 3)
+                _, ours = bench.attention(heads, kv_heads, dim, bits, 1, rows, rows, layers, 3)
                 kernel = f"charonia {name}{'' if bits == 16 else f', {bits}-bit KV'}"
                 yield record("yard", "rate", "TFLOP/s", operations / min(ours) / 1e12, kernel=kernel, rows=rows)
         sizes = (heads, kv_heads, kv_heads)

@@ -46,14 +46,16 @@ def decide(stage: str, records: Sequence[Record]) -> Iterator[str]:
         for rows in cases("rows"):
             rates = {name: at("rate", kernel=name, rows=rows) for name in cases("kernel")}
             ours = {name: rate for name, rate in rates.items() if name in ("charonia tiles", "charonia wgmma")}
-            best = max(ours, key=ours.__getitem__)
-            library = max(rate for name, rate in rates.items() if not name.startswith("charonia"))
-            what = "keep our attention" if ours[best] >= 0.85 * library else "below 85 %, the exit rule counts"
-            yield f"{rows} rows: {best} has {ours[best] / library:.0%} of the best library: {what}"
+            library = max((rate for name, rate in rates.items() if not name.startswith("charonia")), default=0.0)
+            if ours and library > 0:
+                best = max(ours, key=ours.__getitem__)
+                what = "keep our attention" if ours[best] >= 0.85 * library else "below 85 %, the exit rule counts"
+                yield f"{rows} rows: {best} has {ours[best] / library:.0%} of the best library: {what}"
             for name, rate in rates.items():
-                if name.startswith("charonia wgmma"):
-                    times = rate / rates[name.replace("wgmma", "tiles")]
-                    yield f"{rows} rows: {name} {times:.2f} times tiles: {'prove it' if times > 1 else 'keep tiles'}"
+                tiles = rates.get(name.replace("wgmma", "tiles"))
+                if name.startswith("charonia wgmma") and tiles:
+                    what = "prove it" if rate >= 1.02 * tiles else "keep tiles"
+                    yield f"{rows} rows: {name} {rate / tiles:.2f} times tiles: {what}"
     elif stage in ("decode", "decode_w4a16"):
         for weights in cases("weights"):
             for batch, prompt, limit, goal in ((1, 32, 0.05, "265 / 560"), (64, 1024, 0.15, "9,500 / 12,000")):

@@ -242,12 +242,14 @@ def test_decisions_name_the_faster_way_and_missed_bars() -> None:
     best = "has 80% of the best library: below 85 %, the exit rule counts"
     assert list(gpu_check.decide("yard", yard)) == [f"8 rows: charonia tiles {best}"]
     yard += [figure("rate", rate, kernel=f"charonia {name}", rows=8) for name, rate in (
-        ("wgmma", 88.0), ("tiles, 8-bit KV", 50.0), ("wgmma, 8-bit KV", 40.0))]  # fmt: skip
+        ("wgmma", 88.0), ("tiles, 8-bit KV", 50.0), ("wgmma, 8-bit KV", 50.5), ("wgmma, 4-bit KV", 40.0))]  # fmt: skip
     assert list(gpu_check.decide("yard", yard)) == [
         "8 rows: charonia wgmma has 88% of the best library: keep our attention",
         "8 rows: charonia wgmma 1.10 times tiles: prove it",
-        "8 rows: charonia wgmma, 8-bit KV 0.80 times tiles: keep tiles",
+        "8 rows: charonia wgmma, 8-bit KV 1.01 times tiles: keep tiles",
     ]
+    ours = [one for one in yard if one["case"]["kernel"].startswith("charonia")]
+    assert list(gpu_check.decide("yard", ours[:2])) == ["8 rows: charonia wgmma 1.10 times tiles: prove it"]
     decode = [
         figure("decode", rate, weights="bf16", reproducible=how, batch=batch, prompt=prompt)
         for batch, prompt, how, rate in ((1, 32, False, 200.0), (1, 32, True, 180.0), (64, 32, False, 9000.0),

@@ -78,9 +78,22 @@ std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows
   return steps * (kOfLayer * static_cast<std::size_t>(model.num_layer) + more_kernels) * kKernel;
 }
 
+// Upper bound of the memory for 16-bit copies of blocks of the KV cache (PromptKernels).
+std::size_t wide_bytes(const ops::KvLayout& layout, const ops::StepLimits& limits, bool reproducible) {
+  if ((layout.quant_bits != 4 && layout.quant_bits != 8) || reproducible || !cuda::unproven_setting()) return 0;
+  auto copies = layout;
+  copies.quant_bits = 0;
+  std::size_t block = 0;
+  for (const auto& layer : copies.layers) {
+    if (layer.kind != CacheKind::state) block = std::max(block, copies.layer_bytes(layer));
+  }
+  return cuda::wide_cache_bytes(limits.max_sequences * cuda::divide_up(limits.max_positions, layout.block_len),
+                                static_cast<std::int64_t>(block));
+}
+
 // Upper bound of the memory of a GPU's steps, in addition to the model's activations.
 std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard, const ops::StepLimits& limits,
-                            bool cuda_graphs) {
+                            std::size_t wide, bool cuda_graphs) {
   constexpr std::size_t kWorkspaces = 66 * kMiB;  // of GEMMs: cuBLASLt's (32 MiB), ours (18 MiB), inputs (16 MiB)
   // Lists of penalties and bans (16 MiB), tables and partial results of attention, and the CUDA graphs of decode steps.
   constexpr std::size_t kFixed = 128 * kMiB;
@@ -95,7 +108,6 @@ std::size_t cuda_step_bytes(const ModelConfig& model, const model::Shard& shard,
   const auto graphs = cuda_graphs && limits.logits_rows() > limits.max_sequences
                           ? graph_bytes(model, limits.max_rows, limits.logits_rows(), 0)
                           : 0;
-  const auto wide = limits.kv_quant_bits != 0 && cuda::unproven_setting() ? cuda::kWideCacheBytes : 0;
   const auto of_steps = kFixed + wide + graphs + sampled * (vocab * 2 + vocab / 8 + kHistograms) + collectives;
   return kWorkspaces + std::max(of_steps, cuda::kGemmOperandBytes);
 }
@@ -276,7 +288,7 @@ model::DeviceRules rules_of(std::string_view device) {
 
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
-                       bool cuda_graphs) {
+                       bool cuda_graphs, bool reproducible) {
   const auto precision = rules.precision(model::data_type(model));
   auto elements = manifest.elements(shard.rank, model.normalize_output);
   // An fp32 router is stored as two halves, so it counts twice.
@@ -318,7 +330,8 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = out.quantised ? cuda::kDequantisedBytes : 0;
-    out.steps = cuda_step_bytes(model, shard, limits, cuda_graphs);
+    const auto wide = wide_bytes(plan.kv_layout, limits, reproducible);
+    out.steps = cuda_step_bytes(model, shard, limits, wide, cuda_graphs);
   }
   for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
   out.window = plan.kv_layout.window;
@@ -816,7 +829,8 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
-    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits, config.cuda_graphs);
+    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits, config.cuda_graphs,
+                                      config.reproducible);
     runtime::count_adapter_slots(needs, rules, config, out.model, manifest, rank);
     out.adapter_bytes += static_cast<std::int64_t>(needs.adapters);
     const auto all_free = free[static_cast<std::size_t>(rank)];

@@ -160,7 +160,7 @@ struct World {
     bool plan_of_all = false;  // the step's items are also made for layers without a window
     int padding = 0;           // rows
     bool repeat = false;       // first runs the same into another output: the counters must be zero again
-    int q_gap = 0;             // additional elements between rows, aligned to 16 bytes or not
+    int q_gap = 0;             // additional elements between rows of q, besides a head; aligned to 16 bytes or not
     bool plain = false;        // the kernel that does not round probabilities
     bool wgmma = false;        // the kernel with products of warpgroups takes the prefill items
   };
@@ -187,7 +187,7 @@ struct World {
       last = std::max(last, chunk.end);
     }
     const auto rows = std::ssize(positions);
-    Matrix q(options.q_type, rows + options.padding, qkv.front().cols, 8 + options.q_gap);
+    Matrix q(options.q_type, rows + options.padding, qkv.front().cols, shape.head_dim + options.q_gap);
     std::ranges::fill(q.bytes, std::byte{0xff});  // NaN
     std::int64_t r = 0;
     for (const auto& chunk : chunks) {

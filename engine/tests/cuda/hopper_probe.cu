@@ -158,7 +158,7 @@ void wgmma_kernel(CHARONIA_GRID_CONSTANT const ProductProbe p) {
       if (i % 2 == 1) wgmma_commit();
     }
     wgmma_wait<1>();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
     store_sums<n>(p, d, row);
   }
 }

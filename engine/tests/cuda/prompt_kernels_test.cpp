@@ -18,6 +18,8 @@ class PromptKernelsTest : public ::testing::Test {
   void SetUp() override {
     if (!device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
     broken_ = nullptr;
+    broken_rows_ = 0;
+    least_units_ = 1e9;
   }
 
   // Options whose measurements say that wgmma takes this many times as long as the other kernel.
@@ -27,9 +29,12 @@ class PromptKernelsTest : public ::testing::Test {
                        const CacheLayer& cache, const AttentionShape& shape, const ops::AttentionParams& how,
                        const AttentionWork& work) {
       auto changed = how;
-      if (shape.wgmma && broken_ != nullptr) broken_(changed);
-      attention(stream, device, to, qkv, cache, shape, changed, work);
       wgmma_ = shape.wgmma;
+      if (wgmma_ && broken_ != nullptr && (broken_rows_ == 0 || to.rows == broken_rows_)) broken_(changed);
+      attention(stream, device, to, qkv, cache, shape, changed, work);
+      if (!wgmma_ || to.rows == kMeasuredRows) return;
+      const auto units = static_cast<double>(work.max_prefill * cache.kv_heads);
+      least_units_ = std::min(least_units_, units / shape.prefill_blocks());
     };
     out.timer = [ratio](Stream& stream, double expected, const std::function<void(int)>& issue) {
       EXPECT_GT(expected, 0);
@@ -41,7 +46,8 @@ class PromptKernelsTest : public ::testing::Test {
   }
 
   PromptLayers layers(int bits = 0, int dim = 64) {
-    const auto shape = shape_of(1, 4, dim, 64);
+    auto shape = shape_of(1, 4, dim, 64);
+    shape.sms = 6;
     return {shape, {nullptr, DType::bf16, 1, dim, 64, bits}, {{.scale = 0.125F}}};
   }
 
@@ -55,7 +61,10 @@ class PromptKernelsTest : public ::testing::Test {
   Stream stream_;
   using Change = void(ops::AttentionParams&);
   static inline Change* broken_ = nullptr;  // changes what wgmma computes
+  static inline std::int64_t broken_rows_;  // only in steps with this number of rows; 0: in all steps
   static inline bool wgmma_ = false;        // of the last call
+  static inline double least_units_;        // of a thread block of wgmma, in steps that are not measured
+  static constexpr int kMeasuredRows = 128;  // two prompts of 64 rows
 };
 
 TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
@@ -65,6 +74,7 @@ TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
     EXPECT_TRUE(faster.uses_wgmma(0, 64));
     EXPECT_FALSE(faster.uses_wgmma(0, 63));
     EXPECT_EQ(faster.warning(), "");
+    EXPECT_GE(least_units_, 3) << "the check does not reach a thread block's second unit";
     ASSERT_EQ(faster.report().size(), 1U);
     EXPECT_EQ(faster.report()[0], std::string("attention of prompts, 4 heads over 1 of 64") +
                                       (bits == 0 ? "" : bits == 8 ? ", 8-bit cache" : ", 4-bit cache") +
@@ -107,6 +117,7 @@ TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
       {{.scale = 0.1F}, [](auto& how) { how.scale *= 1.25F; }},
       {{.scale = 0.1F, .window = 90}, [](auto& how) { how.window = 89; }},
       {{.scale = 0.1F, .window = 90}, [](auto& how) { how.window = 0; }},
+      {{.scale = 0.1F, .window = 1100}, [](auto& how) { how.window = 1000; }},
       {{.scale = 0.1F, .soft_cap = 5}, [](auto& how) { how.soft_cap = 6; }},
       {{.scale = 0.1F, .alibi = slopes.data()}, [](auto& how) { how.alibi = nullptr; }},
       {{.scale = 0.1F, .sinks = sinks.data()}, [](auto& how) { how.sinks = nullptr; }},
@@ -124,6 +135,16 @@ TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
                     " gave results that differ from the other kernel's, and is not used. Please report this");
     }
   }
+}
+
+TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_in_the_measurement_only_is_not_chosen) {
+  broken_ = [](ops::AttentionParams& how) { how.scale *= 1.25F; };
+  broken_rows_ = kMeasuredRows;
+  const auto kernels = chosen(layers(), options());
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.report()[0],
+            "attention of prompts, 4 heads over 1 of 64: tiles, because the results of wgmma were wrong");
+  EXPECT_NE(kernels.warning(), "");
 }
 
 TEST_F(PromptKernelsTest, an_unproven_kernel_is_not_considered_by_default) {
@@ -165,6 +186,15 @@ TEST_F(PromptKernelsTest, a_kernel_that_cannot_be_launched_is_not_chosen) {
   EXPECT_FALSE(kernels.chosen(0));
   EXPECT_EQ(kernels.report()[0],
             "attention of prompts, 4 heads over 1 of 64: tiles, because wgmma failed: no room for the block");
+  EXPECT_EQ(kernels.warning(), kernels.report()[0]);
+}
+
+TEST_F(PromptKernelsTest, a_measurement_without_memory_is_a_warning) {
+  broken_ = [](ops::AttentionParams&) { throw Error(ErrorCode::resource_exhausted, "no memory"); };
+  const auto kernels = chosen(layers(), options());
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.warning(),
+            "attention of prompts, 4 heads over 1 of 64: tiles, because there is no memory to measure with");
 }
 
 TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
@@ -180,20 +210,21 @@ TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
 // A step of one layer of attention.
 class Attention {
  public:
-  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false)
-      : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})) {
+  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false, int block_len = 64)
+      : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})),
+        stride_(static_cast<int>(divide_up(kPositions, block_len))) {
     Random random(1);
     cache_ = ops_->make_kv_cache({.layers = {{.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim}},
-                                  .block_len = 64,
+                                  .block_len = block_len,
                                   .dtype = DType::bf16,
                                   .quant_bits = bits},
-                                 {kBlocks});
+                                 {2 * stride_});
     qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
     out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
     ops_->prepare({.max_rows = kRows,
                    .max_sequences = 3,
-                   .max_positions = 200,
-                   .block_len = 64,
+                   .max_positions = kPositions,
+                   .block_len = block_len,
                    .kv_quant_bits = bits},
                   [this](const ops::StepShape& shape) { issue(shape); });
   }
@@ -201,6 +232,7 @@ class Attention {
   // Rows [begin, end) of the first sequence, whose q, k and v depend on the position, and a decode of the second one.
   Matrix step(int begin, int end) {
     std::vector<std::int32_t> starts{0, end - begin, end - begin + 1}, positions, tables{5, 2, 7, 1, 4, 0, 3, 6}, ids;
+    if (stride_ == 1) tables = {1, 0};
     for (int i = begin; i < end; ++i) positions.push_back(i);
     positions.push_back(0);
     ids.assign(positions.size(), 0);
@@ -211,7 +243,7 @@ class Attention {
       for (int c = 0; c < in.cols; ++c) in.set(static_cast<std::int64_t>(i), c, row.at(0, c));
     }
     ops_->upload(qkv_->tensor().data, in.bytes.data(), in.bytes.size());
-    ops_->begin_step({.ids = ids, .attention = {starts, positions, {tables}, 4}, .logits_rows = {}, .sample = {}});
+    ops_->begin_step({.ids = ids, .attention = {starts, positions, {tables}, stride_}, .logits_rows = {}, .sample = {}});
     const auto before = allocations();
     ops_->run_step([this](const ops::StepShape& shape) { issue(shape); });
     ops_->collect();
@@ -221,12 +253,13 @@ class Attention {
   std::vector<std::string> report() const { return ops_->report(); }
 
  private:
-  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kBlocks = 8;
+  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kPositions = 200;
   void issue(const ops::StepShape& shape) {
     ops_->rotary_store(qkv_->slice(0, shape.rows), {}, *cache_, 0, kHeads);
     ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads, {.scale = 0.125F});
   }
   std::unique_ptr<ops::Ops> ops_;
+  int stride_;  // of the block tables
   std::unique_ptr<ops::KvCache> cache_;
   std::unique_ptr<ops::DeviceMatrix> qkv_, out_;
 };
@@ -250,6 +283,13 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
       if (HasFatalFailure()) return;
     }
   }
+}
+
+TEST_F(PromptKernelsTest, steps_without_memory_for_16_bit_copies_use_the_other_kernel) {
+  constexpr int kLen = (1 << 18) + 64;  // the copy of a block takes more than kWideCacheBytes
+  Attention with(4, true, false, kLen), without(4, false, false, kLen);
+  const auto a = with.step(0, 70), b = without.step(0, 70);
+  for (int row = 0; row < 71; ++row) ASSERT_TRUE(a.same_bits(row, b, row)) << row;
 }
 
 TEST_F(PromptKernelsTest, reproducible_mode_does_not_use_the_kernel) {

@@ -31,8 +31,8 @@ void copy_box(void* to, const TensorMap& map, const int (&at)[rank], std::uint64
 
 inline void wgmma_fence() { host_grid::fence_products(); }
 inline void wgmma_commit() { host_grid::commit_products(); }
-template <int n>
-void wgmma_wait() {
+template <int n, class... Registers>
+void wgmma_wait(Registers&... /*complete*/) {
   host_grid::wait_products(n);
 }
 template <int n>

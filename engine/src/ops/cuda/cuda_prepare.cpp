@@ -135,9 +135,9 @@ void CudaOps::choose_prompt_kernels(const ops::StepLimits& limits) {
     const auto& cache = trace_.prompts[i].cache;
     if (!prompts_.chosen(i) || cache.quant_bits == 0) continue;
     const auto blocks = limits.max_sequences * divide_up(limits.max_positions, cache.block_len);
-    bytes = std::max(bytes, static_cast<std::size_t>(blocks * dequantised(cache, nullptr).block_bytes()));
+    bytes = std::max(bytes, wide_cache_bytes(blocks, dequantised(cache, nullptr).block_bytes()));
   }
-  wide_ = DeviceMemory(std::min(bytes, kWideCacheBytes), "copies of blocks of the cache");
+  wide_ = DeviceMemory(bytes, "copies of blocks of the cache");
 }
 
 std::size_t CudaOps::wide_blocks(std::size_t plan) const {

@@ -16,14 +16,15 @@ namespace charonia::cuda {
 namespace {
 
 constexpr int kMeasuredRows = 2048;
-constexpr int kCheckedWindow = 100;  // at most, so that windows begin within the checked sequences
+constexpr int kCheckedWindow = 1100;  // at most, so that windows begin within the longest checked sequence
+constexpr int kCheckedSms = 4;        // so that a thread block takes several items
 
 // Rows of a sequence after `prefix` positions.
 struct Prompt {
   int prefix, rows;
 };
-// Ends before, at and after ends of blocks and tiles, and is long enough for splits.
-constexpr Prompt kChecked[] = {{0, 130}, {62, 66}, {77, 64}, {1000, 40}};
+// Ends before, at and after ends of blocks and tiles, and is long enough for splits, also of kCheckedWindow positions.
+constexpr Prompt kChecked[] = {{0, 130}, {62, 66}, {77, 64}, {1300, 40}};
 
 std::string name_of(const PromptLayers& layers) {
   const auto& shape = layers.shape;
@@ -79,12 +80,13 @@ class Problem {
                                     blocks * (layers.cache.block_bytes() + wide));
   }
 
-  // out: 0 or 1.
+  // Writes output 1 if wgmma, otherwise output 0. sms: which the launch may use.
   void issue(PromptKernels::Attention* attention, const DeviceInfo& device, const ops::AttentionParams& how, bool wgmma,
-             int out) {
+             int sms) {
     const auto& items = items_[wgmma ? 1 : 0];
     auto shape = shape_;
     shape.wgmma = wgmma;
+    shape.sms = sms;
     const AttentionWork work{.decode = items.decode.as<AttentionItem>(),
                              .prefill = items.prefill.as<AttentionItem>(),
                              .counts = items.counts.as<std::int32_t>(),
@@ -97,7 +99,7 @@ class Problem {
                              .wide = wide_.data(),
                              .wide_at = items.plan.wide_at,
                              .wide_blocks = items.plan.wide_blocks};
-    attention(stream_, device, outputs(out), tensor(q_.data()), cache_, shape, how, work);
+    attention(stream_, device, outputs(wgmma ? 1 : 0), tensor(q_.data()), cache_, shape, how, work);
   }
 
   // Adds to *different the elements of output 1 that differ from those of output 0.
@@ -109,7 +111,7 @@ class Problem {
     stream_.wait(kWhat);
     return out;
   }
-  void clear(int out) { stream_.fill_zero(outputs(out).data, out_bytes(), kWhat); }
+  void clear() { stream_.fill_zero(out_.data(), 2 * out_bytes(), kWhat); }
 
  private:
   static constexpr std::string_view kWhat = "a check of attention";
@@ -210,42 +212,61 @@ void add_scores(PromptLayers& layers, const ops::AttentionParams& how) {
   if (std::ranges::none_of(layers.scores, same)) layers.scores.push_back(how);
 }
 
+namespace {
+
 // Scores are multiples of the logarithm of 2, so probabilities are powers of 2, which 16 bits represent exactly. Then
 // the results of right kernels differ only in the last bit. A cap or slopes make other numbers of them: each kernel
 // rounds a probability relative to the largest one so far, and elements of v are at most 1.
-bool PromptKernels::agrees(Stream& stream, const PromptLayers& layers, const ops::AttentionParams& how) const {
-  auto checked = how;
-  checked.scale = 0.693147181F;
-  if (how.window > 0) checked.window = std::min(how.window, kCheckedWindow);
-  auto shape = layers.shape;
-  shape.window = checked.window;
-  Problem problem(stream, layers, shape, kChecked);
-  for (const int out : {0, 1}) problem.clear(out);
-  problem.issue(options_.attention, device_, checked, false, 0);
-  stream.wait("attention by the kernel for all devices");
-  problem.issue(options_.attention, device_, checked, true, 1);
+ops::AttentionParams exact_scores(ops::AttentionParams how) {
+  how.scale = 0.693147181F;
+  return how;
+}
+bool outputs_agree(Problem& problem, const PromptLayers& layers, const ops::AttentionParams& how) {
   const float roundoff = layers.cache.dtype == DType::f16 ? 0x1p-11F : 0x1p-8F;
   const bool exact = how.soft_cap == 0 && how.alibi == nullptr;
   return problem.different(4 * roundoff, (exact ? 0.5F : 4.0F) * roundoff) == 0;
 }
 
-// A step has a prompt, and a chunk of as many rows after three times its positions.
-PromptKernels::Times PromptKernels::measure(Stream& stream, const PromptLayers& layers, int rows) const {
+}  // namespace
+
+// The items are planned for the whole device, so some are divided, and are computed by few thread blocks.
+bool PromptKernels::agrees(Stream& stream, const PromptLayers& layers, const ops::AttentionParams& how) const {
+  auto checked = exact_scores(how);
+  if (how.window > 0) checked.window = std::min(how.window, kCheckedWindow);
+  auto shape = layers.shape;
+  if (shape.window > 0) shape.window = checked.window;  // otherwise some layers of the plan have no window
+  const int sms = std::min(shape.sms, kCheckedSms);
+  Problem problem(stream, layers, shape, kChecked);
+  problem.clear();
+  problem.issue(options_.attention, device_, checked, false, sms);
+  stream.wait("attention by the kernel for all devices");
+  problem.issue(options_.attention, device_, checked, true, sms);
+  return outputs_agree(problem, layers, how);
+}
+
+// A step has a prompt, and a chunk of as many rows after three times its positions. Returns nothing if the last results
+// of the kernels differ.
+std::optional<PromptKernels::Times> PromptKernels::measure(Stream& stream, const PromptLayers& layers, int rows) const {
   const Prompt prompts[] = {{0, rows}, {3 * rows, rows}};
   Problem problem(stream, layers, layers.shape, prompts);
   const double operations = 4.0 * layers.shape.heads * layers.shape.head_dim * 4.0 * rows * rows;
-  const auto time_of = [&](bool wgmma) {
-    double sum = 0;
-    for (const auto& how : layers.scores) {
-      sum += options_.timer(stream, 5 + operations / 3e8, [&](int) {
-        problem.issue(options_.attention, device_, how, wgmma, wgmma ? 1 : 0);
+  Times sum;
+  for (const auto& how : layers.scores) {
+    const auto measured = exact_scores(how);
+    const auto time_of = [&](bool wgmma) {
+      return options_.timer(stream, 5 + operations / 3e8, [&](int) {
+        problem.issue(options_.attention, device_, measured, wgmma, layers.shape.sms);
       });
-    }
-    return sum;
-  };
-  const double tiles = time_of(false);
-  return {tiles, time_of(true)};
+    };
+    problem.clear();
+    sum.tiles += time_of(false);
+    sum.wgmma += time_of(true);
+    if (!outputs_agree(problem, layers, how)) return std::nullopt;
+  }
+  return sum;
 }
+
+void PromptKernels::warn(const std::string& text) { warning_ = cat(warning_, warning_.empty() ? "" : "; ", text); }
 
 bool PromptKernels::choose(Stream& stream, const PromptLayers& layers, int max_rows, std::string& result) {
   if (const auto why = why_no_wgmma(device_, layers.shape, layers.cache); !why.empty()) {
@@ -263,14 +284,17 @@ bool PromptKernels::choose(Stream& stream, const PromptLayers& layers, int max_r
     result = "tiles, because nothing was measured";
     return false;
   }
-  for (const auto& how : layers.scores) {
-    if (agrees(stream, layers, how)) continue;
+  std::optional<Times> times;
+  if (std::ranges::all_of(layers.scores, [&](const auto& how) { return agrees(stream, layers, how); })) {
+    times = measure(stream, layers, rows);
+  }
+  if (!times) {
     result = "tiles, because the results of wgmma were wrong";
-    warning_ = cat(warning_, warning_.empty() ? "" : "; ", "the kernel 'wgmma' for ", name_of(layers),
-                   " gave results that differ from the other kernel's, and is not used. Please report this");
+    warn(cat("the kernel 'wgmma' for ", name_of(layers),
+             " gave results that differ from the other kernel's, and is not used. Please report this"));
     return false;
   }
-  const auto [tiles, wgmma] = measure(stream, layers, rows);
+  const auto [tiles, wgmma] = *times;
   const auto whole = [](double x) { return static_cast<std::int64_t>(std::lround(x)); };
   result = cat(wgmma < tiles ? "wgmma" : "tiles", ", measured with ", rows, " rows: wgmma ", whole(wgmma),
                " us, tiles ", whole(tiles), " us");
@@ -309,6 +333,7 @@ void PromptKernels::prepare(Stream& stream, std::span<const PromptLayers> plans,
         require_device(stream, plans[i], error);
         result = cat("tiles, because wgmma failed: ", error.what());
       }
+      warn(cat(name_of(plans[i]), ": ", result));
     }
     report_.push_back(cat(name_of(plans[i]), ": ", result));
   }

@@ -39,9 +39,9 @@ class PromptKernels {
   PromptKernels(const DeviceInfo& device, Options options) : device_(device), options_(std::move(options)) {}
 
   // Selects the kernel of each element of `plans`. The kernel with products of warpgroups is chosen if it is faster
-  // than the other one and its results agree with the other one's; a kernel whose results differ is named by
-  // warning(). Needs at most kGemmOperandBytes of memory, and frees it. max_rows: of a step. Throws Error if the device
-  // fails after a kernel ran.
+  // than the other one and its results agree with the other one's. warning() names a kernel whose results differ, or
+  // that could not be measured. Needs at most kGemmOperandBytes of memory for operands, and more for partial results of
+  // attention, and frees all of it. max_rows: of a step. Throws Error if the device fails after a kernel ran.
   void prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows);
 
   // Whether a step with this number of rows of its longest sequence uses products of warpgroups in these layers.
@@ -60,9 +60,10 @@ class PromptKernels {
   bool choose(Stream& stream, const PromptLayers& layers, int max_rows, std::string& result);
   bool agrees(Stream& stream, const PromptLayers& layers, const ops::AttentionParams& how) const;
   struct Times {
-    double tiles, wgmma;  // microseconds
+    double tiles = 0, wgmma = 0;  // microseconds
   };
-  Times measure(Stream& stream, const PromptLayers& layers, int rows) const;
+  std::optional<Times> measure(Stream& stream, const PromptLayers& layers, int rows) const;
+  void warn(const std::string& text);
 
   DeviceInfo device_;
   Options options_;

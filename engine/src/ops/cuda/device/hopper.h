@@ -34,8 +34,10 @@
 //   b          a descriptor. Rows of K; or kTransposed: rows of n, so that b [16, n].
 // wgmma_fence() comes before the first product, before a product whose registers (d, a) were changed, and before the
 // first product after a wgmma_wait() that has completed a group (stricter than the device).
-// wgmma_commit() makes a group of the products since the last one, and wgmma_wait<n>() waits until at most n groups are
-// in flight. Until then, no operand may be read or written, except as d of the next product with the same shape.
+// wgmma_commit() makes a group of the products since the last one, and wgmma_wait<n>(registers...) waits until at most n
+// groups are in flight. Until then, no operand may be read or written, except as d of the next product with the same
+// shape. registers: the complete sums that are read next, and registers of `a`: the compiler does not know that the wait
+// changes them, and could move code that reads them in front of it.
 // Shared memory that the threads have written is visible to products after async_fence() by the writer.
 //
 // take_registers<n>() and leave_registers<n>() set the number of registers of a warpgroup's threads.

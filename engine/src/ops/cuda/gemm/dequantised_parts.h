@@ -19,6 +19,10 @@ inline constexpr std::size_t kDequantisedBytes = std::size_t{64} << 20;
 inline constexpr std::size_t kGemmOperandBytes = std::size_t{256} << 20;
 // Maximum memory for 16-bit copies of blocks of a quantised cache, if attention of prompts reads copies.
 inline constexpr std::size_t kWideCacheBytes = std::size_t{128} << 20;
+// That memory for steps with up to `blocks` blocks, whose copies have `block_bytes` each.
+inline std::size_t wide_cache_bytes(std::int64_t blocks, std::int64_t block_bytes) {
+  return std::min(static_cast<std::size_t>(blocks * block_bytes), kWideCacheBytes);
+}
 
 inline constexpr std::int64_t kDequantisedElement = 2;  // bytes
 

@@ -389,7 +389,7 @@ CHARONIA_DEVICE void consume(const Params& p, const Ring<S>& ring, int* flag) {
       barrier_wait(ring.full(tile, false), ring.parity(tile));
       wgmma_fence();
       multiply_q<S>(x, ring, lane, tile);
-      wgmma_wait<0>();
+      wgmma_wait<0>(x);
       release(ring.empty(tile, false));
       score<S>(x, p, unit, lane, begin_of(tiles - 1));
       exponentials<S>(x, rows, p.scale);
@@ -405,11 +405,11 @@ CHARONIA_DEVICE void consume(const Params& p, const Ring<S>& ring, int* flag) {
       multiply_q<S>(x, ring, lane, tile + 1);
       multiply_v<S>(out, a, ring, tile);
       release(next_turn);
-      wgmma_wait<1>();
+      wgmma_wait<1>(x);
       release(ring.empty(tile + 1, false));
       score<S>(x, p, unit, lane, begin_of(left));
       exponentials<S>(x, rows, p.scale);
-      wgmma_wait<0>();
+      wgmma_wait<0>(out, a);
       release(ring.empty(tile, true));
       CHARONIA_UNROLL
       for (int i = 0; i < S::kSums; ++i) out[i] *= rows.factor[i % 4 / 2];
@@ -419,7 +419,7 @@ CHARONIA_DEVICE void consume(const Params& p, const Ring<S>& ring, int* flag) {
     barrier_wait(ring.full(tile, true), ring.parity(tile));
     wgmma_fence();
     multiply_v<S>(out, a, ring, tile);
-    wgmma_wait<0>();
+    wgmma_wait<0>(out);
     release(ring.empty(tile, true));
     ++tile;
     CHARONIA_UNROLL

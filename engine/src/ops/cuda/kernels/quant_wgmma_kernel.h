@@ -417,7 +417,7 @@ CHARONIA_DEVICE void multiply_groups(const Consumer<S>& of, int unit, int i, int
       for (int m = 0; m < S::kM; ++m) zeros[0][m] = step == group_end ? next_zeros[0][m] : zeros[0][m];
       convert<S>(first_half, of.codes(ahead), 0, zeros[0]);
     } while (step < group_end);
-    wgmma_wait<0>();
+    wgmma_wait<0>(sums);
     of.release(i - 1);
     close_group<S>(of.p, total, sums, scales[0]);
   }
@@ -443,10 +443,10 @@ CHARONIA_DEVICE void multiply_halves(const Consumer<S>& of, int unit, int i, int
     convert<S>(second_half, of.codes(i), 1, zeros[1]);
     multiply<S>(second, second_half, of.inputs(i) + kHalf, false);
     if (ahead > 0) of.wait_for(i + ahead);
-    wgmma_wait<1>();
+    wgmma_wait<1>(first);
     close_group<S>(of.p, total, first, scales[0]);
     convert<S>(first_half, of.codes(i + ahead), 0, next_zeros[0]);
-    wgmma_wait<0>();
+    wgmma_wait<0>(second);
     of.release(i);
     close_group<S>(of.p, total, second, scales[1]);
     CHARONIA_UNROLL

@@ -86,9 +86,18 @@ CHARONIA_DEVICE void copy_box([[maybe_unused]] void* to, [[maybe_unused]] const 
 
 CHARONIA_DEVICE void wgmma_fence() { CHARONIA_SM_90A("wgmma.fence.sync.aligned;" :: : "memory"); }
 CHARONIA_DEVICE void wgmma_commit() { CHARONIA_SM_90A("wgmma.commit_group.sync.aligned;" :: : "memory"); }
-template <int n>
-CHARONIA_DEVICE void wgmma_wait() {
+// No instruction: the compiler takes the registers for changed here, so it moves no use of them to an earlier place.
+CHARONIA_DEVICE void fence_register(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+CHARONIA_DEVICE void fence_register(std::uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
+template <class T, int n>
+CHARONIA_DEVICE void fence_register(T (&x)[n]) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < n; ++i) fence_register(x[i]);
+}
+template <int n, class... Registers>
+CHARONIA_DEVICE void wgmma_wait(Registers&... complete) {
   CHARONIA_SM_90A("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
+  (fence_register(complete), ...);
 }
 template <int n>
 CHARONIA_DEVICE void take_registers() {
