@@ -16,8 +16,6 @@
 namespace charonia::runtime {
 namespace {
 
-using Hidden = std::vector<std::vector<float>>;
-
 // Computes the rows of one sequence from position `first` on, with these rows of hidden states. Returns their logits if
 // it is a layer.
 std::vector<ops::Sampled> compute(Executor& executor, int block_len, int first, std::span<const TokenId> ids,

@@ -28,8 +28,9 @@ constexpr Prompt kChecked[] = {{0, 130}, {62, 66}, {77, 64}, {1300, 40}};
 
 std::string name_of(const PromptLayers& layers) {
   const auto& shape = layers.shape;
+  const int bits = layers.cache.quant_bits;
   return cat("attention of prompts, ", shape.heads, " heads over ", shape.kv_heads, " of ", shape.head_dim,
-             layers.cache.quant_bits != 0 ? cat(", ", layers.cache.quant_bits, "-bit cache") : "");
+             bits == ops::kKvFp8 ? ", FP8 cache" : bits != 0 ? cat(", ", bits, "-bit cache") : "");
 }
 
 // A step of prompts with operands: elements of q and k are -1, 0 and 1, and elements of v are multiples of a quarter
