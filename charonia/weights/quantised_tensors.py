@@ -133,10 +133,10 @@ def _with_cache_scales(spec: ModelSpec, tensors: Mapping[str, TensorInfo], read:
     if not found:
         return spec
     one = all(size == 1 for _, size, _ in found.values())
-    for name, size, heads in found.values():
+    # Sizes that are always wrong come first.
+    for name, size, heads in sorted(found.values(), key=lambda scale: scale[1] == 1):
         if not one and size != heads:
-            expected = f"{heads}, one for each KV head" if heads > 1 else "1"
-            return _without_scales(spec, name, f"has {size} elements; expected: {expected}; or 1 in all layers")
+            return _without_scales(spec, name, f"has size {size}; expected: {heads}, the KV heads; or 1 in all layers")
     scales = {canonical: (TensorPart(name, (size,), flat=True),) for canonical, (name, size, _) in found.items()}
     return replace(
         spec,

@@ -681,7 +681,8 @@ def test_scales_of_an_fp8_cache_are_found_in_models_with_fp8_weights(
         (torch.ones(1), torch.zeros(1), r"v_scale has the scale 0\.0; expected: a positive, finite number"),
         (torch.tensor([1, torch.nan]), torch.ones(2), "k_scale has the scale nan"),
         (torch.ones(1), torch.ones(1).double(), "v_scale is of type F64; supported: F32"),
-        (torch.ones(1), torch.ones(3), "v_scale has 3 elements; expected: 2, one for each KV head; or 1"),
+        (torch.ones(1), torch.ones(3), "v_scale has size 3; expected: 2, the KV heads; or 1 in all layers"),
+        (torch.ones(2), torch.ones(1), "v_scale has size 1; expected: 2, the KV heads; or 1 in all layers"),
         (torch.ones(1, 2, 1, 1), torch.ones(2), r"k_scale has shape \[1, 2, 1, 1\]; supported: up to 3 dimensions"),
     ],
 )
