@@ -110,13 +110,11 @@ def _parameter(entry: _engine.ConfigField, group: str, environment: bool) -> ins
     flag = "--" + entry.key.replace("_", "-")
     # Without Typer's range checks: the engine checks ranges.
     default = f"; default {entry.default_value}" if entry.default_value else ""
-    several = " | " in entry.range and entry.kind != "bool"
-    values = [value.split()[0] for value in entry.range.split(" | ")] if several else []  # without "(fp8)" of 16
     option = typer.Option(
         *([f"{flag}/--no-{flag[2:]}"] if entry.kind == "bool" else [flag]),
         *([_SHORT[entry.key]] if entry.key in _SHORT else []),
         help=f"{entry.help} ({entry.range}{default})",
-        autocompletion=completes(values),
+        autocompletion=completes(entry.range.split(" | ") if " | " in entry.range and entry.kind != "bool" else ()),
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
         show_default=False,
         rich_help_panel=group,

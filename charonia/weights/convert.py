@@ -403,12 +403,13 @@ def _write_tensors(
             yield _cast(values, DTYPES[dtype], part.name)
 
     def type_of(name: str) -> str:
-        """Return the type of a tensor. Router biases differ little, so they stay fp32; so do some router weights, the
-        decays of delta nets, whose effect grows with the number of tokens, and scales of keys and values."""
+        """Return the type of a tensor. Router biases differ little, so they stay fp32; so do some router weights, and
+        the decays of delta nets, whose effect grows with the number of tokens. Scales of keys and values become fp32,
+        because they may be too small or too large for fp16."""
         weight = name.endswith(".feed_forward.gate.weight") and source.spec.config.router_fp32
-        weight = weight or name.endswith((".delta.a_log.weight", ".delta.dt_bias.weight", *CACHE_SCALES))
+        weight = weight or name.endswith((".delta.a_log.weight", ".delta.dt_bias.weight"))
         wide = weight and source.checkpoint.tensors[tensors[name][0].name].dtype == "F32"
-        return "F32" if wide or name.endswith(".feed_forward.gate.bias") else dense_type
+        return "F32" if wide or name.endswith((".feed_forward.gate.bias", *CACHE_SCALES)) else dense_type
 
     def copied(cut: Cut, kind: str, how: Quantization, name: str) -> Iterator[Array]:
         values = cut.read()

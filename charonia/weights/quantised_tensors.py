@@ -21,6 +21,7 @@ _CODE_TYPES = {"rows": ("I8", "F8_E4M3"), "mxfp4": ("U8",)}  # of files, by layo
 _QUANTISED_TYPES = ("I8", "U8", "F8_E4M3", "I32")  # types of a quantised tensor with the name `weight`
 # Optional tensors of quantised modules that contain known information: the weight's shape, or unused zero points.
 _BESIDE = ("weight_shape", "weight_zero_point", "weight_g_idx", "g_idx", "qzeros", "input_scale", "input_zero_point")
+_MOST_DIMENSIONS = 3  # of a tensor that the engine reads
 _LEAST_GROUP = 8  # minimum columns of a short last group: one step of the CPU kernels
 _ORDERS = ("weight_g_idx", "g_idx")  # the group of each column
 _ORDERED_LAYOUTS = ("packed-rows", "gptq")  # layouts that the engine supports with a column order
@@ -34,11 +35,16 @@ _FEED_FORWARD = re.compile(
     r"((?:mtp\.)?layers\.\d+\.feed_forward(?:\.shared)?)(?:\.experts\.\d+)?\.(w[123])\.0\.weight"
 )
 # Scales of keys and values, and of queries, which the engine does not quantise.
-_KV_SCALE = re.compile(r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_(?:scale|zero_point))$")
+_KV_SCALE = re.compile(
+    r".*\.(?:[kvq]_scale|kv_scale|[kv]_zero_point|[kvq]_proj\.output_(?:scale|zero_point)|[kv]_cache\.scale)$"
+)
 
-# The names of an attention module's scale of keys (or of values, with v) in files of compressed-tensors, ModelOpt and
-# Quark, and of files with one scale for both.
-_SCALE_NAMES = ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale", "kv_scale", "attn.kv_scale")
+# The names of an attention module's scale of keys (or of values, with v) in files of compressed-tensors, ModelOpt,
+# Quark, Hunyuan 3 and AutoFP8; the last two are of one scale for both.
+_SCALE_NAMES = (
+    *("{0}_scale", "attn.{0}_scale", "{0}_proj.{0}_scale", "qkv_proj.{0}_scale", "{0}_proj.output_scale"),
+    *("{0}_cache.scale", "kv_scale", "attn.kv_scale"),
+)
 CACHE_SCALES = (".k_scale.weight", ".v_scale.weight")  # ends of the canonical names
 
 _AGAIN = "download all files of the model again, in one version"
@@ -72,7 +78,7 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
                 "quantization_config, and there is no quantize_config.json or quant_config.json. Download all files of "
                 "the model again"
             )
-        return Found(spec, cache_scales if spec.quantised_cache or spec.config.kv_scales != "none" else set())
+        return Found(spec, cache_scales)
     finder = _Finder(folder, config, tensors, read, spec.config.num_experts)
     asked = spec.tensors
     if config.method == "mxfp4":
@@ -103,9 +109,11 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
 
 
 def _with_cache_scales(spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None) -> ModelSpec:
-    """Return the spec with the scales of an FP8 KV cache, if all attention layers have them. A layer that reads the
-    keys and values of another one has its scales too."""
+    """Return the spec with the scales of an FP8 KV cache, if all attention layers have them; otherwise with a note. A
+    layer that reads the keys and values of another one has its scales too."""
     config = spec.config
+    if config.latent_size:  # the engine rejects a quantised cache with latent attention
+        return spec
     found: dict[str, tuple[str, int, int]] = {}  # name in the files, its elements, KV heads of the layer
     for number, layer in enumerate(config.layers):
         if layer.mixer != "attention":
@@ -113,28 +121,47 @@ def _with_cache_scales(spec: ModelSpec, tensors: Mapping[str, TensorInfo], read:
         output = spec.tensors[f"layers.{number - layer.kv_source}.attention.wo.0.weight"][0].name
         attention = output.removesuffix(".weight").rpartition(".")[0]
         for kind, canonical in zip("kv", CACHE_SCALES, strict=True):
-            names = (f"{attention}.{name.format(kind, kind)}" for name in _SCALE_NAMES)
-            name = next((name for name in names if name in tensors), None)
-            if name is None or tensors[name].dtype not in DTYPES:
-                return spec
-            if read and not all(0 < scale < math.inf for scale in read(name).astype(np.float32).reshape(-1)):
-                return spec
+            names = [f"{attention}.{name.format(kind)}" for name in _SCALE_NAMES]
+            name = next((name for name in names if name in tensors), names[0])
+            if why := _why_unusable(name, tensors, read):
+                return _without_scales(spec, name, why)
             found[f"layers.{number}.attention{canonical}"] = (
                 name,
                 math.prod(tensors[name].shape),
                 config.kv_heads(layer),
             )
-    if not found or config.latent_size:
+    if not found:
         return spec
     one = all(size == 1 for _, size, _ in found.values())
-    if not one and any(size != heads for _, size, heads in found.values()):
-        return spec
+    # Sizes that are always wrong come first.
+    for name, size, heads in sorted(found.values(), key=lambda scale: scale[1] == 1):
+        if not one and size != heads:
+            return _without_scales(spec, name, f"has size {size}; expected: {heads}, the KV heads; or 1 in all layers")
     scales = {canonical: (TensorPart(name, (size,), flat=True),) for canonical, (name, size, _) in found.items()}
     return replace(
         spec,
         config=replace(config, kv_scales="layer" if one else "head"),
         tensors={**spec.tensors, **scales},
     )
+
+
+def _why_unusable(name: str, tensors: Mapping[str, TensorInfo], read: Read | None) -> str:
+    """Return why a scale of keys or values cannot be used; empty if it can."""
+    info = tensors.get(name)
+    if info is None:
+        return "is missing"
+    if info.dtype not in DTYPES:
+        return f"is of type {info.dtype}; supported: {', '.join(DTYPES)}"
+    if len(info.shape) > _MOST_DIMENSIONS:
+        return f"has shape {list(info.shape)}; supported: up to {_MOST_DIMENSIONS} dimensions"
+    values = read(name).astype(np.float32).reshape(-1) if read else ()
+    wrong = next((value for value in values if not 0 < value < math.inf), None)
+    return "" if wrong is None else f"has the scale {wrong}; expected: a positive, finite number"
+
+
+def _without_scales(spec: ModelSpec, name: str, why: str) -> ModelSpec:
+    note = f"quant_policy = 16 cannot use the model's scales of keys and values, and uses scale 1: tensor {name} {why}"
+    return replace(spec, notes=(*spec.notes, note))
 
 
 def some(names: Iterable[str]) -> str:

@@ -52,10 +52,11 @@ def cache_type(folder: Path, config: Mapping[str, Any]) -> str:
     """Return "fp8" or "integers" for a model that was made for such a quantised KV cache, otherwise ""."""
     found = _find(folder, config)
     scheme = found[2].get(methods.CACHE_SCHEME) if found else None
-    if scheme is None:
+    if found is None or scheme is None:
         return ""
-    fp8 = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
-    return "fp8" if fp8 else "integers"
+    if isinstance(scheme, dict):
+        return "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "integers"
+    return "fp8" if found[3] == "fp8" else "integers"  # AutoFP8 writes "static"
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:

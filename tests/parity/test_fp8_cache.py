@@ -78,6 +78,14 @@ def of_layer(*shape: int) -> Make:
     return lambda number, kind: torch.full(shape, 0.002 + 0.0005 * number if kind == "v" else 0.004)
 
 
+def in_bf16(number: int, kind: str) -> Tensor:
+    return of_layer(1)(number, kind).bfloat16()
+
+
+def of_both(number: int, kind: str) -> Tensor:
+    return torch.tensor(0.002 + 0.0005 * number)
+
+
 def of_heads(number: int, kind: str) -> Tensor:
     return torch.tensor([0.0015, 0.004]).reshape(2, 1, 1) * (1 + number) * (1 if kind == "v" else 2)
 
@@ -96,8 +104,13 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "dense", "config_g
         ("llama3", "{}_proj.{}_scale", of_layer(), None, "layer"),
         ("gpt-oss", "{}_proj.output_scale", of_layer(1), None, "layer"),
         ("gemma4", "{}_scale", of_layer(1), None, "layer"),
+        ("phi3", "qkv_proj.{}_scale", in_bf16, None, "layer"),
+        ("llama3", "kv_scale", of_both, None, "layer"),
     ],
-    ids=["compressed-tensors", "a scale for each head", "ModelOpt", "Quark", "shared layers"],
+    ids=[
+        *("compressed-tensors", "a scale for each head", "names of ModelOpt", "names of Quark", "shared layers"),
+        *("fused projections, bf16", "one scale for both"),
+    ],
 )
 def test_fp8_cache_with_scales_of_the_checkpoint_equals_pytorch(
     variant: str, name: str, make: Make, said: dict[str, Any] | None, kind: str, tmp_path: Path

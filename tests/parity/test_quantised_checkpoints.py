@@ -469,6 +469,7 @@ def test_unsupported_value_is_rejected_with_the_supported_ones(
 
 BACKTRACKS = "(?:[a-z0-9._]|[a-z0-9._][a-z0-9._])*$!"  # Python's re would take 2^letters steps for it
 SCALES = [f"{LAYER}.self_attn.{name}" for name in ("k_scale", "v_scale")]
+CANONICAL_SCALES = ["layers.0.attention.k_scale.weight", "layers.0.attention.v_scale.weight"]
 
 
 @pytest.mark.parametrize(
@@ -618,9 +619,8 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     edit_config(folder, lambda config: config.update(quantization_config={**said, "kv_cache_scheme": scheme}))
     edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1) for name in SCALES}))
     found, expected = read_source(folder).spec, read_source(dense).spec
-    canonical = ("layers.0.attention.k_scale.weight", "layers.0.attention.v_scale.weight")
-    assert [found.tensors[name][0].name for name in canonical] == SCALES
-    assert {**expected.tensors, **{name: found.tensors[name] for name in canonical}} == found.tensors
+    assert [found.tensors[name][0].name for name in CANONICAL_SCALES] == SCALES
+    assert {**expected.tensors, **{name: found.tensors[name] for name in CANONICAL_SCALES}} == found.tensors
     assert (found.config.weight_type, found.config.kv_scales) == ("fp32", "layer")
     link_workspace(folder, tmp_path / "w")
     assert "quant_policy = 16" in caplog.text and "kv_cache_scheme" in caplog.text
@@ -638,6 +638,80 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     edit_config(folder, lambda config: config.update(quantization_config=said))
     with pytest.raises(ModelError, match=r"config_groups is .*; it must be an object|quantised .*, but no tensor is"):
         read_source(folder)
+
+
+STATIC = {"kv_cache_scheme": "static"}
+FLOATS = {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+INTEGERS = {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}
+
+
+@pytest.mark.parametrize(
+    ("names", "scheme", "kind"),
+    [
+        (("kv_scale", "kv_scale"), STATIC, "layer"),
+        (("kv_scale", "kv_scale"), FLOATS, "layer"),
+        (("kv_scale", "kv_scale"), {}, "layer"),
+        (("kv_scale", "kv_scale"), INTEGERS, "none"),
+        (("k_scale", "v_scale", "q_scale"), STATIC, "layer"),
+        (("attn.kv_scale", "attn.kv_scale"), STATIC, "layer"),
+        (("attn.k_scale", "attn.v_scale", "attn.q_scale"), STATIC, "layer"),
+        (("k_proj.k_scale", "v_proj.v_scale"), STATIC, "layer"),
+        (("qkv_proj.k_scale", "qkv_proj.v_scale"), STATIC, "layer"),
+        (("k_cache.scale", "v_cache.scale"), STATIC, "layer"),
+        (("k_proj.output_scale", "v_proj.output_scale", "q_proj.output_scale"), STATIC, "layer"),
+    ],
+)
+def test_scales_of_an_fp8_cache_are_found_in_models_with_fp8_weights(
+    names: tuple[str, ...], scheme: dict[str, Any], kind: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("fp8 of DeepSeek")
+    files = [f"{LAYER}.self_attn.{name}" for name in names]
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.tensor([0.5]) for name in files}))
+    requantise(folder, **scheme)
+    found = read_source(folder).spec
+    parts = [found.tensors[name][0].name for name in CANONICAL_SCALES if name in found.tensors]
+    assert (found.config.kv_scales, parts) == (kind, files[:2] if kind == "layer" else [])
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "said"),
+    [
+        (torch.ones(1), None, "v_scale is missing"),
+        (torch.ones(1), torch.zeros(1), r"v_scale has the scale 0\.0; expected: a positive, finite number"),
+        (torch.tensor([1, torch.nan]), torch.ones(2), "k_scale has the scale nan"),
+        (torch.ones(1), torch.ones(1).double(), "v_scale is of type F64; supported: F32"),
+        (torch.ones(1), torch.ones(3), "v_scale has size 3; expected: 2, the KV heads; or 1 in all layers"),
+        (torch.ones(2), torch.ones(1), "v_scale has size 1; expected: 2, the KV heads; or 1 in all layers"),
+        (torch.ones(1, 2, 1, 1), torch.ones(2), r"k_scale has shape \[1, 2, 1, 1\]; supported: up to 3 dimensions"),
+    ],
+)
+def test_unusable_scales_of_keys_and_values_are_named(
+    k: torch.Tensor, v: torch.Tensor | None, said: str, dense: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "q"))
+    made = {name: scale for name, scale in zip(SCALES, (k, v), strict=True) if scale is not None}
+    edit_tensors(folder, lambda tensors: tensors.update(made))
+    found = read_source(folder).spec
+    assert (found.config.kv_scales, found.tensors) == ("none", read_source(dense).spec.tensors)
+    link_workspace(folder, tmp_path / "w")
+    assert re.search(rf"quant_policy = 16 .* uses scale 1: tensor {LAYER}\.self_attn\.{said}", caplog.text)
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([1e-8]).bfloat16(), torch.tensor([70000.0]), torch.tensor([0.1]).half()], ids=str
+)
+def test_conversion_keeps_the_values_of_scales_of_keys_and_values(
+    value: torch.Tensor, dense: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "q"))
+    edit_tensors(folder, lambda tensors: tensors.update({name: value.clone() for name in SCALES}))
+    root = convert(folder, tmp_path / "w", dtype="fp16")
+    tensors = manifest_of(root)["tensors"]
+    for name in CANONICAL_SCALES:
+        (part,) = tensors[name]["parts"]
+        stored = load_file(root / workspace.WEIGHTS / part["file"])[part["name"]]
+        assert stored.dtype == torch.float32 and torch.equal(stored, value.float())
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq"])

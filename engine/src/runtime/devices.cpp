@@ -13,6 +13,7 @@
 #include "charonia/error.h"
 #include "ops/cpu/dispatch.h"
 #include "ops/cpu/make_cpu_ops.h"
+#include "ops/cuda/device/cuda_settings.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "ops/null/make_null_ops.h"
 #include "runtime/memory_plan.h"
@@ -182,7 +183,7 @@ std::string kernels_of(const EngineConfig& config, std::string_view instruction_
       if (std::ranges::find(ids, device.index) != ids.end()) names.insert(device.name);
     }
     for (const auto& name : names) out += cat(", ", name);
-    if (config.reproducible) out += ", reproducible";
+    out += config.reproducible ? ", reproducible" : cuda::unproven_setting() ? ", unproven kernels" : "";
   }
   // libm chooses its functions by the processor, and its last bits change between versions.
   return cat(out, ", glibc ", gnu_get_libc_version());

@@ -79,9 +79,10 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
                                " has no effect on structured output, because jump_forward is on"));
   }
   if (config.quant_policy == ops::kKvFp8 && out.model.kv_scales == "none") {
-    out.warnings.push_back(cat("quant_policy = ", config.quant_policy, ": the model has no scales of keys and values ",
-                               "(k_scale, v_scale of all layers), so they are stored in FP8 with scale 1, and ",
-                               "magnitudes above 448 become 448"));
+    out.warnings.push_back(cat("quant_policy = ", config.quant_policy, ": the weights have no usable scales of keys and ",
+                               "values (k_scale, v_scale of all layers), so they are stored in FP8 with scale 1, and ",
+                               "magnitudes above 448 become 448. If the checkpoint of a workspace has such scales, ",
+                               "convert it again with: charonia convert"));
   }
   model::apply_engine_settings(out.model, config);
   if (config.generation_config == "auto") {
