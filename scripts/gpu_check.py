@@ -413,8 +413,8 @@ def measure_yard(clock: Clock) -> Iterator[Record]:
         for bits in (16, 8, 4):
             for name, bench in benches.items():
                 _, ours = bench.attention(heads, kv_heads, dim, bits, 1, rows, rows, layers, 3)
-                kernel = f"charonia {name}{'' if bits == 16 else f', {bits}-bit KV'}"
-                yield record("yard", "rate", "TFLOP/s", operations / min(ours) / 1e12, kernel=kernel, rows=rows)
+                title = f"charonia {name}{'' if bits == 16 else f', {bits}-bit KV'}"
+                yield record("yard", "rate", "TFLOP/s", operations / min(ours) / 1e12, kernel=title, rows=rows)
         sizes = (heads, kv_heads, kv_heads)
         q, k, v = (torch.randn((rows, n, dim), dtype=torch.bfloat16, device=clock.device) for n in sizes)
         of_sequence = [x[None].transpose(1, 2) for x in (q, k, v)]
