@@ -81,7 +81,7 @@ class DecoderMemory : public ::testing::Test {
     const model::WeightFiles files(dir_, 1);
     const auto& manifest = files.manifest();
     const auto needs = runtime::rank_memory("cpu", model::rules_of(ops), settings.model, manifest,
-                                            model::Shard(settings.model, manifest, 0), limits);
+                                            model::Shard(settings.model, manifest, 0), limits, settings.config);
     const model::Decoder decoder(settings.model, files, ops, limits);
     const auto needed = static_cast<double>(needs.weights);
     EXPECT_NEAR(needed,
@@ -152,7 +152,7 @@ TEST_F(DecoderMemory, AGpuReadsTheTableOfPerLayerEmbeddingsFromHostMemory) {
   const model::Shard shard(settings.model, manifest, 0);
   const auto needs = [&](const char* device) {
     return runtime::rank_memory(device, runtime::rules_of(device), settings.model, manifest, shard,
-                                runtime::step_limits(settings.config, settings.model));
+                                runtime::step_limits(settings.config, settings.model), settings.config);
   };
   const auto cpu = needs("cpu"), cuda = needs("cuda");
   EXPECT_EQ(cpu.host, 0U);
@@ -173,7 +173,9 @@ TEST_F(DecoderMemory, GraphsOfStepsWithProposalsCountOnlyIfThereAreGraphs) {
   const auto limits = runtime::step_limits(settings.config, settings.model);
   ASSERT_GT(limits.max_logits_rows, limits.max_sequences);
   const auto steps = [&](bool graphs) {
-    return runtime::rank_memory("cuda", runtime::rules_of("cuda"), settings.model, manifest, shard, limits, graphs).steps;
+    settings.config.cuda_graphs = graphs;
+    const auto rules = runtime::rules_of("cuda");
+    return runtime::rank_memory("cuda", rules, settings.model, manifest, shard, limits, settings.config).steps;
   };
   EXPECT_GT(steps(true), steps(false));
 }

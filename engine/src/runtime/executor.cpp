@@ -41,8 +41,7 @@ struct Executor::Rank {
   void check_memory(const ModelConfig& model, const model::Manifest& manifest, const EngineConfig& config,
                     const ops::StepLimits& limits) {
     const model::Shard shard(model, manifest, ops->rank());
-    auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits, config.cuda_graphs,
-                             config.reproducible);
+    auto needs = rank_memory(ops->device(), model::rules_of(*ops), model, manifest, shard, limits, config);
     count_adapter_slots(needs, model::rules_of(*ops), config, model, manifest, ops->rank());
     step_bytes = needs.steps;
     const auto free = free_memory();

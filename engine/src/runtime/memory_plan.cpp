@@ -288,7 +288,7 @@ model::DeviceRules rules_of(std::string_view device) {
 
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
-                       bool cuda_graphs, bool reproducible) {
+                       const EngineConfig& config) {
   const auto precision = rules.precision(model::data_type(model));
   auto elements = manifest.elements(shard.rank, model.normalize_output);
   // An fp32 router is stored as two halves, so it counts twice.
@@ -330,8 +330,8 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = out.quantised ? cuda::kDequantisedBytes : 0;
-    const auto wide = wide_bytes(plan.kv_layout, limits, reproducible);
-    out.steps = cuda_step_bytes(model, shard, limits, wide, cuda_graphs);
+    const auto wide = wide_bytes(plan.kv_layout, limits, config.reproducible);
+    out.steps = cuda_step_bytes(model, shard, limits, wide, config.cuda_graphs);
   }
   for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
   out.window = plan.kv_layout.window;
@@ -476,7 +476,7 @@ std::size_t least_memory(const EngineConfig& engine, const ModelConfig& model, c
   std::size_t out = 0;
   for (int rank = 0; rank < (engine.device == "cpu" ? engine.tensor_para_size : 1); ++rank) {
     const model::Shard shard(model, manifest, rank);
-    auto needs = rank_memory(engine.device, rules, model, manifest, shard, step_limits(engine, model));
+    auto needs = rank_memory(engine.device, rules, model, manifest, shard, step_limits(engine, model), engine);
     count_adapter_slots(needs, rules, engine, model, manifest, rank);
     out += needs.all_but_cache() + one_block_each(needs.kv_block);
   }
@@ -589,7 +589,7 @@ void plan_draft_memory(DraftPlan& out, const model::Manifest& files, std::size_t
   const model::Shard shard(out.model, files, 0);
   const bool layer = out.method->reads_hidden;
   const auto limits = layer ? layer_limits(config, out.model) : step_limits(config, out.model);
-  auto needs = rank_memory(config.device, rules_of(config.device), out.model, files, shard, limits);
+  auto needs = rank_memory(config.device, rules_of(config.device), out.model, files, shard, limits, config);
   // The layer uses the model's output layer.
   if (config.device == "cuda" && out.is_mtp() && quantised) needs.loaded_steps = cuda::kDequantisedBytes;
   check_model_fits(config, config.device, needs, free_bytes);
@@ -829,8 +829,7 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   PerKind<std::int64_t> kv_block;
   for (int rank = 0; rank < ranks; ++rank) {
     const model::Shard shard(out.model, manifest, rank);
-    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits, config.cuda_graphs,
-                                      config.reproducible);
+    auto needs = runtime::rank_memory(out.device, rules, out.model, manifest, shard, limits, config);
     runtime::count_adapter_slots(needs, rules, config, out.model, manifest, rank);
     out.adapter_bytes += static_cast<std::int64_t>(needs.adapters);
     const auto all_free = free[static_cast<std::size_t>(rank)];

@@ -93,7 +93,7 @@ struct RankMemory {
 };
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
-                       bool cuda_graphs = true, bool reproducible = false);
+                       const EngineConfig& config);
 
 // Adds the memory of LoRA adapters on a GPU: their slots, and what steps with adapters need. The settings must be
 // resolved.
