@@ -186,7 +186,7 @@ async function typeset(element) {
   const { formula, display } = element.dataset;
   if (revealed(formula).length > 1) return; // keep the marks: KaTeX would hide them again
   const made = document.createElement("span");
-  globalThis.katex.render(formula, made, {
+  const options = {
     displayMode: display === "true",
     throwOnError: false,
     errorColor: "inherit",
@@ -194,7 +194,13 @@ async function typeset(element) {
     strict: "ignore",
     maxSize: 30,
     maxExpand: 200,
-  });
+  };
+  try {
+    globalThis.katex.render(formula, made, options);
+  } catch (error) {
+    if (error instanceof RangeError) return; // KaTeX had no stack left: the formula is too deep and stays text
+    throw error;
+  }
   if (!isDeep(made)) element.replaceChildren(...made.childNodes);
 }
 
