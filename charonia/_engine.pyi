@@ -47,7 +47,7 @@ class KernelBench:
         heads: int,
         kv_heads: int,
         head_dim: int,
-        kv_bits: int,
+        quant_policy: int,
         batch: int,
         fresh: int,
         context: int,

@@ -22,7 +22,7 @@ configure() {
 build() { cmake --build build/engine --parallel "$(nproc)" "$@"; }
 
 mypy_all() {
-  mypy charonia scripts/gpu_check.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
+  mypy charonia scripts/gpu_check.py scripts/gpu_check_torch.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
     MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py preprocessing/model_fingerprint.py \
       preprocessing/answer_formats.py preprocessing/answer_guide.py preprocessing/prepare.py &&

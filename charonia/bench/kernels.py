@@ -5,6 +5,7 @@ The operations run on the engine's own devices, so each GEMM uses the kernel tha
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 
@@ -12,8 +13,12 @@ from charonia import _engine
 from charonia.bench.limits import Limits, measure_limits
 from charonia.bench.random_model import Shape
 from charonia.bench.records import Record
+from charonia.errors import UnsupportedError
+
+log = logging.getLogger("charonia")
 
 FORMATS = ("bf16", "w4a16", "mxfp4", "w8a16", "w8a8", "fp8")
+_CACHES = {"16 bits": (0, 16), "fp8": (16, 8), "8 bits": (8, 8), "4 bits": (4, 4)}  # quant_policy, bits of an element
 _STEP_BYTES = {"cpu": 300e6, "cuda": 2e9}  # bytes read in a measured step: more than caches hold, and little overhead
 _MOST_LAYERS = 64
 # A line of the engine's report: "rows 5..8 n 4096 k 4096 bf16 -> bf16: own stream 8 x 16, 4 stages, 8.0 us, 4.19 TB/s".
@@ -33,7 +38,8 @@ def measure_kernels(
     rounds: int,
 ) -> Iterator[Record]:
     """Yield the records of GEMMs for each format and number of rows, then of attention for each context and kind of KV
-    cache: decodes of one and of `batch` sequences, and a chunk of 512 prompt tokens at the end of the context. modes:
+    cache: decodes of one and of `batch` sequences, and a chunk of 512 prompt tokens at the end of the context; on a GPU
+    also a prompt of that length. An FP8 cache is left out, with a warning, if the device does not support it. modes:
     values of the setting `reproducible`. On a GPU, the records of GEMMs name the kernel that the mode chose."""
     limits = measure_limits(device, threads)
     benches = {
@@ -41,17 +47,11 @@ def measure_kernels(
         for reproducible in modes
     }
     dim = shape.hidden // shape.heads
-    weights = {
-        "qkv": ((shape.heads + 2 * shape.kv_heads) * dim, shape.hidden),
-        "o": (shape.hidden, shape.heads * dim),
-        "gate_up": (2 * shape.intermediate, shape.hidden),
-        "down": (shape.hidden, shape.intermediate),
-    }
     if limits.bandwidth:
         yield Record.of("limits", "bandwidth", "GB/s", limits.bandwidth / 1e9)
     if limits.gemm_flops:
         yield Record.of("limits", "bf16 GEMM", "TFLOP/s", limits.gemm_flops / 1e12)
-    for name, (n, k) in weights.items():
+    for name, (n, k) in weights_of(shape).items():
         for code in formats:
             layers = _layers(device, n * k * (2 if code == "bf16" else 0.5))
             for mode, bench in benches.items():
@@ -63,21 +63,37 @@ def measure_kernels(
                     if device == "cuda":
                         case |= {"mode": mode, "kernel": kernel_of(chosen, n, k, count)}
                     yield from _records("gemm", case, times[count], size, 2.0 * count * n * k, limits)
-    for bits in (16, 8, 4):
+    for cache, (policy, bits) in _CACHES.items():
         for context in contexts:
             chunk = min(512, context)
-            for sequences, fresh in dict.fromkeys([(1, 1), (batch, 1), (1, chunk)]):
+            whole = [(1, context)] if device == "cuda" else []
+            for sequences, fresh in dict.fromkeys([(1, 1), (batch, 1), (1, chunk), *whole]):
                 layers = _layers(device, 4 * sequences * context * shape.kv_heads * dim * bits / 16)
                 for mode, bench in benches.items():
-                    kv_size, seconds = bench.attention(
-                        shape.heads, shape.kv_heads, dim, bits, sequences, fresh, context, layers, rounds
-                    )
-                    case = {"KV bits": bits, "context": context, "sequences": sequences, "rows": fresh}
+                    try:
+                        kv_size, seconds = bench.attention(
+                            shape.heads, shape.kv_heads, dim, policy, sequences, fresh, context, layers, rounds
+                        )
+                    except UnsupportedError as error:
+                        log.warning("left out: %s", error)
+                        continue
+                    case = {"KV cache": cache, "context": context, "sequences": sequences, "rows": fresh}
                     if device == "cuda":
                         case["mode"] = mode
                     seen = fresh * (context - (fresh - 1) / 2)  # positions, over the rows of a sequence
                     operations = 4.0 * sequences * shape.heads * dim * seen
                     yield from _records("attention", case, seconds, kv_size, operations, limits)
+
+
+def weights_of(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Output and input features of a layer's GEMMs."""
+    dim = shape.hidden // shape.heads
+    return {
+        "qkv": ((shape.heads + 2 * shape.kv_heads) * dim, shape.hidden),
+        "o": (shape.hidden, shape.heads * dim),
+        "gate_up": (2 * shape.intermediate, shape.hidden),
+        "down": (shape.hidden, shape.intermediate),
+    }
 
 
 def kernel_of(report: Sequence[str], n: int, k: int, rows: int) -> str:

@@ -120,16 +120,16 @@ class KernelBench {
   }
 
   // Measures the attention of `batch` sequences with `context` positions each. The last `fresh` positions are queries.
-  // A step computes `layers` layers, each with its own cache. Returns the bytes of keys and values that a layer reads,
-  // and the mean seconds of a layer in each of `rounds` steps.
-  std::pair<double, Seconds> attention(int heads, int kv_heads, int head_dim, int kv_bits, int batch, int fresh,
+  // quant_policy: as the setting; an FP8 cache has scale 1. A step computes `layers` layers, each with its own cache.
+  // Returns the bytes of keys and values that a layer reads, and the mean seconds of a layer in each of `rounds` steps.
+  std::pair<double, Seconds> attention(int heads, int kv_heads, int head_dim, int quant_policy, int batch, int fresh,
                                        int context, int layers, int rounds) {
     const auto precision = ops_->precision(DType::bf16);
     const ops::KvLayer layer{.kv_heads = kv_heads, .k_dim = head_dim, .v_dim = head_dim};
     const ops::KvLayout layout{.layers = std::vector(static_cast<std::size_t>(layers), layer),
                                .block_len = kBlockLen,
                                .dtype = precision.kv,
-                               .quant_bits = kv_bits == 16 ? 0 : kv_bits};
+                               .quant_bits = quant_policy};
     const int blocks_each = (context + kBlockLen - 1) / kBlockLen;
     const auto cache = ops_->make_kv_cache(layout, {batch * blocks_each});
     const std::int64_t most = std::max<std::int64_t>(kChunk, std::int64_t{batch} * fresh);
@@ -256,6 +256,6 @@ void bind_kernel_bench(py::module_& m) {
            py::arg("layers"), py::arg("rounds"), release,
            "Bytes of a weight, and for each number of rows the seconds of a GEMM in each round.")
       .def("attention", &KernelBench::attention, py::arg("heads"), py::arg("kv_heads"), py::arg("head_dim"),
-           py::arg("kv_bits"), py::arg("batch"), py::arg("fresh"), py::arg("context"), py::arg("layers"),
+           py::arg("quant_policy"), py::arg("batch"), py::arg("fresh"), py::arg("context"), py::arg("layers"),
            py::arg("rounds"), release, "Bytes of keys and values of a layer, and its seconds in each round.");
 }
