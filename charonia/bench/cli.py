@@ -295,6 +295,13 @@ def kernels(
         list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 16, 64, 512].")
     ] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, help="Positions; may be repeated [1024, 8192].")] = None,
+    experts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layers of experts: number, experts of a row, hidden and intermediate size (128,8,2048,768); may be "
+            "repeated [on a GPU those of Qwen3-30B-A3B and GPT-OSS 20B]."
+        ),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a decode [4; on a GPU 64].")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all processors.")] = 0,
     reproducible: Annotated[
@@ -306,8 +313,9 @@ def kernels(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; medians are printed.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure single operations: GEMMs with weights in each format, and attention with KV caches of 16, 8, 4 bits."""
-    from charonia.bench.kernels import FORMATS, measure_kernels
+    """Measure single operations: GEMMs with weights in each format, attention with KV caches of 16, 8, 4 bits, and
+    layers of experts."""
+    from charonia.bench.kernels import EXPERTS, FORMATS, measure_kernels, parse_experts
     from charonia.bench.random_model import parse_shape
 
     gpu = device is DeviceKind.cuda
@@ -316,11 +324,13 @@ def kernels(
         if one not in FORMATS:
             raise InvalidRequestError(f"--format {one} is not known: expected one of {', '.join(FORMATS)}")
     modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
+    layers = [parse_experts(one) for one in experts] if experts else EXPERTS if gpu else ()
     records = list(
         measure_kernels(
             parse_shape(name), device=device.value, threads=threads, modes=modes,
             formats=formats or FORMATS, rows=rows or [1, 8, 16, 64, 512], contexts=context or [1024, 8192],
-            batch=batch or (64 if gpu else 4), rounds=rounds,
+            batch=batch or (64 if gpu else 4), experts=layers,
+            expert_rows=rows or [1, 64, 128, 256, 512, 2048], rounds=rounds,
         )
     )  # fmt: skip
     _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": modes}, records)
