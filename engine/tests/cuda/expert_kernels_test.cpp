@@ -11,6 +11,10 @@
 #include "charonia/error.h"
 #include "cuda/device_arrays.h"
 #include "cuda/quant_formats.h"
+#if defined(CHARONIA_CUDA_ON_HOST)
+#include "emulator/emulated_device.h"
+#include "errors.h"
+#endif
 #include "ops/cuda/cuda_ops.h"
 #include "test_folder.h"
 
@@ -68,7 +72,9 @@ class ExpertKernelsTest : public ::testing::Test {
     const auto weight = [&](std::int64_t n, std::int64_t k, const ops::QuantFormat& format) {
       return &sources.emplace_back(random_source(random_, n, k, {format, ordered}));
     };
-    const auto bias = [&](std::int64_t n) { return columns.emplace_back(ops::Matrix::random(random_, DType::f32, n, 1)).host(); };
+    const auto bias = [&](std::int64_t n) {
+      return columns.emplace_back(ops::Matrix::random(random_, DType::f32, n, 1)).host();
+    };
     for (int e = 0; e < kExperts; ++e) {
       auto* const gate = weight(kInter, kHidden, gate_up);
       auto* const up = weight(kInter, kHidden, gate_up);
@@ -309,6 +315,34 @@ TEST_F(ExpertKernelsTest, a_measurement_without_memory_is_a_warning) {
             "memory to measure with");
   EXPECT_EQ(kernels.warning(), cat(kernels.report()[0], "; ", kernels.report()[1]));
 }
+
+TEST_F(ExpertKernelsTest, a_kernel_that_cannot_be_launched_is_not_chosen) {
+  broken_ = [](ExpertGemm&) -> bool { throw Error(ErrorCode::internal, "no room for the block"); };
+  const auto& of = layer();
+  const auto kernels = chosen(of, options(), 17);
+  expect_use(kernels, of, 17, false, false);
+  EXPECT_TRUE(kernels.report()[0].ends_with(": tiles, because wgmma failed: no room for the block")) << kernels.report()[0];
+  EXPECT_EQ(kernels.warning(), cat(kernels.report()[0], "; ", kernels.report()[1]));
+}
+
+#if defined(CHARONIA_CUDA_ON_HOST)
+TEST_F(ExpertKernelsTest, a_device_that_fails_in_the_kernel_ends_the_start_with_its_name) {
+  broken_ = [this](ExpertGemm&) {
+    set_step("step 1 of the test");
+    fail_in_step(1);
+    Event end;
+    end.record(stream_);
+    end.wait("a kernel");
+    return true;
+  };
+  const auto& of = layer();
+  expect_error({"the device fails since the kernel 'wgmma' ran for experts, 2 of 4, 5 to 8 rows each, gate and up n 128 ",
+                "a kernel: the emulated device has failed", "Set CHARONIA_CUDA_UNPROVEN=0"},
+               [&] { chosen(of, options()); });
+  fail_in_step(0);
+  set_step("");
+}
+#endif
 
 TEST_F(ExpertKernelsTest, layers_of_one_shape_share_a_choice_and_are_measured_in_turn) {
   const auto &one = layer(), &two = layer(), &other = layer(kInt4, {Code::u4, 64, true, DType::f16});
