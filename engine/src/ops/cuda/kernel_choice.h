@@ -34,7 +34,7 @@ class KernelChoice {
   struct Computation {
     std::string name;           // "attention of prompts, 32 heads over 8 of 128"; times are stored by it and by `rows`
     std::string unsupported{};  // why wgmma cannot compute it; empty: it can
-    int rows = 0;               // with which it is measured; 0: there are too few, or they need too much memory
+    int rows = 0;               // of the measurement; 0: there are too few, or they need too much memory
     std::function<bool()> agrees{};                        // whether wgmma has the results of tiles
     std::function<std::optional<KernelTimes>()> measure{};  // returns nothing if the last results differ
   };
