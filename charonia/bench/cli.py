@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -292,7 +293,7 @@ def kernels(
         ),
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 16, 64, 512].")
+        list[int] | None, typer.Option(min=1, help="Rows; may be repeated [1, 8, 16, 64, 512; experts: 1, 64 to 2048].")
     ] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, help="Positions; may be repeated [1024, 8192].")] = None,
     experts: Annotated[
@@ -315,7 +316,7 @@ def kernels(
 ) -> None:
     """Measure single operations: GEMMs with weights in each format, attention with KV caches of 16, 8, 4 bits, and
     layers of experts."""
-    from charonia.bench.kernels import EXPERTS, FORMATS, measure_kernels, parse_experts
+    from charonia.bench.kernels import EXPERTS, FORMATS, expert_formats, measure_experts, measure_kernels, parse_experts
     from charonia.bench.random_model import parse_shape
 
     gpu = device is DeviceKind.cuda
@@ -325,15 +326,26 @@ def kernels(
             raise InvalidRequestError(f"--format {one} is not known: expected one of {', '.join(FORMATS)}")
     modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
     layers = [parse_experts(one) for one in experts] if experts else EXPERTS if gpu else ()
-    records = list(
-        measure_kernels(
-            parse_shape(name), device=device.value, threads=threads, modes=modes,
-            formats=formats or FORMATS, rows=rows or [1, 8, 16, 64, 512], contexts=context or [1024, 8192],
-            batch=batch or (64 if gpu else 4), experts=layers,
-            expert_rows=rows or [1, 64, 128, 256, 512, 2048], rounds=rounds,
-        )
+    for count, top_k, hidden, inter in layers if experts else ():
+        if not expert_formats(formats or FORMATS, hidden, inter):
+            raise InvalidRequestError(
+                f"--experts {count},{top_k},{hidden},{inter}: none of the formats can be measured; groups must divide "
+                "both sizes (w4a16: 128, mxfp4: 32), and experts in bf16 are not measured"
+            )
+    how: dict[str, Any] = {"device": device.value, "threads": threads, "modes": modes, "rounds": rounds}
+    how["formats"] = formats or FORMATS
+    measured = measure_kernels(
+        parse_shape(name), **how, rows=rows or [1, 8, 16, 64, 512], contexts=context or [1024, 8192],
+        batch=batch or (64 if gpu else 4),
     )  # fmt: skip
-    _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": modes}, records)
+    if layers:
+        measured = chain(measured, measure_experts(layers, **how, rows=rows or [1, 64, 128, 256, 512, 2048]))
+    records: list[Record] = []
+    try:
+        for record in measured:
+            records.append(record)  # list() would lose the records before an error
+    finally:
+        _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": modes}, records)
 
 
 @app.command()

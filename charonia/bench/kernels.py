@@ -22,6 +22,7 @@ FORMATS = ("bf16", "w4a16", "mxfp4", "w8a16", "w8a8", "fp8")
 _STEP_BYTES = {"cpu": 300e6, "cuda": 2e9}  # bytes read in a measured step: more than caches hold, and little overhead
 _MOST_LAYERS = 64
 _EXPERT_LAYERS = 2  # of a step: a layer of a model is larger than caches
+_GROUPS = {"w4a16": 128, "mxfp4": 32}  # columns; other formats have one scale a row
 # A line of the engine's report: "rows 5..8 n 4096 k 4096 bf16 -> bf16: own stream 8 x 16, 4 stages, 8.0 us, 4.19 TB/s".
 _CHOICE = re.compile(r"rows (\d+)\.\.(\d+) n (\d+) k (\d+) [^:]*: (.*?)(?:, [\d.]+ us, .*|, by rule)")
 
@@ -36,14 +37,11 @@ def measure_kernels(
     rows: Sequence[int],
     contexts: Sequence[int],
     batch: int,
-    experts: Sequence[tuple[int, int, int, int]],
-    expert_rows: Sequence[int],
     rounds: int,
 ) -> Iterator[Record]:
     """Yield the records of GEMMs for each format and number of rows, then of attention for each context and kind of KV
-    cache: decodes of one and of `batch` sequences, and a chunk of 512 prompt tokens at the end of the context; then of
-    layers of experts (parse_experts()). modes: values of the setting `reproducible`. On a GPU, the records of GEMMs
-    name the kernel that the mode chose."""
+    cache: decodes of one and of `batch` sequences, and a chunk of 512 prompt tokens at the end of the context. modes:
+    values of the setting `reproducible`. On a GPU, the records of GEMMs name the kernel that the mode chose."""
     limits = measure_limits(device, threads)
     benches = {
         "reproducible" if reproducible else "normal": _engine.KernelBench(device, threads, reproducible)
@@ -87,8 +85,6 @@ def measure_kernels(
                     seen = fresh * (context - (fresh - 1) / 2)  # positions, over the rows of a sequence
                     operations = 4.0 * sequences * shape.heads * dim * seen
                     yield from _records("attention", case, seconds, kv_size, operations, limits)
-    if experts:
-        yield from _measure_experts(experts, device, threads, modes, formats, expert_rows, rounds, limits)
 
 
 def parse_experts(text: str) -> tuple[int, int, int, int]:
@@ -106,34 +102,43 @@ def parse_experts(text: str) -> tuple[int, int, int, int]:
     return count, top_k, hidden, inter
 
 
-def _measure_experts(
+def expert_formats(formats: Sequence[str], hidden: int, inter: int) -> list[str]:
+    """The quantised formats whose groups divide both sizes."""
+    whole = {
+        one for one in formats if one != "bf16" and hidden % _GROUPS.get(one, 1) == inter % _GROUPS.get(one, 1) == 0
+    }
+    return [one for one in formats if one in whole]
+
+
+def measure_experts(
     experts: Sequence[tuple[int, int, int, int]],
+    *,
     device: str,
     threads: int,
     modes: Sequence[bool],
     formats: Sequence[str],
     rows: Sequence[int],
     rounds: int,
-    limits: Limits,
 ) -> Iterator[Record]:
-    """On a GPU without `reproducible` there are two kernels for more than four rows an expert. No GPU has run wgmma
-    yet, so it is measured last, and only with $CHARONIA_CUDA_UNPROVEN = 1."""
-    kernels: list[tuple[str, bool | None]] = [("", None)]
-    if device == "cuda":
-        both = False in modes and os.environ.get("CHARONIA_CUDA_UNPROVEN") == "1"
-        kernels = [("tiles", False), *([("wgmma", True)] if both else [])]
-    for kernel, wgmma in kernels:
+    """Yield the records of layers of experts (parse_experts()) for each of expert_formats() and number of rows. On a
+    GPU of compute capability 9.0 without `reproducible` there are two kernels for more than four rows an expert. No GPU
+    has run wgmma yet, so it is measured last, and only with $CHARONIA_CUDA_UNPROVEN = 1."""
+    limits = measure_limits(device, threads)
+    both = device == "cuda" and False in modes and os.environ.get("CHARONIA_CUDA_UNPROVEN") == "1"
+    for wgmma in (False, True) if both else (False,):
         bench = _engine.KernelBench(device, threads, False not in modes, wgmma_experts=wgmma)
         for count, top_k, hidden, inter in experts:
-            used = [one for one in rows if not wgmma or one * top_k // count > 4]
-            groups = hidden % 128 == inter % 128 == 0
-            for code in (one for one in formats if one != "bf16" and (groups or one != "w4a16")):
+            many = {one for one in rows if one * top_k // count > 4}
+            used = [one for one in rows if not wgmma or one in many]
+            for code in expert_formats(formats, hidden, inter) if used else ():
                 size, times = bench.experts(count, top_k, hidden, inter, code, used, _EXPERT_LAYERS, rounds)
+                if wgmma and not any(": wgmma" in line for line in bench.report()):
+                    return  # the device, or the build, does not have it
                 for one in used:
                     name = f"{top_k} of {count}, {hidden} x {inter}"
                     case: dict[str, object] = {"experts": name, "format": code, "rows": one}
-                    if kernel:
-                        case["kernel"] = kernel
+                    if device == "cuda":
+                        case["kernel"] = "wgmma" if wgmma else "tiles" if one in many else "stream"
                     read = size * min(1.0, one * top_k / count)  # an estimate: rows share experts
                     yield from _records("experts", case, times[one], read, 6.0 * one * top_k * hidden * inter, limits)
 

@@ -1,5 +1,6 @@
 // Measures single operations on one device for `charonia benchmark kernels`: GEMMs with weights of every format, layers
-// of experts, and attention over a KV cache. The same code measures the CPU and CUDA, because it uses the interface of the devices.
+// of experts, and attention over a KV cache. The same code measures the CPU and CUDA, because it uses the interface of
+// the devices.
 #include "kernel_bench.h"
 
 #include <pybind11/stl.h>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
 from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
 from charonia.engine_settings import Setting
-from charonia.errors import InvalidRequestError
+from charonia.errors import EngineClosedError, InvalidRequestError
 from charonia.weights.convert import read_source
 
 SOME = [
@@ -187,6 +187,26 @@ def test_kernel_of_reads_the_report_of_the_engine() -> None:
 def test_invalid_sizes_of_experts_are_rejected(text: str) -> None:
     error = CliRunner().invoke(app, ["kernels", "--experts", text]).exception
     assert isinstance(error, InvalidRequestError) and text in str(error)
+
+
+@pytest.mark.parametrize(("formats", "sizes"), [(["w4a16"], "4,2,128,64"), (["bf16"], "4,2,128,128")])
+def test_experts_in_none_of_the_formats_are_rejected(formats: list[str], sizes: str) -> None:
+    asked = [part for one in formats for part in ("--format", one)]
+    error = CliRunner().invoke(app, ["kernels", "--experts", sizes, *asked]).exception
+    assert isinstance(error, InvalidRequestError) and sizes in str(error)
+
+
+def test_kernels_shows_and_writes_what_was_measured_before_an_error(tmp_path: Path) -> None:
+    def measured(*_: object, **__: object) -> Iterator[Record]:
+        yield Record.of("gemm", "time", "us", [1.0], case={"rows": 1})
+        raise EngineClosedError("the device fails")
+
+    file = tmp_path / "kernels.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("charonia.bench.kernels.measure_kernels", measured)
+        done = CliRunner().invoke(app, ["kernels", "--json", str(file)])
+    assert isinstance(done.exception, EngineClosedError) and "gemm" in done.output
+    assert [record.value for record in records.read(file)[1]] == [1.0]
 
 
 def test_kernels_with_unknown_format_is_rejected() -> None:

@@ -37,6 +37,7 @@ class ExpertKernelsTest : public ::testing::Test {
     broken_ = nullptr;
     launches_ = measured_ = 0;
     kinds_.clear();
+    blocks_.clear();
   }
   ~ExpertKernelsTest() override { std::filesystem::remove_all(folder_); }
 
@@ -75,7 +76,7 @@ class ExpertKernelsTest : public ::testing::Test {
     const auto bias = [&](std::int64_t n) {
       return columns.emplace_back(ops::Matrix::random(random_, DType::f32, n, 1)).host();
     };
-    for (int e = 0; e < kExperts; ++e) {
+    for (int e = 0; e < experts_; ++e) {
       auto* const gate = weight(kInter, kHidden, gate_up);
       auto* const up = weight(kInter, kHidden, gate_up);
       if (ordered) up->set_order({gate->order().begin(), gate->order().end()});
@@ -108,16 +109,20 @@ class ExpertKernelsTest : public ::testing::Test {
     for (const auto& tile : tiles) {
       if (tile.rows > 0) counts_.insert(tile.rows);
     }
+    const auto used = std::ranges::count_if(tiles, [](const auto& tile) { return tile.rows > 0; });
+    blocks_.push_back(used * divide_up(gemm.n, 256));
   }
 
   Stream stream_;
   ops::Random random_{190};
   std::deque<CudaExperts> layers_;
+  int experts_ = kExperts;  // of layer()
   const std::filesystem::path folder_ = charonia::testing::test_folder();
   // Changes what wgmma computes, or returns false: nothing is launched.
   static inline std::function<bool(ExpertGemm&)> broken_;
   static inline bool wgmma_ = false;               // of the last launch
   static inline int launches_ = 0, measured_ = 0;  // measured_: calls of the timer
+  static inline std::vector<std::int64_t> blocks_;  // with rows, of wgmma's launches
   static inline std::set<int> kinds_, counts_;     // of tiles of the other kernel: 0 empty, 1 partly full, 2 full; rows
 };
 
@@ -233,6 +238,77 @@ TEST_F(ExpertKernelsTest, a_kernel_that_is_wrong_for_one_average_is_used_for_non
   const auto kernels = chosen(of, options(), 70);
   for (const int rows : {17, 33, 65, 70}) expect_use(kernels, of, rows, true, false);
   EXPECT_NE(kernels.warning().find("33 to 64 rows each, down"), std::string::npos) << kernels.warning();
+  ASSERT_EQ(kernels.report().size(), 5U) << "four averages of gate and up, and one line of down";
+  EXPECT_TRUE(kernels.report()[0].starts_with("experts, 2 of 4, 33 to 64 rows each, down ")) << kernels.report()[0];
+}
+
+TEST_F(ExpertKernelsTest, a_stored_kernel_that_is_wrong_for_another_average_is_not_used_without_a_measurement) {
+  const auto& of = layer();
+  const auto start = [&](bool measures) {
+    auto with = options();
+    with.memory = folder_ / "gemms.json";
+    if (!measures) with.timer = nullptr;
+    return chosen(of, std::move(with), measures ? 33 : 70);
+  };
+  expect_use(start(true), of, 33, true, true);
+  expect_use(start(false), of, 33, true, true);
+  broken_ = [](ExpertGemm& gemm) { return gemm.tile_rows == 32; };
+  const auto wrong = start(false);
+  for (const int rows : {33, 70}) expect_use(wrong, of, rows, false, false);
+  EXPECT_NE(wrong.warning().find("33 to 64 rows each"), std::string::npos) << wrong.warning();
+}
+
+// Thread blocks begin while others have ended, as in a step of a model with many experts.
+TEST_F(ExpertKernelsTest, an_sm_computes_more_than_two_tiles_of_a_check) {
+  experts_ = 24;
+  const auto& of = layer();
+  auto device = device_info(0);
+  device.sms = 6;
+  ExpertKernels kernels(device, options());
+  std::vector<ExpertLayers> all;
+  ExpertKernels::add(all, of, kTopK, {});
+  kernels.prepare(stream_, all, 100, 3600);
+  EXPECT_EQ(kernels.warning(), "");
+  ASSERT_GE(blocks_.size(), 2U);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_GT(blocks_[i], 12) << "checks of gate and up, and of down";
+}
+
+TEST_F(ExpertKernelsTest, a_device_without_wgmma_does_not_use_it) {
+  const auto& of = layer();
+  auto device = device_info(0);
+  device.wgmma = false;
+  for (const bool asked : {false, true}) {
+    auto with = options();
+    if (asked) with.wgmma = true;
+    ExpertKernels kernels(device, std::move(with));
+    std::vector<ExpertLayers> all;
+    ExpertKernels::add(all, of, kTopK, {});
+    kernels.prepare(stream_, all, kRows, 3600);
+    expect_use(kernels, of, 17, false, false);
+    ASSERT_EQ(kernels.report().size(), 2U);
+    EXPECT_EQ(kernels.report()[1],
+              "experts, 2 of 4, down n 128 k 64 bf16, int4, groups of 32, zeros: tiles, because of wgmma: it needs compute "
+              "capability 9.0, and an engine that is compiled for 90a");
+  }
+  EXPECT_EQ(launches_, 0);
+}
+
+// The device's preparation finds the layers, and its report has their lines.
+TEST_F(ExpertKernelsTest, the_device_reports_the_kernels_of_its_layers) {
+  const auto ops = ops::make_cuda_ops({.wgmma_experts = true});
+  const auto source = random_source(random_, 64, 64, {{Code::u4, 32}});
+  const std::vector<ops::QuantExpertSource> sources(kExperts, {&source, &source, &source});
+  const auto experts = ops->make_quantised_experts(sources, DType::bf16);
+  const ops::DeviceMatrix rows(*ops, DType::bf16, kRows, 64), router(*ops, DType::f32, kRows, kExperts);
+  const auto scratch = ops->allocate(ops->experts_scratch_bytes({kExperts, kTopK, 64, 64, DType::bf16}, kRows));
+  ops->prepare({.max_rows = kRows, .max_sequences = 1, .max_positions = 1}, [&](const ops::StepShape& shape) {
+    ops->experts(rows.slice(0, shape.rows), rows.slice(0, shape.rows), router.slice(0, shape.rows), *experts,
+                 {.top_k = kTopK}, {}, scratch->data());
+  });
+  const auto lines = ops->report();
+  ASSERT_GE(lines.size(), 2U);
+  EXPECT_EQ(lines[lines.size() - 2], "experts, 2 of 4, gate and up n 128 k 64 bf16, int4, groups of 32: wgmma, as asked for");
+  EXPECT_EQ(lines.back(), "experts, 2 of 4, down n 64 k 64 bf16, int4, groups of 32: wgmma, as asked for");
 }
 
 TEST_F(ExpertKernelsTest, an_unproven_kernel_is_not_considered_by_default) {
@@ -261,7 +337,10 @@ TEST_F(ExpertKernelsTest, the_kernel_can_be_asked_for_without_a_measurement) {
   for (const bool wgmma : {false, true}) {
     auto with = options();
     with.wgmma = wgmma;
-    expect_use(chosen(of, std::move(with)), of, 17, wgmma, wgmma);
+    const auto kernels = chosen(of, std::move(with));
+    expect_use(kernels, of, 17, wgmma, wgmma);
+    ASSERT_EQ(kernels.report().size(), 2U);
+    EXPECT_TRUE(kernels.report()[0].ends_with(wgmma ? ": wgmma, as asked for" : ": tiles, as asked for"));
   }
   EXPECT_EQ(launches_, 0);
 }

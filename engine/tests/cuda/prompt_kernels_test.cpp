@@ -26,6 +26,7 @@ class PromptKernelsTest : public ::testing::Test {
   PromptKernels::Options options(double ratio = 0.5) {
     PromptKernels::Options out;
     out.unproven = true;
+    out.seconds = 3600;
     out.attention = [](Stream& stream, const DeviceInfo& device, const Tensor& to, const Tensor& qkv,
                        const CacheLayer& cache, const AttentionShape& shape, const ops::AttentionParams& how,
                        const AttentionWork& work) {

@@ -44,7 +44,7 @@ std::vector<std::string> CudaOps::report() const {
 std::string CudaOps::warning() const {
   std::string all;
   for (const auto& one : {gemms_.warning(), prompts_.warning(), experts_.warning()}) {
-    all += cat(all.empty() || one.empty() ? "" : "; ", one);
+    if (all.find(one) == std::string::npos) all += cat(all.empty() ? "" : "; ", one);
   }
   return all;
 }

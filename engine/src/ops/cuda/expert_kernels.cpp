@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "base/dtype.h"
@@ -16,8 +17,11 @@ namespace charonia::cuda {
 namespace {
 
 constexpr std::string_view kWhat = "a measurement of experts";
-// Experts of a check, if there are as many: enough for tiles with every number of rows. Their weights are copies.
+// A check has this many experts or more, if there are as many, so that tiles have different numbers of rows.
 constexpr int kCheckedExperts = 8;
+// It has as many that an SM computes about this number of tiles one after the other.
+constexpr std::int64_t kCheckedWaves = 3;
+constexpr std::int64_t kTileColumns = 256;  // of the largest tiles
 // The scale of inputs: of int8 codes, and of gated GEMMs in a check, so that values before the activation are small.
 constexpr float kInputScale = 0x1p-7F;
 
@@ -44,7 +48,7 @@ bool gathers(const ExpertGemm& gemm) { return gemm.gated && gemm.quant->order ==
 class Assigned {
  public:
   Assigned(Stream& stream, int rows, int experts, int top_k, int tile_rows)
-      : space_({experts, top_k, kExpertVector, kExpertVector, DType::bf16}, rows), memory_(space_.bytes, kWhat) {
+      : space_(space_for(rows, experts, top_k)), memory_(space_.bytes, kWhat) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     std::vector<float> mean(static_cast<std::size_t>(experts)), logits;
@@ -68,7 +72,15 @@ class Assigned {
     gemm.tile_rows = route_.tile_rows;
   }
 
+  static std::size_t bytes(std::int64_t rows, int experts, int top_k) {
+    return space_for(rows, experts, top_k).bytes + static_cast<std::size_t>(rows * experts) * sizeof(float);
+  }
+
  private:
+  static ExpertsWorkspace space_for(std::int64_t rows, int experts, int top_k) {
+    return {{experts, top_k, kExpertVector, kExpertVector, DType::bf16}, rows};
+  }
+
   ExpertsWorkspace space_;
   DeviceMemory memory_;
   RouteParams route_;
@@ -147,7 +159,7 @@ void ExpertKernels::add(std::vector<ExpertLayers>& all, const CudaExperts& layer
 }
 
 ExpertKernels::Use ExpertKernels::use(const CudaExperts& layer, int top_k, std::int64_t rows) const {
-  if (reproducible_ || !layer.gate_up_quant()) return {};
+  if (reproducible_ || !device_.wgmma || !layer.gate_up_quant()) return {};
   if (asked_) return {*asked_, *asked_};
   if (chosen_.empty()) return {};
   const auto found = chosen_.find(shape_of(layer, top_k));
@@ -155,17 +167,22 @@ ExpertKernels::Use ExpertKernels::use(const CudaExperts& layer, int top_k, std::
   return found == chosen_.end() || range < 0 ? Use{} : found->second.at(static_cast<std::size_t>(range));
 }
 
-// The weights have whole numbers, so both kernels have the same sums (GemmOperands::lay_out_exact()). Experts have
-// different numbers of rows, so tiles are full, or not. The launch in front multiplies other inputs.
+// The weights are copies, of whole numbers, so both kernels have the same sums (GemmOperands::lay_out_exact()). Experts
+// have different numbers of rows, so tiles are full, or not. The launch in front multiplies other inputs.
 bool ExpertKernels::agrees(Stream& stream, const Case& one) const {
   const auto& layer = *one.of->layers.front();
   auto gemm = gemm_of(layer, one.down, one.of->activation);
-  auto experts = std::min(kCheckedExperts, layer.count());
-  const auto rows_of = [&] { return std::int64_t{kAverages.at(one.range)} * experts; };
-  const auto bytes = [&] { return GemmOperands::exact_bytes(plain_gemm(gemm, rows_of()), experts); };
-  while (experts > 1 && bytes() > kGemmOperandBytes) --experts;
-  const auto rows = rows_of();
-  GemmOperands operands(bytes());
+  const std::int64_t average = kAverages.at(one.range);
+  const auto blocks = std::max<std::int64_t>(1, average / one.tile_rows) * divide_up(gemm.n, kTileColumns);
+  const auto wanted = std::max<std::int64_t>(kCheckedExperts, divide_up(kCheckedWaves * device_.sms, blocks));
+  auto experts = static_cast<int>(std::min<std::int64_t>(wanted, layer.count()));
+  const auto operand_bytes = [&] { return GemmOperands::exact_bytes(plain_gemm(gemm, average * experts), experts); };
+  const auto others = [&] {
+    return Assigned::bytes(average * experts, experts, 1) + static_cast<std::size_t>(average * experts + 1) * sizeof(float);
+  };
+  while (experts > 1 && operand_bytes() + others() > kGemmOperandBytes) --experts;
+  const auto rows = average * experts;
+  GemmOperands operands(operand_bytes());
   const auto plain = operands.lay_out_exact(stream, plain_gemm(gemm, rows), experts);
   const bool scaled = gemm.gated || has_integer_inputs(gemm.quant->format);
   const auto scales = make_scales(stream, scaled, rows + 1);
@@ -199,18 +216,20 @@ bool ExpertKernels::agrees(Stream& stream, const Case& one) const {
 
 namespace {
 
-std::size_t measured_bytes(const ExpertGemm& gemm, std::int64_t rows, std::int64_t places) {
-  const auto elements = (gathers(gemm) ? rows : places) * gemm.in_stride + places * out_columns(gemm);
-  return static_cast<std::size_t>(elements) * size_of(gemm.type);
+std::size_t measured_bytes(const ExpertGemm& gemm, std::int64_t rows, int experts, int top_k) {
+  const auto places = rows * top_k, in_rows = gathers(gemm) ? rows : places;
+  const auto elements = in_rows * gemm.in_stride + places * out_columns(gemm);
+  return static_cast<std::size_t>(elements) * size_of(gemm.type) + Assigned::bytes(rows, experts, top_k) +
+         static_cast<std::size_t>(in_rows) * sizeof(float);
 }
 
 }  // namespace
 
 // The layers' own weights are multiplied in turn, so the weights of the next launch are not in the caches if the model
 // is larger than them.
-KernelTimes ExpertKernels::measure(Stream& stream, const Case& one, int rows) const {
+KernelTimes ExpertKernels::measure(Stream& stream, const Case& one) const {
   const auto& first = *one.of->layers.front();
-  const int top_k = one.of->top_k;
+  const int top_k = one.of->top_k, rows = one.rows;
   const auto shape = gemm_of(first, one.down, one.of->activation);
   const auto places = std::int64_t{rows} * top_k, in_rows = gathers(shape) ? rows : places;
   const Assigned assigned(stream, rows, first.count(), top_k, one.tile_rows);
@@ -220,7 +239,8 @@ KernelTimes ExpertKernels::measure(Stream& stream, const Case& one, int rows) co
   const auto scales = make_scales(stream, has_integer_inputs(shape.quant->format), in_rows);
   fill_inputs(stream, shape.type, in);
   const auto bytes = static_cast<double>(quant_code_bytes(shape.quant->format, shape.n, shape.k)) * first.count();
-  const double expected = 2 + bytes / 3e6 + 2.0 * static_cast<double>(places * shape.n) * static_cast<double>(shape.k) / 5e8;
+  const double operations = 2.0 * static_cast<double>(places * shape.n) * static_cast<double>(shape.k);
+  const double expected = 2 + bytes / 3e6 + operations / 5e8;
   const auto time_of = [&](bool wgmma) {
     return choice_.timer()(stream, expected, [&](int index) {
       const auto& layer = *one.of->layers[static_cast<std::size_t>(index) % one.of->layers.size()];
@@ -238,54 +258,79 @@ KernelTimes ExpertKernels::measure(Stream& stream, const Case& one, int rows) co
   return times;
 }
 
-bool ExpertKernels::choose(Stream& stream, const Case& one, bool& wrong) {
-  const auto& layer = *one.of->layers.front();
-  const auto gemm = gemm_of(layer, one.down, one.of->activation);
-  const int top_k = one.of->top_k, least = one.range == 0 ? kStreamAverage + 1 : kAverages.at(one.range - 1) + 1;
-  const auto averages = one.range + 1 < kAverages.size() ? cat(least, " to ", kAverages.at(one.range), " rows each")
-                                                         : cat(least, " rows or more each");
-  int rows = one.rows;
-  while (rows > 1 && measured_bytes(gemm, rows, std::int64_t{rows} * top_k) > kGemmOperandBytes) rows /= 2;
-  return choice_.choose(
-      stream,
-      {.name = cat("experts, ", top_k, " of ", layer.count(), ", ", averages, ", ", one.down ? "down" : "gate and up",
-                   " n ", gemm.n, " k ", gemm.k, " ", charonia::to_string(gemm.type), ", ",
-                   ops::to_string(gemm.quant->format), gemm.bias != nullptr ? ", biases" : "",
-                   gathers(gemm) || one.down ? "" : ", ordered columns"),
-       .rows = rows,
-       .agrees =
-           [&] {
-             const bool right = agrees(stream, one);
-             wrong = !right;
-             return right;
-           },
-       .measure = [&] { return std::optional(measure(stream, one, rows)); }});
+std::string ExpertKernels::name_of(const ExpertLayers& of, bool down, const std::string& averages) {
+  const auto& layer = *of.layers.front();
+  const auto gemm = gemm_of(layer, down, of.activation);
+  return cat("experts, ", of.top_k, " of ", layer.count(), ", ", averages, down ? "down" : "gate and up", " n ", gemm.n,
+             " k ", gemm.k, " ", charonia::to_string(gemm.type), ", ", ops::to_string(gemm.quant->format),
+             gemm.bias != nullptr ? ", biases" : "", gathers(gemm) || down ? "" : ", ordered columns");
+}
+
+// For each range of averages that steps of up to max_rows can have; none for formats of the plain kernel.
+std::vector<ExpertKernels::Case> ExpertKernels::cases_of(const ExpertLayers& of, bool down, int max_rows) {
+  const auto& layer = *of.layers.front();
+  const auto gate_up = layer.gate_up_gemm(), of_down = layer.down_gemm();
+  std::vector<Case> cases;
+  for (std::size_t range = 0; range < kAverages.size(); ++range) {
+    int rows = rows_of_range(range, max_rows, of.top_k, layer.count());
+    const int tile_rows =
+        quant_expert_tile_rows(layer.type(), {gate_up.quant->format, gate_up.k}, {of_down.quant->format, of_down.k},
+                               std::int64_t{rows} * of.top_k, layer.count());
+    if (rows == 0 || tile_rows <= kMinExpertTile) continue;
+    const auto gemm = gemm_of(layer, down, of.activation);
+    while (rows > 1 && measured_bytes(gemm, rows, layer.count(), of.top_k) > kGemmOperandBytes) rows /= 2;
+    cases.push_back({&of, down, range, rows, tile_rows});
+  }
+  return cases;
+}
+
+KernelChoice::Computation ExpertKernels::computation(Stream& stream, const Case& one) const {
+  const int least = one.range == 0 ? kStreamAverage + 1 : kAverages.at(one.range - 1) + 1;
+  return {.name = name_of(*one.of, one.down,
+                          one.range + 1 < kAverages.size() ? cat(least, " to ", kAverages.at(one.range), " rows each, ")
+                                                           : cat(least, " rows or more each, ")),
+          .rows = one.rows,
+          .agrees = [this, &stream, one] { return agrees(stream, one); },
+          .measure = [this, &stream, one] { return std::optional(measure(stream, one)); }};
+}
+
+// Without a comparison: wgmma is asked for, or the device does not have it.
+void ExpertKernels::report_asked(Stream& stream, const ExpertLayers& of) {
+  const char* const lacks = device_.wgmma ? "" : "it needs compute capability 9.0, and an engine that is compiled for 90a";
+  for (const bool down : {false, true}) {
+    const bool fast = !cases_of(of, down, std::numeric_limits<int>::max()).empty();
+    choice_.choose(stream, {.name = name_of(of, down, ""),
+                            .unsupported = *lacks != '\0' || fast ? lacks : "it does not support the format"});
+  }
 }
 
 void ExpertKernels::prepare(Stream& stream, std::span<const ExpertLayers> all, int max_rows, double seconds) {
   chosen_.clear();
   choice_.begin(seconds);
-  if (reproducible_ || asked_ || !choice_.considers_wgmma() || !device_.wgmma) return;
-  std::map<std::pair<const ExpertLayers*, bool>, bool> wrong;
-  for (std::size_t range = 0; range < kAverages.size(); ++range) {  // few rows first, as in decode steps
-    for (const auto& of : all) {
-      const auto& layer = *of.layers.front();
-      const auto gate_up = layer.gate_up_gemm(), down = layer.down_gemm();
-      const int rows = rows_of_range(range, max_rows, of.top_k, layer.count());
-      const int tile_rows =
-          quant_expert_tile_rows(layer.type(), {gate_up.quant->format, gate_up.k}, {down.quant->format, down.k},
-                                 std::int64_t{rows} * of.top_k, layer.count());
-      if (rows == 0 || tile_rows <= kMinExpertTile) continue;  // few rows, or formats for the plain kernel
-      auto& uses = chosen_[shape_of(layer, of.top_k)];
-      for (const bool is_down : {false, true}) {
-        auto& is_wrong = wrong[{&of, is_down}];
-        if (is_wrong) continue;
-        const auto member = is_down ? &Use::down : &Use::gate_up;
-        uses.at(range).*member = choose(stream, {&of, is_down, range, rows, tile_rows}, is_wrong);
-        if (!is_wrong) continue;
-        for (auto& one : uses) one.*member = false;
-      }
+  if (reproducible_ || !choice_.considers_wgmma()) return;
+  std::vector<Case> cases;
+  for (const auto& of : all) {
+    if (asked_ || !device_.wgmma) {
+      report_asked(stream, of);
+      continue;
     }
+    for (const bool down : {false, true}) {
+      const auto of_gemm = cases_of(of, down, max_rows);
+      const auto of_case = [&](const Case& one) { return computation(stream, one); };
+      // All averages are compared before one is chosen, also averages without a measurement.
+      if (std::ranges::any_of(of_gemm, [&](const Case& one) { return choice_.compares(of_case(one)); }) &&
+          !std::ranges::all_of(of_gemm, [&](const Case& one) { return choice_.check(stream, of_case(one)); })) {
+        continue;
+      }
+      cases.insert(cases.end(), of_gemm.begin(), of_gemm.end());
+    }
+  }
+  std::ranges::stable_sort(cases, {}, &Case::range);  // few rows first, as in decode steps
+  for (const auto& one : cases) {
+    auto of_case = computation(stream, one);
+    of_case.agrees = [] { return true; };
+    auto& use = chosen_[shape_of(*one.of->layers.front(), one.of->top_k)].at(one.range);
+    (one.down ? use.down : use.gate_up) = choice_.choose(stream, of_case);
   }
   choice_.end();
 }

@@ -43,9 +43,9 @@ class ExpertKernels {
   static void add(std::vector<ExpertLayers>& all, const CudaExperts& layer, int top_k, ops::Activation activation);
 
   // Selects the kernels of steps of up to max_rows rows. wgmma is chosen for a GEMM of experts and an average number of
-  // rows per expert if it is faster than the other kernel. If its results differ for one average, it is not used for
-  // any, and warning() names it. Needs at most kGemmOperandBytes of memory, and frees all of it. seconds: limit for
-  // measurements. Throws Error if the device fails after a kernel ran.
+  // rows per expert if it is faster than the other kernel. If it fails, or if its results differ, for one average, it is
+  // not used for any, and warning() names it. Needs at most kGemmOperandBytes of memory, and frees all of it. seconds:
+  // limit for measurements. Throws Error if the device fails after a kernel ran.
   void prepare(Stream& stream, std::span<const ExpertLayers> all, int max_rows, double seconds);
 
   // Whether a step with this number of rows uses wgmma.
@@ -81,12 +81,15 @@ class ExpertKernels {
     const ExpertLayers* of;
     bool down;
     std::size_t range;  // index of kAverages
-    int rows;           // of a step
+    int rows;           // of the measured step
     int tile_rows;
   };
-  bool choose(Stream& stream, const Case& one, bool& wrong);
+  static std::string name_of(const ExpertLayers& of, bool down, const std::string& averages);
+  static std::vector<Case> cases_of(const ExpertLayers& of, bool down, int max_rows);
+  KernelChoice::Computation computation(Stream& stream, const Case& one) const;
+  void report_asked(Stream& stream, const ExpertLayers& of);
   bool agrees(Stream& stream, const Case& one) const;
-  KernelTimes measure(Stream& stream, const Case& one, int rows) const;
+  KernelTimes measure(Stream& stream, const Case& one) const;
 
   DeviceInfo device_;
   bool reproducible_;

@@ -48,6 +48,13 @@ class KernelChoice {
   // Empties report() and warning(). seconds: if set, the new limit.
   void begin(std::optional<double> seconds = std::nullopt);
 
+  // Whether choose() would compare and measure, or has times that make wgmma a candidate.
+  bool compares(const Computation& one) const;
+
+  // Whether agrees() returns true. Otherwise report() and warning() say why wgmma is not used. For a caller that must
+  // know it for several computations before it chooses. Throws like choose().
+  bool check(Stream& stream, const Computation& one);
+
   // Whether wgmma shall compute this: if it is faster than tiles and its results agree. Results are also compared if
   // the file has the times. warning() names a kernel whose results differ, or that could not be measured. Throws Error
   // if the device fails after a kernel ran.
@@ -62,7 +69,10 @@ class KernelChoice {
   const std::string& warning() const { return warning_; }
 
  private:
+  // Calls `act` and returns its result; false, with a warning, after an error.
+  bool attempt(Stream& stream, const Computation& one, std::string& result, const std::function<bool()>& act);
   bool compare(Stream& stream, const Computation& one, std::string& result);
+  void reject(const Computation& one, std::string& result);
   std::optional<KernelTimes> stored(const Computation& one) const;
   void warn(const std::string& text);
 
