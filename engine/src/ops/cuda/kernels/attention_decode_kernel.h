@@ -63,7 +63,7 @@ struct DecodeLayout {
 CHARONIA_HD constexpr DecodeLayout decode_layout(int head_dim, int quant_bits) {
   return {copied_tile_bytes(head_dim, quant_bits), kDecodeTileRows * head_dim * 2,
           kDecodeTileRows * tile_positions(head_dim) * 2,
-          quant_bits == 0 || quant_bits == ops::kKvFp8 ? 0 : tile_positions(head_dim) * 8};
+          ops::kv_holds_integers(quant_bits) ? tile_positions(head_dim) * 8 : 0};
 }
 constexpr std::size_t decode_shared_bytes(int head_dim, int stages, int quant_bits) {
   const auto layout = decode_layout(head_dim, quant_bits);
@@ -266,7 +266,7 @@ void decode_kernel(const AttentionParams p) {
       [[maybe_unused]] const auto scale_zero = [&](int row) {  // row: k's rows, then v's rows
         return ScaleZero(*reinterpret_cast<const std::uint32_t*>(tile + 2 * kCodeBytes + 4 * row));
       };
-      if constexpr (quantised && !kFp8) {
+      if constexpr (ops::kv_holds_integers(kBits)) {
         // Each warp writes the scales and zeros of v for one step. They are read after the next barrier.
         if (thread < kPositions) {
           auto by = scale_zero(kPositions + thread);
