@@ -80,7 +80,7 @@ std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows
 
 // Upper bound of the memory for 16-bit copies of blocks of the KV cache (PromptKernels).
 std::size_t wide_bytes(const ops::KvLayout& layout, const ops::StepLimits& limits, bool reproducible) {
-  if ((layout.quant_bits != 4 && layout.quant_bits != 8) || reproducible || !cuda::unproven_setting()) return 0;
+  if (layout.quant_bits == 0 || reproducible || !cuda::unproven_setting()) return 0;
   auto copies = layout;
   copies.quant_bits = 0;
   std::size_t block = 0;

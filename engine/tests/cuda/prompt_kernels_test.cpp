@@ -68,7 +68,7 @@ class PromptKernelsTest : public ::testing::Test {
 };
 
 TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
-  for (const int bits : {0, 8, 4}) {
+  for (const int bits : {0, 8, 4, ops::kKvFp8}) {
     const auto faster = chosen(layers(bits), options());
     EXPECT_TRUE(faster.chosen(0));
     EXPECT_TRUE(faster.uses_wgmma(0, 64));
@@ -77,7 +77,10 @@ TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
     EXPECT_GE(least_units_, 3) << "the check does not reach a thread block's second unit";
     ASSERT_EQ(faster.report().size(), 1U);
     EXPECT_EQ(faster.report()[0], std::string("attention of prompts, 4 heads over 1 of 64") +
-                                      (bits == 0 ? "" : bits == 8 ? ", 8-bit cache" : ", 4-bit cache") +
+                                      (bits == 0   ? ""
+                                       : bits == 8 ? ", 8-bit cache"
+                                       : bits == 4 ? ", 4-bit cache"
+                                                   : ", FP8 cache") +
                                       ": wgmma, measured with 64 rows: wgmma 500 us, tiles 1000 us");
     const auto slower = chosen(layers(bits), options(1.5));
     EXPECT_FALSE(slower.chosen(0));
@@ -106,6 +109,19 @@ TEST_F(PromptKernelsTest, right_results_agree_in_every_version_of_the_kernels) {
     const auto kernels = chosen(of, options());
     EXPECT_TRUE(kernels.chosen(0)) << dim << ' ' << kernels.report()[0];
   }
+}
+
+// Scales of v have their own version of the kernels. The check uses scales of its own.
+TEST_F(PromptKernelsTest, scales_of_values_belong_to_the_check) {
+  const DeviceArray<float> scales(stream_, {3e4F, 1e-5F});
+  auto of = layers(ops::kKvFp8);
+  of.shape.heads = 8, of.shape.kv_heads = of.cache.kv_heads = 2;
+  add_scores(of, {.scale = 0.1F, .v_scales = scales.data()});
+  add_scores(of, {.scale = 0.2F, .v_scales = scales.data()});  // the same version
+  EXPECT_EQ(of.scores.size(), 2U);
+  EXPECT_TRUE(chosen(of, options()).chosen(0));
+  broken_ = [](auto& how) { how.v_scales = nullptr; };
+  EXPECT_FALSE(chosen(of, options()).chosen(0));
 }
 
 TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
@@ -219,6 +235,11 @@ class Attention {
                                   .dtype = DType::bf16,
                                   .quant_bits = bits},
                                  {2 * stride_});
+    if (bits == ops::kKvFp8) {
+      Matrix scales(DType::f32, 1, kKvHeads);
+      for (int h = 0; h < kKvHeads; ++h) scales.set(0, h, 0.5F / static_cast<float>(h + 1));
+      scales_ = std::make_unique<ops::DeviceMatrix>(*ops_, scales);
+    }
     qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
     out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
     ops_->prepare({.max_rows = kRows,
@@ -255,13 +276,16 @@ class Attention {
  private:
   static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kPositions = 200;
   void issue(const ops::StepShape& shape) {
-    ops_->rotary_store(qkv_->slice(0, shape.rows), {}, *cache_, 0, kHeads);
-    ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads, {.scale = 0.125F});
+    const float* const scales = scales_ ? scales_->floats() : nullptr;
+    ops_->rotary_store(qkv_->slice(0, shape.rows), {.k_scales = scales, .v_scales = scales}, *cache_, 0, kHeads);
+    ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads,
+                    {.scale = 0.125F, .v_scales = scales});
   }
   std::unique_ptr<ops::Ops> ops_;
   int stride_;  // of the block tables
   std::unique_ptr<ops::KvCache> cache_;
   std::unique_ptr<ops::DeviceMatrix> qkv_, out_;
+  std::unique_ptr<ops::DeviceMatrix> scales_;  // of an FP8 cache
 };
 
 void expect_near(const Matrix& a, const Matrix& b, int rows) {
@@ -271,7 +295,7 @@ void expect_near(const Matrix& a, const Matrix& b, int rows) {
 }
 
 TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
-  for (const int bits : {0, 8, 4}) {
+  for (const int bits : {0, 8, 4, ops::kKvFp8}) {
     Attention with(bits, true), without(bits, false);
     EXPECT_EQ(with.report().back().find("attention of prompts, 4 heads over 2 of 64"), 0U) << with.report().back();
     for (const auto& [begin, end] : {std::pair{0, 70}, {70, 71}, {71, 190}}) {

@@ -34,7 +34,7 @@ std::string name_of(const PromptLayers& layers) {
 }
 
 // A step of prompts with operands: elements of q and k are -1, 0 and 1, and elements of v are multiples of a quarter
-// from -1 to 1. Slots of the cache that no row attends to are NaN.
+// from -1 to 1. Slots of the cache that no row attends to are NaN. Scales of v are 1, 1/2 and 1/4.
 class Problem {
  public:
   Problem(Stream& stream, const PromptLayers& layers, AttentionShape shape, std::span<const Prompt> prompts)
@@ -70,6 +70,9 @@ class Problem {
       items.workspace = DeviceMemory(attention_workspace_bytes(shape_, items.bounds), kWhat);
     }
     tables_ = upload<std::int32_t>(tables);
+    std::vector<float> scales;
+    for (int h = 0; h < shape_.kv_heads; ++h) scales.push_back(1.0F / static_cast<float>(1 << h % 3));
+    v_scales_ = upload(scales);
   }
 
   // Upper bound of the bytes of a problem with this number of rows and positions, without the workspace.
@@ -82,8 +85,9 @@ class Problem {
   }
 
   // Writes output 1 if wgmma, otherwise output 0. sms: which the launch may use.
-  void issue(PromptKernels::Attention* attention, const DeviceInfo& device, const ops::AttentionParams& how, bool wgmma,
+  void issue(PromptKernels::Attention* attention, const DeviceInfo& device, ops::AttentionParams how, bool wgmma,
              int sms) {
+    if (how.v_scales != nullptr) how.v_scales = v_scales_.as<float>();
     const auto& items = items_[wgmma ? 1 : 0];
     auto shape = shape_;
     shape.wgmma = wgmma;
@@ -180,6 +184,12 @@ class Problem {
     }
     const int row = head * shape_.block_len + slot;
     auto* const to = memory + cache_.integers_at(block, row);
+    if (!ops::kv_holds_integers(cache_.quant_bits)) {
+      for (int d = 0; d < cache_.row_bytes(); ++d) {
+        to[d] = static_cast<std::byte>(float_to_e4m3(scale * static_cast<float>(next(numbers)) - 1));
+      }
+      return;
+    }
     for (int d = 0; d < cache_.row_bytes(); ++d) {
       to[d] = static_cast<std::byte>(next(numbers) + (cache_.quant_bits == 4 ? 16 * next(numbers) : 0));
     }
@@ -199,7 +209,7 @@ class Problem {
   std::mt19937 random_;
   std::vector<std::int32_t> starts_, positions_;
   std::int64_t num_blocks_ = 0;
-  DeviceMemory q_, out_, keys_, tables_, wide_;
+  DeviceMemory q_, out_, keys_, tables_, v_scales_, wide_;
   Items items_[2];
 };
 
@@ -208,7 +218,8 @@ class Problem {
 void add_scores(PromptLayers& layers, const ops::AttentionParams& how) {
   const auto same = [&](const ops::AttentionParams& other) {
     return (other.window > 0) == (how.window > 0) && (other.soft_cap != 0) == (how.soft_cap != 0) &&
-           (other.alibi != nullptr) == (how.alibi != nullptr) && (other.sinks != nullptr) == (how.sinks != nullptr);
+           (other.alibi != nullptr) == (how.alibi != nullptr) && (other.sinks != nullptr) == (how.sinks != nullptr) &&
+           (other.v_scales != nullptr) == (how.v_scales != nullptr);
   };
   if (std::ranges::none_of(layers.scores, same)) layers.scores.push_back(how);
 }
