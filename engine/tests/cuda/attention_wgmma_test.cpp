@@ -51,6 +51,24 @@ TEST_F(CudaWgmmaAttentionTest, every_group_of_heads_equals_attention_in_double) 
   }
 }
 
+// Tiles begin before windows, where tables have other sequences' blocks. These may hold NaN.
+TEST_F(CudaWgmmaAttentionTest, values_of_blocks_before_a_window_are_not_used) {
+  Random random(11);
+  for (const int bits : {0, 8, ops::kKvFp8}) {
+    for (const int dim : kDims) {
+      for (const int block_len : {8, 16, 32}) {
+        World world(random, shape_of(1, 3, dim, block_len), DType::bf16, {70, 260});
+        world.window = dim == 128 ? 37 : 100;
+        if (bits != 0) world.quantise(bits);
+        auto options = options_of(world);
+        options.plan_of_all = block_len == 16;
+        world.expect_reference(random, {{0, 60, 70}, {1, 120, 260}}, options);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // The last tile of an item ends at, before and after the end of a block, and of the tile's first half.
 TEST_F(CudaWgmmaAttentionTest, prompts_of_any_length_equal_attention_in_double) {
   Random random(3);

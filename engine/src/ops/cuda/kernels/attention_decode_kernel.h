@@ -198,7 +198,7 @@ void decode_kernel(const AttentionParams p) {
   if (!ahead.unit.valid) return;
 
   // Rows of the cache are looked up one tile before they are needed, one position per thread.
-  const auto look_up = [&] { return cache_row<quantised>(p, ahead.unit, ahead.position + thread); };
+  const auto look_up = [&] { return cache_row<quantised, has_score_mod>(p, ahead.unit, ahead.position + thread); };
   CacheRow<quantised> row_ahead;
   if (thread < kPositions) row_ahead = look_up();
   // With a quantised cache q stays in shared memory to save registers, in the stages' q tiles, used alternately by

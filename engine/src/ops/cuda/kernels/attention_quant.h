@@ -52,10 +52,14 @@ constexpr int shared_row_bytes(int quant_bits) {
   return static_cast<int>(quant_bits == 0 ? sizeof(CacheRow<false>::Shared) : sizeof(CacheRow<true>::Shared));
 }
 
-// The row of the thread's own position; empty if it has none.
-template <bool quantised>
+// The row of the thread's own position; empty if it has none. Before the window of the item's first row, tables have
+// blocks of other sequences, whose values may be NaN.
+template <bool quantised, bool has_score_mod>
 CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const AttentionUnit& unit, int position) {
   if (!unit.valid || position >= unit.item.kv_end) return {};
+  if constexpr (has_score_mod) {
+    if (position < window_begin(p, unit.item.first_position)) return {};
+  }
   const auto at = static_cast<unsigned>(position), block_len = static_cast<unsigned>(p.cache.block_len);
   const int block = load_readonly(p.tables + unit.item.table + at / block_len);
   const int slot = static_cast<int>(at % block_len);
