@@ -24,7 +24,8 @@ class PromptKernelsTest : public ::testing::Test {
 
   // Options whose measurements say that wgmma takes this many times as long as the other kernel.
   PromptKernels::Options options(double ratio = 0.5) {
-    PromptKernels::Options out{.unproven = true};
+    PromptKernels::Options out;
+    out.unproven = true;
     out.attention = [](Stream& stream, const DeviceInfo& device, const Tensor& to, const Tensor& qkv,
                        const CacheLayer& cache, const AttentionShape& shape, const ops::AttentionParams& how,
                        const AttentionWork& work) {

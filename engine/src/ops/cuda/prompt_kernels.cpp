@@ -250,24 +250,24 @@ bool PromptKernels::agrees(Stream& stream, const PromptLayers& layers, const ops
   const int sms = std::min(shape.sms, kCheckedSms);
   Problem problem(stream, layers, shape, kChecked);
   problem.clear();
-  problem.issue(options_.attention, device_, checked, false, sms);
+  problem.issue(attention_, device_, checked, false, sms);
   stream.wait("attention by the kernel for all devices");
-  problem.issue(options_.attention, device_, checked, true, sms);
+  problem.issue(attention_, device_, checked, true, sms);
   return outputs_agree(problem, layers, how);
 }
 
 // A step has a prompt, and a chunk of as many rows after three times its positions. Returns nothing if the last results
 // of the kernels differ.
-std::optional<PromptKernels::Times> PromptKernels::measure(Stream& stream, const PromptLayers& layers, int rows) const {
+std::optional<KernelTimes> PromptKernels::measure(Stream& stream, const PromptLayers& layers, int rows) const {
   const Prompt prompts[] = {{0, rows}, {3 * rows, rows}};
   Problem problem(stream, layers, layers.shape, prompts);
   const double operations = 4.0 * layers.shape.heads * layers.shape.head_dim * 4.0 * rows * rows;
-  Times sum;
+  KernelTimes sum;
   for (const auto& how : layers.scores) {
     const auto measured = exact_scores(how);
     const auto time_of = [&](bool wgmma) {
-      return options_.timer(stream, 5 + operations / 3e8, [&](int) {
-        problem.issue(options_.attention, device_, measured, wgmma, layers.shape.sms);
+      return choice_.timer()(stream, 5 + operations / 3e8, [&](int) {
+        problem.issue(attention_, device_, measured, wgmma, layers.shape.sms);
       });
     };
     problem.clear();
@@ -278,77 +278,31 @@ std::optional<PromptKernels::Times> PromptKernels::measure(Stream& stream, const
   return sum;
 }
 
-void PromptKernels::warn(const std::string& text) { warning_ = cat(warning_, warning_.empty() ? "" : "; ", text); }
-
-bool PromptKernels::choose(Stream& stream, const PromptLayers& layers, int max_rows, std::string& result) {
-  if (const auto why = why_no_wgmma(device_, layers.shape, layers.cache); !why.empty()) {
-    result = cat("tiles, because of wgmma: ", why);
-    return false;
-  }
-  if (options_.wgmma) {
-    result = *options_.wgmma ? "wgmma, as asked for" : "tiles, as asked for";
-    return *options_.wgmma;
-  }
+bool PromptKernels::choose(Stream& stream, const PromptLayers& layers, int max_rows) {
   int rows = std::min(max_rows, kMeasuredRows);
   const auto bytes = [&] { return Problem::bytes(layers, 2 * std::int64_t{rows}, 5 * std::int64_t{rows}); };
   while (rows > kMinRows && bytes() > kGemmOperandBytes) rows /= 2;
-  if (!options_.timer || rows < kMinRows) {
-    result = "tiles, because nothing was measured";
-    return false;
-  }
-  std::optional<Times> times;
-  if (std::ranges::all_of(layers.scores, [&](const auto& how) { return agrees(stream, layers, how); })) {
-    times = measure(stream, layers, rows);
-  }
-  if (!times) {
-    result = "tiles, because the results of wgmma were wrong";
-    warn(cat("the kernel 'wgmma' for ", name_of(layers),
-             " gave results that differ from the other kernel's, and is not used. Please report this"));
-    return false;
-  }
-  const auto [tiles, wgmma] = *times;
-  const auto whole = [](double x) { return static_cast<std::int64_t>(std::lround(x)); };
-  result = cat(wgmma < tiles ? "wgmma" : "tiles", ", measured with ", rows, " rows: wgmma ", whole(wgmma),
-               " us, tiles ", whole(tiles), " us");
-  return wgmma < tiles;
+  return choice_.choose(
+      stream, {.name = name_of(layers),
+               .unsupported = std::string(why_no_wgmma(device_, layers.shape, layers.cache)),
+               .rows = rows < kMinRows ? 0 : rows,
+               .agrees =
+                   [&] {
+                     return std::ranges::all_of(layers.scores,
+                                                [&](const auto& how) { return agrees(stream, layers, how); });
+                   },
+               .measure = [&] { return measure(stream, layers, rows); }});
 }
-
-namespace {
-
-// Call after an error of the kernel. Throws if every later call fails too, as after an illegal address.
-void require_device(Stream& stream, const PromptLayers& layers, const Error& error) {
-  try {
-    stream.wait("the device after an error of attention");
-  } catch (const Error&) {
-    throw Error(error.code(),
-                cat("the device fails since the kernel 'wgmma' for ", name_of(layers), " ran: ", error.what(),
-                    ". No GPU has run this kernel yet. Set CHARONIA_CUDA_UNPROVEN=0"));
-  }
-}
-
-}  // namespace
 
 void PromptKernels::prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows) {
   chosen_.assign(plans.size(), false);
-  report_.clear();
-  warning_.clear();
-  if (!options_.wgmma && !options_.unproven) return;
+  choice_.begin();
+  if (!choice_.considers_wgmma()) return;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (plans[i].scores.empty()) continue;  // of another kernel
-    std::string result;
-    try {
-      chosen_[i] = choose(stream, plans[i], max_rows, result);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::resource_exhausted) {
-        result = "tiles, because there is no memory to measure with";
-      } else {
-        require_device(stream, plans[i], error);
-        result = cat("tiles, because wgmma failed: ", error.what());
-      }
-      warn(cat(name_of(plans[i]), ": ", result));
-    }
-    report_.push_back(cat(name_of(plans[i]), ": ", result));
+    chosen_[i] = choose(stream, plans[i], max_rows);
   }
+  choice_.end();
 }
 
 }  // namespace charonia::cuda

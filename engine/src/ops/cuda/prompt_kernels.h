@@ -5,9 +5,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "ops/cuda/gemm/gemm_runner.h"
+#include "ops/cuda/kernel_choice.h"
 #include "ops/cuda/kernels/attention.h"
 
 namespace charonia::cuda {
@@ -26,17 +27,12 @@ class PromptKernels {
  public:
   using Attention = void(Stream&, const DeviceInfo&, const Tensor&, const Tensor&, const CacheLayer&,
                          const AttentionShape&, const ops::AttentionParams&, const AttentionWork&);
-  struct Options {
-    // Whether layers use the kernel with products of warpgroups if it supports them, without a measurement. Unset: as
-    // the measurement says, if `unproven`; otherwise no, because no GPU has run the kernel yet.
-    std::optional<bool> wgmma{};
-    bool unproven = unproven_setting();
-    // Null: nothing is measured, so the kernel is not chosen.
-    GemmTimer timer = measure_seconds() > 0 ? make_gemm_timer() : nullptr;
+  struct Options : KernelChoice::Options {
     Attention* attention = &cuda::attention;
   };
 
-  PromptKernels(const DeviceInfo& device, Options options) : device_(device), options_(std::move(options)) {}
+  PromptKernels(const DeviceInfo& device, Options options)
+      : device_(device), attention_(options.attention), choice_(device, std::move(options)) {}
 
   // Selects the kernel of each element of `plans`. The kernel with products of warpgroups is chosen if it is faster
   // than the other one and its results agree with the other one's. warning() names a kernel whose results differ, or
@@ -48,28 +44,22 @@ class PromptKernels {
   bool uses_wgmma(std::size_t plan, std::int64_t longest) const { return longest >= kMinRows && chosen(plan); }
   bool chosen(std::size_t plan) const { return plan < chosen_.size() && chosen_[plan]; }
 
-  // A line for each plan: "attention of prompts, 32 heads over 8 of 128: wgmma, measured with 2048 rows: wgmma 412 us,
-  // tiles 730 us". Empty if the kernel was not considered.
-  std::vector<std::string> report() const { return report_; }
-  std::string warning() const { return warning_; }
+  // A line for each plan (KernelChoice::report()). Empty if the kernel was not considered.
+  const std::vector<std::string>& report() const { return choice_.report(); }
+  const std::string& warning() const { return choice_.warning(); }
 
   // Shorter prompts do not fill the tiles of 128 rows.
   static constexpr std::int64_t kMinRows = 64;
 
  private:
-  bool choose(Stream& stream, const PromptLayers& layers, int max_rows, std::string& result);
+  bool choose(Stream& stream, const PromptLayers& layers, int max_rows);
   bool agrees(Stream& stream, const PromptLayers& layers, const ops::AttentionParams& how) const;
-  struct Times {
-    double tiles = 0, wgmma = 0;  // microseconds
-  };
-  std::optional<Times> measure(Stream& stream, const PromptLayers& layers, int rows) const;
-  void warn(const std::string& text);
+  std::optional<KernelTimes> measure(Stream& stream, const PromptLayers& layers, int rows) const;
 
   DeviceInfo device_;
-  Options options_;
+  Attention* attention_;
+  KernelChoice choice_;
   std::vector<bool> chosen_;
-  std::vector<std::string> report_;
-  std::string warning_;
 };
 
 }  // namespace charonia::cuda
