@@ -35,7 +35,8 @@ void KernelChoice::begin(std::optional<double> seconds) {
 }
 
 std::optional<KernelTimes> KernelChoice::stored(const Computation& one) const {
-  const auto tiles = memory_.find(entry_of(one, false), one.rows), wgmma = memory_.find(entry_of(one, true), one.rows);
+  const auto tiles = memory_.find_named(entry_of(one, false), one.rows);
+  const auto wgmma = memory_.find_named(entry_of(one, true), one.rows);
   if (!tiles || !wgmma) return std::nullopt;
   return KernelTimes{tiles->microseconds, wgmma->microseconds};
 }
@@ -69,8 +70,8 @@ bool KernelChoice::compare(Stream& stream, const Computation& one, std::string& 
     return false;
   }
   if (measures) {
-    memory_.keep(entry_of(one, false), one.rows, {.microseconds = times->tiles});
-    memory_.keep(entry_of(one, true), one.rows, {.microseconds = times->wgmma});
+    memory_.keep_named(entry_of(one, false), one.rows, {.microseconds = times->tiles});
+    memory_.keep_named(entry_of(one, true), one.rows, {.microseconds = times->wgmma});
   }
   result = describe(*times, one.rows);
   return times->wgmma < times->tiles;

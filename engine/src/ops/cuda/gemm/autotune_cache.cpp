@@ -122,14 +122,14 @@ AutotuneCache::AutotuneCache(std::filesystem::path path, std::string key)
   }
 }
 
-std::optional<GemmCandidate> AutotuneCache::find(const std::string& shape, int rows) const {
-  const auto found = known_.find({shape, rows});
+std::optional<GemmCandidate> AutotuneCache::find_named(const std::string& name, int rows) const {
+  const auto found = known_.find({name, rows});
   return found == known_.end() ? std::nullopt : std::optional(found->second);
 }
 
-void AutotuneCache::keep(const std::string& shape, int rows, const GemmCandidate& tactic) {
-  known_[{shape, rows}] = tactic;
-  added_[{shape, rows}] = tactic;
+void AutotuneCache::keep_named(const std::string& name, int rows, const GemmCandidate& tactic) {
+  known_[{name, rows}] = tactic;
+  added_[{name, rows}] = tactic;
 }
 
 std::string AutotuneCache::save() {

@@ -50,11 +50,15 @@ class AutotuneCache {
   // `key`: see autotune_key(). Results with other keys are kept and ignored. An empty path: no file.
   AutotuneCache(std::filesystem::path path, std::string key);
 
-  // shape: a name of the computation.
-  std::optional<GemmCandidate> find(const std::string& shape, int rows) const;
-  void keep(const std::string& shape, int rows, const GemmCandidate& tactic);
-  std::optional<GemmCandidate> find(const GemmShape& shape, int rows) const { return find(to_string(shape), rows); }
-  void keep(const GemmShape& shape, int rows, const GemmCandidate& tactic) { keep(to_string(shape), rows, tactic); }
+  std::optional<GemmCandidate> find(const GemmShape& shape, int rows) const {
+    return find_named(to_string(shape), rows);
+  }
+  void keep(const GemmShape& shape, int rows, const GemmCandidate& tactic) {
+    keep_named(to_string(shape), rows, tactic);
+  }
+  // The same for a kernel that is not a GEMM's, by a name of the computation.
+  std::optional<GemmCandidate> find_named(const std::string& name, int rows) const;
+  void keep_named(const std::string& name, int rows, const GemmCandidate& tactic);
 
   // Writes the new results. Returns an empty text, or why the file could not be written.
   std::string save();
