@@ -92,7 +92,7 @@ bool KernelChoice::choose(Stream& stream, const Computation& one) {
       if (error.code() == ErrorCode::resource_exhausted) {
         result = "tiles, because there is no memory to measure with";
       } else {
-        require_device(stream, cat("'wgmma' for ", one.name), true, error);
+        require_device(stream, "wgmma", one.name, true, error);
         result = cat("tiles, because wgmma failed: ", error.what());
       }
       warn(cat(one.name, ": ", result));

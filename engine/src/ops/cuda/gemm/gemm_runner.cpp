@@ -485,7 +485,7 @@ bool GemmRunner::Impl::agrees_with_fallback(Stream& stream, const Gemm& gemm, Ge
 
 void GemmRunner::Impl::require_device(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic,
                                       const Error& error) const {
-  cuda::require_device(stream, cat("'", name_of(tactic), "' for rows ", gemm.rows, " ", to_string(shape_of(gemm))),
+  cuda::require_device(stream, name_of(tactic), cat("rows ", gemm.rows, " ", to_string(shape_of(gemm))),
                        !tactic.blas && !tactic.apart && unproven(tactic.own), error);
 }
 
@@ -691,12 +691,13 @@ GemmRunner::Options default_options(bool reproducible) {
 
 }  // namespace
 
-void require_device(Stream& stream, const std::string& kernel, bool is_unproven, const Error& error) {
+void require_device(Stream& stream, const std::string& kernel, const std::string& computation, bool is_unproven,
+                    const Error& error) {
   try {
     stream.wait("the device after an error of a kernel");
   } catch (const Error&) {
     throw Error(error.code(),
-                cat("the device fails since the kernel ", kernel, " ran: ", error.what(),
+                cat("the device fails since the kernel '", kernel, "' ran for ", computation, ": ", error.what(),
                     is_unproven ? ". No GPU has run this kernel yet. Set CHARONIA_CUDA_UNPROVEN=0"
                                 : ". Please report this. CHARONIA_CUDA_MEASURE_S=0 measures no kernels"));
   }

@@ -34,8 +34,9 @@ std::filesystem::path autotune_cache_path();
 double measure_seconds();
 
 // Call after an error of a kernel that is measured or checked. Throws Error if every later call fails too, as after an
-// illegal address. kernel: "'wgmma' for attention of prompts". is_unproven: no GPU has run it yet.
-void require_device(Stream& stream, const std::string& kernel, bool is_unproven, const Error& error);
+// illegal address. The message names the kernel and the computation. is_unproven: no GPU has run the kernel yet.
+void require_device(Stream& stream, const std::string& kernel, const std::string& computation, bool is_unproven,
+                    const Error& error);
 
 std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k, a cluster"
 
