@@ -46,7 +46,7 @@ class PromptKernels {
   void prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows, int max_positions);
 
   // Whether a step uses products of warpgroups in these layers. rows, before: the rows of its longest chunk, and the
-  // positions before them. The choice is that of the largest measured number of rows up to `rows`.
+  // positions before them. The largest measured number of rows up to `rows` decides.
   bool uses_wgmma(std::size_t plan, std::int64_t rows, std::int64_t before) const;
   // Whether some step uses them.
   bool chosen(std::size_t plan) const;

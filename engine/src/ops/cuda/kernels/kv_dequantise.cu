@@ -1,6 +1,6 @@
 // Blocks of a quantised cache as 16-bit blocks, for attention of prompts with products of warpgroups. The numbers have
-// the bits that the other kernels compute (attention_quant.h): FP8 numbers are copied without the scale of v, by which
-// attention multiplies its results.
+// the bits that the other kernels compute (attention_quant.h). FP8 numbers are copied without scales: attention
+// multiplies its results by the scale of v.
 //
 // Bound: memory. A block is read once (1 or 0.5 bytes an element) and written once (2 bytes). Never measured.
 #include "ops/cuda/kernels/attention_quant.h"
