@@ -203,6 +203,7 @@ class CudaOps final : public ops::Ops {
     bool attention = false, decode = false;
     DecodeKind kind;
     std::int64_t longest = 1;  // the most rows of a sequence
+    std::int64_t before = 0;   // positions before these rows
     bool samples = false;  // it has rows to sample: `packed` and sampling_ belong to this step
     bool sampled = false;  // sample() was called
     StepCapacity capacity;

@@ -132,7 +132,7 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
 
 void CudaOps::choose_prompt_kernels(const ops::StepLimits& limits) {
   for (std::size_t i = 0; i < trace_.prompts.size(); ++i) trace_.prompts[i].shape = needs_.attention[i];
-  prompts_.prepare(stream_, trace_.prompts, limits.max_rows);
+  prompts_.prepare(stream_, trace_.prompts, limits.max_rows, limits.max_positions);
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < trace_.prompts.size(); ++i) {
     const auto& cache = trace_.prompts[i].cache;
