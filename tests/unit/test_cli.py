@@ -463,6 +463,16 @@ def test_a_hint_for_a_command_without_the_option_names_the_setting(
         assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_hint_for_an_option_of_several_letters_with_one_dash_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option, said in (("-md", "-md: here --speculative-model"), ("-m", "-m: the model is an argument")):
+        monkeypatch.setattr("sys.argv", ["charonia", "serve", option, "x"])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_wrong_value_of_a_list_of_integers_names_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

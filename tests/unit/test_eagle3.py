@@ -119,6 +119,8 @@ def test_head_of_another_model_is_rejected_before_the_server_starts(
     for act in (lambda: Engine.from_pretrained(model, **given), lambda: make_plan(model, given), start):
         with pytest.raises(CharoniaError, match=f"speculative_model = .*{why}"):
             act()
+    [kept] = (tmp_path / "run" / "workspaces").iterdir()  # of the model; no lock
+    assert not kept.name.startswith("head")
 
 
 @pytest.mark.parametrize(
