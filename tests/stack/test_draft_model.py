@@ -26,4 +26,5 @@ async def test_responses_are_the_same_with_a_draft_model(tmp_path: Path, tempera
             assert ("; speculation: draft model " in stack.log_file.read_text()) == (name == "on")
             assert metrics["spec_decode_num_accepted_tokens_total"] == timings[-1].get("draft_n_accepted", 0)
     assert texts[0] == texts[1]
+    # The first decode of an engine has proposals, whatever it takes, because no step is measured yet.
     assert "draft_n" not in timings[0] and timings[1]["draft_n"] >= timings[1]["draft_n_accepted"] > 0

@@ -37,6 +37,7 @@ def settings_for(head: Path) -> dict[str, str]:
     return {"speculative_method": "eagle3", "speculative_model": str(head), "device": "cpu"}
 
 
+@pytest.mark.usefixtures("all_proposals")
 @pytest.mark.parametrize("speculators", [False, True])
 def test_both_formats_and_a_workspace_give_the_same_tokens(speculators: bool, model: Path, tmp_path: Path) -> None:
     Head(speculators=speculators).write(tmp_path / "head")

@@ -137,11 +137,12 @@ def test_with_preemptions(case: Case, prefix_caching: bool) -> None:
         engine.check_integrity()
 
 
+@pytest.mark.usefixtures("all_proposals")
 def test_with_speculation(case: Case) -> None:
     """The draft model is the same model, so its proposals are right at every temperature."""
     prompts = [prompt[:60] * 3 for prompt in case.prompts]
     sampling = list(case.sampling)
-    # However slow the first proposals are, a first decode has some: this prompt goes on with its only token.
+    # This prompt goes on with its only token, so n-gram matches are right too.
     prompts.append([7] * 60)
     sampling.append(replace(sampling_of(0), logit_bias={7: 100.0}))
     results = []
@@ -149,8 +150,7 @@ def test_with_speculation(case: Case) -> None:
     for settings in methods:
         with case.engine(**settings) as engine:
             results.append([bits(output) for output in engine.generate(prompts, sampling)])
-            assert (engine.stats().proposed_tokens > 0) == bool(settings)
-            assert "speculative_model" not in settings or engine.stats().accepted_tokens > 0
+            assert (engine.stats().accepted_tokens > 0) == bool(settings)
     assert results[0] == results[1] == results[2]
 
 
