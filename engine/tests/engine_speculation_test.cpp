@@ -450,12 +450,20 @@ TEST_P(SpeculationTest, AProposalWithInfiniteKvBreaksNoOtherToken) {
   next.sampling.logit_bias = {{39, -100.0F}};
   int calls = 0;
   next.mask = std::make_shared<Proposes>([&calls] { return std::vector<TokenId>(++calls < 4 ? 0 : 2, 39); });
-  const auto plain = engine(kOff), one = engine(on());
-  Collector expected(*plain, next), out(*one, next);
-  EXPECT_EQ(out.last().error, "");
-  EXPECT_EQ(out.tokens(), expected.tokens());
-  EXPECT_GT(out.last().num_proposed_tokens, 0);
-  one->check_integrity();
+  const Settings small_blocks = {{"cache_block_seq_len", "4"}};
+  auto off = small_blocks;
+  off.merge(Settings(kOff));
+  const auto plain = engine(off), one = engine(on(small_blocks));
+  Collector expected(*plain, next);
+  for (const bool again : {false, true}) {  // with a prefix hit
+    calls = 0;
+    Collector out(*one, next);
+    EXPECT_EQ(out.last().error, "");
+    EXPECT_EQ(out.tokens(), expected.tokens());
+    EXPECT_GT(out.last().num_proposed_tokens, 0);
+    EXPECT_EQ(out.last().num_cached_tokens, again ? 4 : 0);
+    one->check_integrity();
+  }
 }
 
 // Nothing else can run while the host looks for proposals.

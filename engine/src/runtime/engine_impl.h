@@ -176,7 +176,7 @@ class Engine::Impl {
   void measure(const Step& step, Clock::time_point now, double draft_s);
   void deliver(Step& step, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
-  void forget_tokens(SeqId id);
+  void forget_tokens(SeqId id, std::size_t known_good = 0);
   void report_progress(const schedule::ScheduledSeq& part, const Completion& completion, Clock::time_point now);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion);
   bool deliver_rows(Result result, const Completion& completion);

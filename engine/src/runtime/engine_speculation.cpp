@@ -250,10 +250,11 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
         return taken;
       }
       // A row does not attend to the proposals after it, but a product of 0 with their infinite values is not 0. So the
-      // sequence is computed again, without proposals.
+      // sequence is computed again, without proposals. The rows before it were finite, and so is the KV that they read.
+      // If it is not, the sequence fails again, and all of its KV is forgotten.
       completion.proposes = false;
       --step.num_accepted;  // the token of this row does not count
-      forget_tokens(part.id);
+      forget_tokens(part.id, static_cast<std::size_t>(part.first_position) + i);
       scheduler_->sample_again(part.id);
       break;
     }
