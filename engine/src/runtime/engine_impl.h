@@ -112,6 +112,8 @@ class Engine::Impl {
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
   void plan_draft(const std::filesystem::path& weights_dir);
   void make_scheduler();
+  std::vector<std::string> kernels() const;
+  void report_kernels();
   void make_sessions();
   void make_offload(const std::filesystem::path& weights_dir);
   void make_guides(const std::filesystem::path& weights_dir);
