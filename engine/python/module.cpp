@@ -570,6 +570,10 @@ void bind_engine(py::module_& m) {
           [](EngineHolder& holder, const std::string& name) { return holder.get().unload_adapter(name); },
           py::arg("name"), py::call_guard<py::gil_scoped_release>())
       .def(
+          "no_adapter",
+          [](EngineHolder& holder, const std::string& name) { return std::string(holder.get().no_adapter(name).what()); },
+          py::arg("name"), "The text of the error for a name that no adapter has.")
+      .def(
           "adapters", [](EngineHolder& holder) { return holder.get().adapters(); },
           py::call_guard<py::gil_scoped_release>())
       .def(

@@ -62,6 +62,17 @@ class StepSeconds : public MetricsSink {
   double sum_s = 0;
 };
 
+// Proposals by the label `source`.
+class ProposedTokens : public MetricsSink {
+ public:
+  void add(Metric metric, double value, int label) override {
+    if (metric == Metric::spec_decode_num_draft_tokens) by_source.at(static_cast<std::size_t>(label)) += value;
+  }
+  void set(Metric, double) override {}
+  void observe(Metric, double) override {}
+  std::array<double, 3> by_source{};  // by the engine thread
+};
+
 // Prompts that repeat, so that there are proposals from the first token on.
 std::vector<Request> repeating_requests(int count) {
   auto out = testing::mixed_requests(count);
@@ -394,6 +405,21 @@ TEST_P(SpeculationTest, RepeatedTextTakesFewerSteps) {
   EXPECT_EQ(stats.num_steps + stats.accepted_tokens, stats.generation_tokens);
   EXPECT_EQ(out.last().num_accepted_tokens, stats.accepted_tokens);
   EXPECT_EQ(out.last().num_proposed_tokens, stats.proposed_tokens);
+}
+
+TEST_P(SpeculationTest, ProposalsAreCountedByTheirSource) {
+  write_model();
+  const auto sink = std::make_shared<ProposedTokens>();
+  const auto one = engine(on(), sink);
+  auto certain = request({1, 2, 3}, 20);
+  certain.mask = std::make_shared<Proposes>([] { return std::vector<TokenId>{4, 6}; });
+  for (const auto& next : {certain, one_token_repeated(20)}) Collector(*one, next).tokens();
+  one->check_integrity();  // on the engine thread
+  const auto [ngram, grammar, draft] = sink->by_source;
+  EXPECT_EQ(ngram + grammar + draft, static_cast<double>(one->stats().proposed_tokens));
+  EXPECT_GT(grammar, 0);
+  EXPECT_GT(ngram + draft, 0);
+  EXPECT_EQ(draft > 0, method() != "ngram");
 }
 
 TEST_P(SpeculationTest, ASettingWithoutEffectIsNamedInAWarning) {

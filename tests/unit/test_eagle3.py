@@ -227,6 +227,17 @@ def test_wrong_tensors_are_rejected_by_name(tmp_path: Path) -> None:
         assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.usefixtures("all_proposals")
+def test_head_without_finite_logits_causes_one_warning(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Head().write(tmp_path / "head", {"fc.weight": np.full((64, 192), np.nan, np.float32)})
+    with Engine.from_pretrained(model, threads=1, **settings_for(tmp_path / "head")) as engine:
+        engine.generate([[5, 6, 7, 8]], GREEDY)
+    told = capfd.readouterr().err
+    assert told.count("EAGLE-3 head head proposes nothing where its logits are not finite: the logit of token") == 1
+
+
 def test_head_is_no_model_and_a_model_is_no_head(model: Path, tmp_path: Path) -> None:
     Head().write(tmp_path / "head")
     draft = {"speculative_model": str(tmp_path / "head"), "device": "cpu"}

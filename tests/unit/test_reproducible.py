@@ -149,6 +149,8 @@ def test_with_speculation(case: Case) -> None:
     methods: list[dict[str, str]] = [{}, {"speculative_method": "ngram"}, {"speculative_model": str(case.folder)}]
     for settings in methods:
         with case.engine(**settings) as engine:
+            large = [one for one in engine.info.warnings if "reads 100 % of the bytes that the model reads" in one]
+            assert bool(large) == ("speculative_model" in settings)
             results.append([bits(output) for output in engine.generate(prompts, sampling)])
             assert (engine.stats().accepted_tokens > 0) == bool(settings)
     assert results[0] == results[1] == results[2]

@@ -150,6 +150,7 @@ class Engine {
   // Returns false for an unknown name.
   bool unload_adapter(std::string_view name);
   std::vector<AdapterInfo> adapters() const;  // by name
+  Error no_adapter(std::string_view name) const;  // says which names there are
 
   // The bytes of a token; empty for special tokens. Valid as long as the engine.
   std::string_view token_bytes(TokenId id) const;

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cache/units.h"
 #include "charonia/error.h"
+#include "ops/broken_logits.h"
 #include "text/utf8.h"
 
 namespace charonia::runtime {
@@ -337,6 +338,9 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
     const auto& sample = *next++;
     auto& wanted = *job->wanted;
     wanted.sampled = true;
+    if (ops::has_broken_logit(sample.error) && !std::exchange(warned_, true)) {
+      log({LogLevel::warning, cat(name(), " proposes nothing where its logits are not finite: ", sample.error), "", {}});
+    }
     if (!sample.error.empty() || sample.token >= vocab_size_) {
       wanted.count = 0;  // such as a bias for a token that this model does not have
       continue;

@@ -158,6 +158,7 @@ class DraftModel {
   std::size_t num_hidden_ = 0;             // all of them
   std::uint64_t calls_ = 0;  // of propose() and computed()
   std::uint64_t sample_ids_ = 0;
+  bool warned_ = false;  // that its logits are not finite
 };
 
 }  // namespace charonia::runtime

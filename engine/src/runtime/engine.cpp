@@ -134,6 +134,12 @@ void Engine::Impl::make_scheduler() {
       for (const auto& warning : draft_->warnings()) {
         info.warnings.push_back(cat("speculative_method = ", config.speculative_method, ": ", warning));
       }
+      if (!draft_->reads_hidden() && 2 * draft_->weight_bytes_per_step() > info.weight_bytes_per_step) {
+        info.warnings.push_back(cat(draft_->name(), " reads ",
+                                    100 * draft_->weight_bytes_per_step() / info.weight_bytes_per_step,
+                                    " % of the bytes that the model reads in a step: choose a draft model that is about "
+                                    "five times smaller"));
+      }
       if (!draft_plan_->is_mtp()) info.draft_model = draft_plan_->model.model_name;
     }
   } else if (auto why = runtime::speculation_warning(config, info.model); !why.empty()) {
@@ -324,6 +330,7 @@ void Engine::load_adapter(const std::string& name, const std::filesystem::path& 
 }
 bool Engine::unload_adapter(std::string_view name) { return impl_->unload_adapter(name); }
 std::vector<AdapterInfo> Engine::adapters() const { return impl_->adapters(); }
+Error Engine::no_adapter(std::string_view name) const { return impl_->no_adapter(name); }
 std::string_view Engine::token_bytes(TokenId id) const { return impl_->token_bytes(id); }
 std::string_view Engine::raw_token_bytes(TokenId id) const { return impl_->raw_token_bytes(id); }
 void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }

@@ -52,6 +52,7 @@ class Engine::Impl {
   void load_adapter(const std::string& name, const std::filesystem::path& folder);
   bool unload_adapter(std::string_view name);
   std::vector<AdapterInfo> adapters() const;
+  Error no_adapter(std::string_view name) const;
   void shutdown(int timeout_ms);
   void close();
   void on_failure(std::function<void()> function) { on_failure_ = std::move(function); }
