@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,16 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def all_proposals() -> Iterator[None]:
+    """Engines of this process choose all proposals, so that no test depends on the measured times of steps."""
+    from charonia import _engine
+
+    _engine.choose_all_proposals_for_tests(True)
+    yield
+    _engine.choose_all_proposals_for_tests(False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -207,6 +207,8 @@ class LayerTest : public testing::EngineFixtureBase, public ::testing::WithParam
     models.drafts->forget(id);
     return all[0].proposals;
   }
+
+  testing::AllProposals all_proposals_;
 };
 
 struct Text {
@@ -386,7 +388,6 @@ TEST_P(LayerTest, AllProposalsOfAnExactLayerAreAccepted) {
   }
 }
 
-// The first decode of an engine always has proposals, because no time is measured. It comes after the prefix hit.
 TEST_P(LayerTest, ThereAreProposalsAfterPrefixHitsAndInSessions) {
   write_predictable(1);
   const auto expect_proposals = [](Engine& one, Request second) {

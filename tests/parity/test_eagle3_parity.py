@@ -111,6 +111,7 @@ def test_logits_equal_the_reference(name: str, model: str, tmp_path: Path) -> No
             assert (found[:, others] < -1e29).all()
 
 
+@pytest.mark.usefixtures("all_proposals")
 @pytest.mark.parametrize("name", ["own embedding", "speculators"])
 def test_tokens_are_the_same_with_proposals_of_the_head(name: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model", VARIANTS["qwen3"], 3)

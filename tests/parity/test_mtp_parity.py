@@ -147,6 +147,7 @@ def test_logits_of_a_quantised_layer_equal_the_reference(name: str, form: str, t
     check_logits(made, dense, variant, prompts_of(3, [40])[0], [9, 4])
 
 
+@pytest.mark.usefixtures("all_proposals")
 @pytest.mark.parametrize("name", ["glm4-moe", "deepseek-v3", "qwen3.5"])
 def test_tokens_are_the_same_with_proposals_of_the_layer(name: str, tmp_path: Path) -> None:
     write_mtp_model(tmp_path, VARIANTS[name])
