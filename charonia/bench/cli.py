@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,7 @@ class OperationKind(str, Enum):
 
     gemm = "gemm"
     attention = "attention"
+    experts = "experts"
 
 
 @app.command()
@@ -321,9 +323,16 @@ def kernels(
         ),
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 16, 64, 512].")
+        list[int] | None, typer.Option(min=1, help="Rows; may be repeated [1, 8, 16, 64, 512; experts: 1, 64 to 2048].")
     ] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, help="Positions; may be repeated [1024, 8192].")] = None,
+    experts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layers of experts: number, experts of a row, hidden and intermediate size (128,8,2048,768); may be "
+            "repeated [on a GPU those of Qwen3-30B-A3B and GPT-OSS 20B]."
+        ),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a decode [4; on a GPU 64].")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all processors.")] = 0,
     reproducible: Annotated[
@@ -332,7 +341,7 @@ def kernels(
             "--reproducible/--no-reproducible", help="With the setting reproducible or without [on a GPU both]."
         ),
     ] = None,
-    only: Annotated[OperationKind | None, typer.Option(help="Measure only GEMMs or only attention.")] = None,
+    only: Annotated[OperationKind | None, typer.Option(help="Measure only GEMMs, attention or experts.")] = None,
     library: Annotated[
         str | None,
         typer.Option(
@@ -343,9 +352,17 @@ def kernels(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; medians are printed.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure single operations: GEMMs with weights in each format, and attention with KV caches of 16 bits, FP8, 8 and
-    4 bits."""
-    from charonia.bench.kernels import FORMATS, measure_kernels, weights_of
+    """Measure single operations: GEMMs with weights in each format, attention with KV caches of 16 bits, FP8, 8 and 4
+    bits, and layers of experts."""
+    from charonia.bench.kernels import (
+        EXPERTS,
+        FORMATS,
+        expert_formats,
+        measure_experts,
+        measure_kernels,
+        parse_experts,
+        weights_of,
+    )
     from charonia.bench.libraries import LIBRARIES, measure_library
     from charonia.bench.random_model import parse_shape
 
@@ -357,20 +374,39 @@ def kernels(
     if library is not None and library not in LIBRARIES:
         raise InvalidRequestError(f"--library {library} is not known: expected one of {', '.join(LIBRARIES)}")
     modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
+    if experts and (library or only not in (None, OperationKind.experts)):
+        raise InvalidRequestError("--experts cannot be combined with --library, --only gemm or --only attention")
+    layers = [parse_experts(one) for one in experts] if experts else EXPERTS if gpu else ()
+    for count, top_k, hidden, inter in layers if experts else ():
+        if not expert_formats(formats or FORMATS, hidden, inter):
+            raise InvalidRequestError(
+                f"--experts {count},{top_k},{hidden},{inter}: none of the formats can be measured; groups must divide "
+                "both sizes (w4a16: 128, mxfp4: 32), and experts in bf16 are not measured"
+            )
+    ours: dict[str, Any] = {"threads": threads, "modes": modes}
+    how: dict[str, Any] = {"device": device.value, "formats": formats or FORMATS, "rounds": rounds}
     operations: dict[str, Any] = {
-        "formats": [] if only is OperationKind.attention else formats or FORMATS,
+        **how,
+        "formats": how["formats"] if only in (None, OperationKind.gemm) else [],
         "rows": rows or [1, 8, 16, 64, 512],
-        "contexts": [] if only is OperationKind.gemm else context or [1024, 8192],
+        "contexts": context or [1024, 8192] if only in (None, OperationKind.attention) else [],
         "batch": batch or (64 if gpu else 4),
-        "rounds": rounds,
     }
     sizes = parse_shape(name)
-    if library is None:
-        records = measure_kernels(sizes, device=device.value, threads=threads, modes=modes, **operations)
+    if library is not None:
+        measured = measure_library(library, sizes, weights_of(sizes), **operations)
     else:
-        records = measure_library(library, sizes, weights_of(sizes), device=device.value, **operations)
+        measured = measure_kernels(sizes, **ours, **operations)
+        if layers and only in (None, OperationKind.experts):
+            expert_rows = rows or [1, 64, 128, 256, 512, 2048]
+            measured = chain(measured, measure_experts(layers, **ours, **how, rows=expert_rows))
     about = {"device": device.value, "shape": name, "threads": threads, "reproducible": modes, "library": library}
-    _show(json_file, about, list(records))
+    records: list[Record] = []
+    try:
+        for record in measured:
+            records.append(record)  # list() would lose the records before an error
+    finally:
+        _show(json_file, about, records)
 
 
 @app.command()
