@@ -28,6 +28,7 @@ class PromptKernelsTest : public ::testing::Test {
   PromptKernels::Options options(double ratio = 0.5) {
     PromptKernels::Options out;
     out.unproven = true;
+    out.seconds = 3600;
     out.attention = [](Stream& stream, const DeviceInfo& device, const Tensor& to, const Tensor& qkv,
                        const CacheLayer& cache, const AttentionShape& shape, const ops::AttentionParams& how,
                        const AttentionWork& work) {
@@ -52,6 +53,7 @@ class PromptKernelsTest : public ::testing::Test {
   static PromptKernels::Options timed(std::vector<double> wgmma) {
     PromptKernels::Options out;
     out.unproven = true;
+    out.seconds = 3600;
     out.timer = [wgmma](Stream&, double, const std::function<void(int)>& issue) {
       issue(0);
       const auto at = static_cast<std::size_t>(times_++);
