@@ -429,6 +429,7 @@ def version() -> None:
 
 def main() -> None:
     """Entry point. An error of Charonia is printed as one message on stderr, and sets the exit code, usually 1."""
+    logging.addLevelName(logging.WARNING, "warning")  # as other warnings of this program
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     prompt_ids.tokenizers_alone = True
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from typer.core import TyperGroup
@@ -61,6 +62,11 @@ HINTS = {
     "--reasoning-budget": "thinking_budget of a request",
     "--cache-type-k": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
     "--cache-type-v": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
+    "-md": "--speculative-model",
+    "-ctk": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
+    "-ctv": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
+    "-ngl": "--device cuda or --device cpu: a model is on one of the two",
+    "-np": "--max-batch-size",
 }
 
 
@@ -82,11 +88,17 @@ class HintingGroup(TyperGroup):
             return super().invoke(ctx)
         except Exception as error:
             if hasattr(error, "possibilities"):
-                name = str(error.option_name)  # type: ignore[attr-defined]
+                name = _as_given(str(error.option_name))  # type: ignore[attr-defined]
                 if remedy := _remedy(name.replace("_", "-"), error.ctx):  # type: ignore[attr-defined]
                     error.message = f"No such option: {name}: {remedy}"  # type: ignore[attr-defined]
                     error.possibilities = None
             raise
+
+
+def _as_given(option: str) -> str:
+    """Return the option of the command line. Click names only the first letter of one with a single dash."""
+    given = (one for one in sys.argv[1:] if one in HINTS and not one.startswith("--") and one.startswith(option))
+    return next(given, option)
 
 
 def _remedy(option: str, ctx: Any) -> str:

@@ -73,8 +73,10 @@ cuda_compiles() {
 
 all_cpp_build() { configure -DCHARONIA_CUDA_ON_HOST_TESTS=ON && build; }
 
+# --timeout: of one program, which takes up to three minutes on two cores. Only a hang takes two hours.
 all_cpp_tests() {
-  TEST_TMPDIR=$PWD/build/engine/files ctest --test-dir build/engine --no-tests=error --output-on-failure --progress --parallel "$(nproc)"
+  TEST_TMPDIR=$PWD/build/engine/files ctest --test-dir build/engine --no-tests=error --output-on-failure --progress \
+    --timeout 7200 --parallel "$(nproc)"
 }
 
 # Which of the longest stages run: the parts of sanitize.sh and the containers. Continuous integration runs one of them for each

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 # A fork beside gRPC's threads can abort in gRPC's own handlers. Children here use no gRPC of their parent.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# The servers of the tests run on this machine, where no proxy can reach them.
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
+# Programs write plain text of the default width here, also if the environment asks for something else.
+for name in ("CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "PY_COLORS", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
 gc.disable()  # until the tests are collected
 # With this module jsonschema would check IRIs, which no test needs. Its import takes longer than jsonschema's.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # makes its import fail
@@ -44,6 +51,16 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def all_proposals() -> Iterator[None]:
+    """Engines of this process choose all proposals, so that no test depends on the measured times of steps."""
+    from charonia import _engine
+
+    _engine.choose_all_proposals_for_tests(True)
+    yield
+    _engine.choose_all_proposals_for_tests(False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -108,17 +108,20 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
 
 def _parameter(entry: _engine.ConfigField, group: str, environment: bool) -> inspect.Parameter:
     flag = "--" + entry.key.replace("_", "-")
-    # Without Typer's range checks: the engine checks ranges.
+    choices = entry.range.split(" | ") if " | " in entry.range and entry.kind != "bool" else []
+    # Without Typer's range checks: the engine checks ranges. Its error about an integer with a list of values has their
+    # meaning.
+    kind = "string" if choices else entry.kind
     default = f"; default {entry.default_value}" if entry.default_value else ""
     option = typer.Option(
         *([f"{flag}/--no-{flag[2:]}"] if entry.kind == "bool" else [flag]),
         *([_SHORT[entry.key]] if entry.key in _SHORT else []),
         help=f"{entry.help} ({entry.range}{default})",
-        autocompletion=completes(entry.range.split(" | ") if " | " in entry.range and entry.kind != "bool" else ()),
+        autocompletion=completes(choices),
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
         show_default=False,
         rich_help_panel=group,
     )
-    optional: Any = _TYPES[entry.kind] | None
+    optional: Any = _TYPES[kind] | None
     annotation: Any = Annotated[optional, option]
     return inspect.Parameter(entry.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -292,9 +293,16 @@ def kernels(
         ),
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 16, 64, 512].")
+        list[int] | None, typer.Option(min=1, help="Rows; may be repeated [1, 8, 16, 64, 512; experts: 1, 64 to 2048].")
     ] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, help="Positions; may be repeated [1024, 8192].")] = None,
+    experts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layers of experts: number, experts of a row, hidden and intermediate size (128,8,2048,768); may be "
+            "repeated [on a GPU those of Qwen3-30B-A3B and GPT-OSS 20B]."
+        ),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a decode [4; on a GPU 64].")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all processors.")] = 0,
     reproducible: Annotated[
@@ -306,8 +314,9 @@ def kernels(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; medians are printed.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure single operations: GEMMs with weights in each format, and attention with KV caches of 16, 8, 4 bits."""
-    from charonia.bench.kernels import FORMATS, measure_kernels
+    """Measure single operations: GEMMs with weights in each format, attention with KV caches of 16, 8, 4 bits, and
+    layers of experts."""
+    from charonia.bench.kernels import EXPERTS, FORMATS, expert_formats, measure_experts, measure_kernels, parse_experts
     from charonia.bench.random_model import parse_shape
 
     gpu = device is DeviceKind.cuda
@@ -316,14 +325,27 @@ def kernels(
         if one not in FORMATS:
             raise InvalidRequestError(f"--format {one} is not known: expected one of {', '.join(FORMATS)}")
     modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
-    records = list(
-        measure_kernels(
-            parse_shape(name), device=device.value, threads=threads, modes=modes,
-            formats=formats or FORMATS, rows=rows or [1, 8, 16, 64, 512], contexts=context or [1024, 8192],
-            batch=batch or (64 if gpu else 4), rounds=rounds,
-        )
+    layers = [parse_experts(one) for one in experts] if experts else EXPERTS if gpu else ()
+    for count, top_k, hidden, inter in layers if experts else ():
+        if not expert_formats(formats or FORMATS, hidden, inter):
+            raise InvalidRequestError(
+                f"--experts {count},{top_k},{hidden},{inter}: none of the formats can be measured; groups must divide "
+                "both sizes (w4a16: 128, mxfp4: 32), and experts in bf16 are not measured"
+            )
+    how: dict[str, Any] = {"device": device.value, "threads": threads, "modes": modes, "rounds": rounds}
+    how["formats"] = formats or FORMATS
+    measured = measure_kernels(
+        parse_shape(name), **how, rows=rows or [1, 8, 16, 64, 512], contexts=context or [1024, 8192],
+        batch=batch or (64 if gpu else 4),
     )  # fmt: skip
-    _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": modes}, records)
+    if layers:
+        measured = chain(measured, measure_experts(layers, **how, rows=rows or [1, 64, 128, 256, 512, 2048]))
+    records: list[Record] = []
+    try:
+        for record in measured:
+            records.append(record)  # list() would lose the records before an error
+    finally:
+        _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": modes}, records)
 
 
 @app.command()

@@ -61,6 +61,7 @@ def option_of(variable: str) -> str:
 def check_ports(ports: Sequence[Port], *, option: bool = True) -> None:
     """Checks that all ports are free and different. option: errors name the option of `charonia serve` too."""
     by_number: dict[int, str] = {}
+    used: dict[int, str] = {}
     for address, number, address_name, name in ports:
         if number in by_number:
             raise ServeError(f"{by_number[number]} and {name} are both {number}; give them different ports")
@@ -82,6 +83,10 @@ def check_ports(ports: Sequence[Port], *, option: bool = True) -> None:
                     raise ServeError(
                         f"cannot listen on {address}:{number} ({error.strerror}): check {address_name}"
                     ) from None
-                raise ServeError(
-                    f"port {number} is in use by another process: stop that one, or choose another port with {setting}"
-                ) from None
+                used[number] = setting
+    if used:
+        ports_are = f"port {next(iter(used))} is" if len(used) == 1 else f"ports {' and '.join(map(str, used))} are"
+        raise ServeError(
+            f"{ports_are} in use by another process: stop that one, or choose "
+            f"{'another port' if len(used) == 1 else 'other ports'} with {' and '.join(used.values())}"
+        )

@@ -38,6 +38,7 @@ from charonia.serve.models import (
 from charonia.serve.process import Child
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights import workspace
+from charonia.weights.adapters import adapter_names
 from charonia.weights.workspace import WEIGHTS
 
 if TYPE_CHECKING:
@@ -689,6 +690,8 @@ class _Stack:
         chatting = [one for one in served if one.task == "generate"]
         lines = [("Chat page", access.page_lines(url, settings.host))] if chatting and self._serves_page() else []
         lines.append(("Runs on", devices))
+        if adapters := adapter_names(self._inference.get("lora_adapters", "")):
+            lines.append(("Adapters", [f"{', '.join(adapters)}   (each is a `model` of requests)"]))
         asked: dict[str, Served] = {}  # the first model of each task
         for one in served:
             asked.setdefault(one.task, one)

@@ -10,11 +10,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from charonia import _engine
-from charonia.errors import ModelError, ServeError, UnsupportedError, named_as_given
+from charonia.errors import CharoniaError, ModelError, ServeError, UnsupportedError, named_as_given
 from charonia.gguf.folder_names import model_file
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
@@ -237,12 +238,22 @@ def _linked(
                 from charonia.weights.convert import link_workspace  # with NumPy, which a start takes long to import
 
                 _remove_outdated(folder, place, destination)
+                if reads_head(settings):
+                    held.push(partial(_discard, destination))  # after the hold, which is released first
                 link_workspace(model, destination, force=True, settings=settings, head=reads_head(settings))
                 workspace.hold(destination, held)
-    with contextlib.suppress(OSError), lock.open("ab") as file:  # a folder that is there may be read-only
-        if _locks(file):  # otherwise another one makes a workspace, which it does not hold yet
-            _remove_outdated(folder, place, destination)
+    with contextlib.suppress(OSError):  # a folder that is there may be read-only
+        if taken := _taken(lock):  # otherwise another one makes a workspace, which it does not hold yet
+            with taken:
+                _remove_outdated(folder, place, destination)
+                lock.unlink(missing_ok=True)
     return destination
+
+
+def _discard(made: Path, kind: type[BaseException] | None, *_: object) -> None:
+    """Remove the workspace of a head that is rejected."""
+    if kind is not None and issubclass(kind, CharoniaError):
+        workspace.remove_unheld(made)
 
 
 def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
@@ -257,31 +268,42 @@ def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Makes other servers wait that start with the same model and run folder, because they would replace the workspace.
     Raises ModelError after _LOCK_S."""
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("ab") as file:
-        deadline = time.monotonic() + _LOCK_S
-        told = False
-        while not _locks(file):
-            if time.monotonic() >= deadline:
-                raise ModelError(
-                    f"another process has been making a workspace of this model for {_LOCK_S / 60:g} minutes: end it "
-                    f"(`fuser {lock}` says which), or set CHARONIA_RUN_DIR to a folder of this server's own",
-                    503,
-                )
-            if not told:
-                say(f"another charonia serve makes a workspace of this model: waiting for it ({lock})")
-                told = True
-            time.sleep(_LOOK_EVERY_S)
-        yield
+    deadline = time.monotonic() + _LOCK_S
+    told = False
+    while (taken := _taken(lock)) is None:
+        if time.monotonic() >= deadline:
+            raise ModelError(
+                f"another process has been making a workspace of this model for {_LOCK_S / 60:g} minutes: end it "
+                f"(`fuser {lock}` says which), or set CHARONIA_RUN_DIR to a folder of this server's own",
+                503,
+            )
+        if not told:
+            say(f"another charonia serve makes a workspace of this model: waiting for it ({lock})")
+            told = True
+        time.sleep(_LOOK_EVERY_S)
+    with taken:
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
-def _locks(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: charonia serve has refused it
-        pass
-    return True
+def _taken(lock: Path) -> IO[bytes] | None:
+    """The locked file; None if another process has it. The process that has the lock removes the file, so the lock of a
+    removed file does not count."""
+    while True:
+        file = lock.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError:  # a file system without locks: charonia serve has refused it
+            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                return file
+        file.close()
 
 
 def _fingerprint(model: Path) -> str:

@@ -289,7 +289,7 @@ class EngineServer:
     async def unload_adapter(self, name: str) -> list[dict[str, Any]]:
         await self.check()
         if not self._native.unload_adapter(name):
-            raise NotFound(f"lora_name = {name}: there is no adapter of this name")
+            raise NotFound(self._native.no_adapter(name))
         return await self.adapters()
 
     async def adapters(self, timeout_s: float = 0) -> list[dict[str, Any]]:

@@ -31,6 +31,11 @@ def split_adapter(text: str) -> tuple[str, str]:
     return name, adapter
 
 
+def adapter_names(setting: str) -> list[str]:
+    """Return the names in the setting lora_adapters."""
+    return list(dict.fromkeys(split_adapter(one)[0] for one in setting.split(",") if one.strip()))
+
+
 def _check_utf8(text: str) -> None:
     try:
         text.encode()

@@ -34,6 +34,7 @@
 #include "ops/cpu/free_memory.h"
 #include "ops/cuda/make_cuda_ops.h"
 #include "runtime/draft_logits.h"
+#include "runtime/proposals.h"
 #include "runtime/settings.h"
 #include "runtime/stream_interval.h"
 #include "text/token_split.h"
@@ -304,6 +305,8 @@ void bind_config(py::module_& m) {
   m.def("draft_logits", &runtime::draft_logits, py::arg("weights"), py::arg("tokens"), py::arg("drafted"),
         py::arg("settings"),
         "The logits of an MTP layer or an EAGLE-3 head, for tests (engine/src/runtime/draft_logits.h).");
+  m.def("choose_all_proposals_for_tests", &runtime::SpeculationPolicy::choose_all_for_tests, py::arg("all"),
+        "Whether all engines choose all proposals, whatever a step takes.");
   m.attr("JOINED_STREAM_WEIGHT") = runtime::kJoinedStreamWeight;
   m.def("settings_from_environment", &settings_from_environment, "CHARONIA_<KEY> of every inference parameter.");
   m.def("read_config_ini", &read_config_ini, py::arg("file"), "Section [llama] of a config.ini.");
@@ -566,6 +569,10 @@ void bind_engine(py::module_& m) {
           "unload_adapter",
           [](EngineHolder& holder, const std::string& name) { return holder.get().unload_adapter(name); },
           py::arg("name"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "no_adapter",
+          [](EngineHolder& holder, const std::string& name) { return std::string(holder.get().no_adapter(name).what()); },
+          py::arg("name"), "The text of the error for a name that no adapter has.")
       .def(
           "adapters", [](EngineHolder& holder) { return holder.get().adapters(); },
           py::call_guard<py::gil_scoped_release>())

@@ -170,8 +170,15 @@ class Reference {
     return static_cast<int>(blocks.size()) == n;
   }
 
-  void forget(std::span<const TokenId> tokens, std::uint64_t salt) {
-    if (const auto id = find(0, salt, tokens.first(static_cast<std::size_t>(shape_.block_len))); id >= 0) drop(at(id));
+  void forget(std::span<const TokenId> tokens, std::uint64_t salt, std::size_t known_good) {
+    const auto length = static_cast<std::size_t>(shape_.block_len);
+    std::uint64_t parent = 0;
+    for (std::size_t begin = 0; begin + length <= tokens.size(); begin += length) {
+      const auto id = find(parent, salt, tokens.subspan(begin, length));
+      if (id < 0) return;
+      if (begin + length > known_good) return drop(at(id));
+      parent = at(id).unique_id;
+    }
   }
 
  private:
@@ -485,8 +492,9 @@ TEST_P(AgainstReference, BlocksPinsAndMemoryFollowTheRules) {
       sessions_.erase(session);
     } else if (action < 81) {
       const auto& user = *any(users_);
-      pool_->forget_prefix(user.tokens, user.salt);
-      if (std::ssize(user.tokens) >= shape_.block_len) reference_.forget(user.tokens, user.salt);
+      const auto known_good = static_cast<std::size_t>(below(static_cast<int>(user.tokens.size()) + 1));
+      pool_->forget_prefix(user.tokens, user.salt, known_good);
+      reference_.forget(user.tokens, user.salt, known_good);
     } else if (action < 83) {
       release_first_units(*any(users_));
     } else if (action < 85) {

@@ -11,11 +11,19 @@
 #include "charonia/engine.h"
 #include "engine_support.h"
 #include "runtime/devices.h"
+#include "runtime/proposals.h"
 #include "test_folder.h"
 #include "tiny_workspace.h"
 #include "wrapped_ops.h"
 
 namespace charonia::testing {
+
+// While it lives, every policy chooses all proposals. So tests that need proposals do not depend on times.
+struct AllProposals {
+  AllProposals() { runtime::SpeculationPolicy::choose_all_for_tests(true); }
+  AllProposals(const AllProposals&) = delete;
+  ~AllProposals() { runtime::SpeculationPolicy::choose_all_for_tests(false); }
+};
 
 // For tests with any parameters. SetUp() of a derived class writes the model.
 class EngineFixtureBase : public ::testing::Test {

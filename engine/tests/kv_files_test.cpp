@@ -323,6 +323,22 @@ TEST_F(KvFilesTest, AForgottenPrefixIsNotFoundAgain) {
   EXPECT_TRUE(kv_files_in(folder_).empty());
 }
 
+TEST_F(KvFilesTest, TheFirstBlocksOfAPrefixRemainIfOnlyItsLastOnesAreForgotten) {
+  auto files = open();
+  const auto one = files->prefix("", tokens(8)), other = files->prefix("", tokens(8, 5));
+  for (const auto& prefix : {one, other}) store(*files, prefix, 1);
+  const auto reading = files->read(other, parts(*other));
+  files->forget(*one, one->size());
+  EXPECT_EQ(files->count(*one, 0), one->size());
+  files->forget(*one, one->size() - 1);
+  EXPECT_EQ(files->count(*one, 0), one->size() - 1);
+  EXPECT_EQ(files->count(*other, 0), other->size());
+  wait_until([&] { return files->take(*reading).value() != nullptr; });
+  files->forget(*other, 1);
+  EXPECT_EQ(files->take(*reading), std::nullopt) << "no more blocks may be loaded";
+  EXPECT_EQ(files->count(*one, 0), 1U) << "both prefixes have the same first two blocks";
+}
+
 TEST_F(KvFilesTest, APathThatIsNoFolderIsRejected) {
   std::ofstream(folder_.string()) << "a file";
   expect_error(ErrorCode::invalid_argument, {"kv_offload_path", folder_.string(), "leave kv_offload_path empty"},

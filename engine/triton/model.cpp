@@ -9,7 +9,6 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "error.h"
-#include "text/utf8.h"
 
 namespace charonia::triton {
 namespace {
@@ -193,8 +192,7 @@ void Model::act(const EngineCall& asked, const std::shared_ptr<Call>& call) {
       return load_adapter(asked, call);
     case Action::unload_adapter:
       if (const auto& name = asked.request.lora_name; !engine_.unload_adapter(name)) {
-        throw Error(ErrorCode::not_found,
-                    cat("lora_name = ", text::to_valid_utf8(name), ": there is no adapter of this name"));
+        throw engine_.no_adapter(name);
       }
       log_info(cat("unloaded the adapter ", asked.request.lora_name));
       return list_adapters(*call);

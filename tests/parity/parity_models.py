@@ -245,7 +245,8 @@ def own_logprobs(outputs: list[Output]) -> torch.Tensor:
 
 
 def check_proposals_change_nothing(model: Path, **speculation: str) -> None:
-    """Assert that tokens and log probabilities are the same without and with proposals, greedy and sampled."""
+    """Assert that tokens and log probabilities are the same without and with proposals, greedy and sampled. The test
+    needs the fixture all_proposals."""
     prompts = prompts_of(7, (1, 5, 31, 64, 150))
     for temperature in (0.0, 1.0):
         sampling = [

@@ -35,7 +35,7 @@ async def read_all(url: str, model: str = "engine") -> dict[str, float]:
     for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
         name, labels = sample.name.removeprefix("charonia_"), sample.labels
         if name != sample.name and labels["model"] == model and "le" not in labels:
-            reason = labels.get("finished_reason") or labels.get("reason")
+            reason = labels.get("finished_reason") or labels.get("reason") or labels.get("source")
             found[f"{name}{{{reason}}}" if reason else name] = sample.value
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
 from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
 from charonia.engine_settings import Setting
-from charonia.errors import InvalidRequestError
+from charonia.errors import EngineClosedError, InvalidRequestError
 from charonia.weights.convert import read_source
 
 SOME = [
@@ -106,7 +106,7 @@ def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None
     done = CliRunner().invoke(
         app,
         ["kernels", "--shape", "1,128,4,2,256,300", "--rows", "1", "--rows", "9", "--context", "70", "--batch", "2",
-         "--threads", "1", "--rounds", "2", "--json", str(file)],
+         "--experts", "4,2,128,64", "--threads", "1", "--rounds", "2", "--json", str(file)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     run, found = records.read(file)
@@ -116,6 +116,10 @@ def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None
     attention = [r.case for r in found if r.benchmark == "attention"]
     caches = {(case["KV bits"], case["sequences"], case["rows"]) for case in attention}
     assert caches == {(bits, *load) for bits in (16, 8, 4) for load in ((1, 1), (2, 1), (1, 70))}
+    experts = [(r.case["experts"], r.case["format"], r.case["rows"]) for r in found if r.benchmark == "experts"]
+    assert set(experts) == {
+        ("2 of 4, 128 x 64", code, rows) for code in FORMATS if code not in ("bf16", "w4a16") for rows in (1, 9)
+    }
     assert all(record.value > 0 for record in found) and {"limits", "attention"} < {r.benchmark for r in found}
     assert {r.case["format"] for r in found if r.benchmark == "gemm" and r.repeats == 2} == set(FORMATS)
 
@@ -177,6 +181,32 @@ def test_kernel_of_reads_the_report_of_the_engine() -> None:
     assert {rows: kernel_of(report, 64, 32, rows) for rows in expected} == expected
     assert kernel_of(report, 64, 48, 2) == "own tile 16 x 64, 6 stages, 2 blocks"
     assert kernel_of([], 64, 32, 1) == ""
+
+
+@pytest.mark.parametrize("text", ["4,2,128", "4,5,128,64", "4,2,128,0", "a,2,128,64"])
+def test_invalid_sizes_of_experts_are_rejected(text: str) -> None:
+    error = CliRunner().invoke(app, ["kernels", "--experts", text]).exception
+    assert isinstance(error, InvalidRequestError) and text in str(error)
+
+
+@pytest.mark.parametrize(("formats", "sizes"), [(["w4a16"], "4,2,128,64"), (["bf16"], "4,2,128,128")])
+def test_experts_in_none_of_the_formats_are_rejected(formats: list[str], sizes: str) -> None:
+    asked = [part for one in formats for part in ("--format", one)]
+    error = CliRunner().invoke(app, ["kernels", "--experts", sizes, *asked]).exception
+    assert isinstance(error, InvalidRequestError) and sizes in str(error)
+
+
+def test_kernels_shows_and_writes_what_was_measured_before_an_error(tmp_path: Path) -> None:
+    def measured(*_: object, **__: object) -> Iterator[Record]:
+        yield Record.of("gemm", "time", "us", [1.0], case={"rows": 1})
+        raise EngineClosedError("the device fails")
+
+    file = tmp_path / "kernels.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("charonia.bench.kernels.measure_kernels", measured)
+        done = CliRunner().invoke(app, ["kernels", "--json", str(file)])
+    assert isinstance(done.exception, EngineClosedError) and "gemm" in done.output
+    assert [record.value for record in records.read(file)[1]] == [1.0]
 
 
 def test_kernels_with_unknown_format_is_rejected() -> None:

@@ -463,6 +463,27 @@ def test_a_hint_for_a_command_without_the_option_names_the_setting(
         assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_hint_for_an_option_of_several_letters_with_one_dash_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option, said in (("-md", "-md: here --speculative-model"), ("-m", "-m: the model is an argument")):
+        monkeypatch.setattr("sys.argv", ["charonia", "serve", option, "x"])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_wrong_value_of_a_list_of_integers_names_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("fp8", "5"):
+        monkeypatch.setattr("sys.argv", ["charonia", "serve", "x", "--quant-policy", value])
+        with pytest.raises(SystemExit, match="1"):
+            cli.main()
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"quant_policy = '{value}' is not valid: it takes 0 | 4 | 8 | 16 (" in said and "16: FP8" in said
+
+
 def test_hints_name_options_that_exist_and_are_in_the_docs() -> None:
     (serve,) = [one for one in typer.main.get_command(cli.app).commands.values() if one.name == "serve"]  # type: ignore[attr-defined]
     options = {name for option in serve.params for name in (*option.opts, *option.secondary_opts)}

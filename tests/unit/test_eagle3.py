@@ -37,6 +37,7 @@ def settings_for(head: Path) -> dict[str, str]:
     return {"speculative_method": "eagle3", "speculative_model": str(head), "device": "cpu"}
 
 
+@pytest.mark.usefixtures("all_proposals")
 @pytest.mark.parametrize("speculators", [False, True])
 def test_both_formats_and_a_workspace_give_the_same_tokens(speculators: bool, model: Path, tmp_path: Path) -> None:
     Head(speculators=speculators).write(tmp_path / "head")
@@ -119,6 +120,8 @@ def test_head_of_another_model_is_rejected_before_the_server_starts(
     for act in (lambda: Engine.from_pretrained(model, **given), lambda: make_plan(model, given), start):
         with pytest.raises(CharoniaError, match=f"speculative_model = .*{why}"):
             act()
+    [kept] = (tmp_path / "run" / "workspaces").iterdir()  # of the model; no lock
+    assert not kept.name.startswith("head")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_unsupported_keys_are_rejected_by_name(
 def test_command_converts_a_head_and_says_how_to_use_it(link: list[str], tmp_path: Path) -> None:
     Head().write(tmp_path / "head")
     command = ["charonia", "convert", str(tmp_path / "head"), "--dst-path", str(tmp_path / "made"), *link]
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=True, timeout=300)
     assert f"--speculative-method eagle3 --speculative-model {tmp_path / 'made'}" in done.stdout
     assert workspace.is_head(tmp_path / "made")
 
@@ -222,6 +225,17 @@ def test_wrong_tensors_are_rejected_by_name(tmp_path: Path) -> None:
         with pytest.raises(CharoniaError, match=why):
             convert(tmp_path / f"head{number}", tmp_path / "made")
         assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.usefixtures("all_proposals")
+def test_head_without_finite_logits_causes_one_warning(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Head().write(tmp_path / "head", {"fc.weight": np.full((64, 192), np.nan, np.float32)})
+    with Engine.from_pretrained(model, threads=1, **settings_for(tmp_path / "head")) as engine:
+        engine.generate([[5, 6, 7, 8]], GREEDY)
+    told = capfd.readouterr().err
+    assert told.count("EAGLE-3 head head proposes nothing where its logits are not finite: the logit of token") == 1
 
 
 def test_head_is_no_model_and_a_model_is_no_head(model: Path, tmp_path: Path) -> None:

@@ -68,6 +68,16 @@ def test_serve_shows_no_password_and_names_a_wrong_host(monkeypatch: pytest.Monk
         check_ports([Port("ü..x", 23333, "CHARONIA_HOST", "CHARONIA_GATEWAY_PORT")])
 
 
+def test_serve_names_all_ports_in_use_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        used = [server.getsockname()[1] for server in (one, other)]
+        names = ("CHARONIA_GRPC_PORT", "CHARONIA_HTTP_PORT")
+        ports = [Port("127.0.0.1", number, "", name) for number, name in zip(used, names, strict=True)]
+        with pytest.raises(ServeError, match=rf"ports {used[0]} and {used[1]} are in use .* other ports with ") as told:
+            check_ports(ports)
+        assert "CHARONIA_GRPC_PORT (--grpc-port) and CHARONIA_HTTP_PORT (--http-port)" in str(told.value)
+
+
 def test_serve_fails_if_another_process_takes_the_port() -> None:
     (one,) = bound_sockets("127.0.0.1", 0, shared=False)
     config = uvicorn.Config(FastAPI(), lifespan="off", loop="uvloop", log_config=None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import test_answer_tags
+import thinking_engine
 from answer_guide import Guide
 from charonia_answers.harmony import MARKS
 from charonia_answers.reading import Part, Reader
@@ -20,6 +20,8 @@ from safetensors.numpy import save_file
 from charonia import Engine, SamplingParams
 from charonia import Guide as EngineGuide
 
+pytestmark = pytest.mark.usefixtures("all_proposals")
+engine, preparation = thinking_engine.engine, thinking_engine.preparation
 tiny_models = test_answer_tags.tiny_models
 WORDS = ("assistant", "analysis", " analysis", "an", "alysis", "commentary", "final", "hm")
 TEMPLATE = (
@@ -56,17 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         weights["lm_head.weight"][token(channel)] += weights["model.embed_tokens.weight"][loop[0]] / share
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-@pytest.fixture(scope="module", params=["off", "ngram"])
-def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine.from_pretrained(folder, threads=1, token_budget=16, speculative_method=request.param) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def preparation(folder: Path) -> Preparation:
-    return Preparation(load_tokenizer(folder), {}, None, 1 << 20)
 
 
 def complete(

@@ -120,6 +120,7 @@ def test_text_behind_a_special_token_is_certain_too(engine: Engine) -> None:
         expect_same(engine, params(seed=seed), tag)
 
 
+@pytest.mark.usefixtures("all_proposals")
 def test_speculation_proposes_certain_text_and_changes_no_token() -> None:
     plain = Engine.from_pretrained(DEMO, threads=1, device="cpu")
     speculating = Engine.from_pretrained(DEMO, threads=1, device="cpu", speculative_method="ngram")

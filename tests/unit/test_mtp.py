@@ -102,6 +102,7 @@ def test_layer_of_a_text_part_is_found(prefix: str, model: Path, tmp_path: Path)
     assert mtp_layers(convert(model, tmp_path / "w", settings=SETTING)) != []
 
 
+@pytest.mark.usefixtures("all_proposals")
 @pytest.mark.parametrize(("scheme", "bits"), [("w8a16", 8), ("w4a16", 4)])
 def test_layer_is_rounded_like_the_model(scheme: str, bits: int, tmp_path: Path) -> None:
     write_mtp_model(tmp_path / "m", weight_type="bf16")

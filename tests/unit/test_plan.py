@@ -93,7 +93,7 @@ def test_layers_with_a_window_need_blocks_for_the_window_only() -> None:
     assert windowed.refusal(2, 2048) is None
 
 
-def test_plan_counts_the_draft_model(model: Path) -> None:
+def test_plan_counts_the_draft_model(model: Path, tmp_path: Path) -> None:
     settings = {"device": "cpu", "cache_max_entry_count": 0.5, "max_batch_size": 100_000}
     without = make_plan(model, {**settings, "speculative_method": "ngram"}, memory="2GiB")
     made = make_plan(model, {**settings, "speculative_model": str(model)}, memory="2GiB")
@@ -102,6 +102,11 @@ def test_plan_counts_the_draft_model(model: Path) -> None:
     fewer = without.num_blocks - made.num_blocks
     assert fewer == pytest.approx(made.speculative_bytes / 2 / made.kv_block_bytes, abs=1)
     assert "draft model, MTP layer or EAGLE-3 head" in plan(model, "--speculative-model", model)[1]
+    assert not [one for one in made.warnings if "vocab_size" in one]
+    other = tmp_path / "other"
+    write_random_model(other, parse_shape("1,64,2,1,64,333"))
+    warnings = make_plan(model, {**settings, "speculative_model": str(other)}, memory="2GiB").warnings
+    assert f"{other} has vocab_size = 333, and the model has 320: the engine rejects it" in " ".join(warnings)
     unused = make_plan(model, {**settings, "speculative_model": "m", "speculative_method": "ngram"}, memory="2GiB")
     assert unused.speculative_bytes == 0 and "speculative_model = m has no effect" in unused.warnings[-1]
 

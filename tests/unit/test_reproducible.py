@@ -137,20 +137,22 @@ def test_with_preemptions(case: Case, prefix_caching: bool) -> None:
         engine.check_integrity()
 
 
+@pytest.mark.usefixtures("all_proposals")
 def test_with_speculation(case: Case) -> None:
     """The draft model is the same model, so its proposals are right at every temperature."""
     prompts = [prompt[:60] * 3 for prompt in case.prompts]
     sampling = list(case.sampling)
-    # However slow the first proposals are, a first decode has some: this prompt goes on with its only token.
+    # This prompt goes on with its only token, so n-gram matches are right too.
     prompts.append([7] * 60)
     sampling.append(replace(sampling_of(0), logit_bias={7: 100.0}))
     results = []
     methods: list[dict[str, str]] = [{}, {"speculative_method": "ngram"}, {"speculative_model": str(case.folder)}]
     for settings in methods:
         with case.engine(**settings) as engine:
+            large = [one for one in engine.info.warnings if "reads 100 % of the bytes that the model reads" in one]
+            assert bool(large) == ("speculative_model" in settings)
             results.append([bits(output) for output in engine.generate(prompts, sampling)])
-            assert (engine.stats().proposed_tokens > 0) == bool(settings)
-            assert "speculative_model" not in settings or engine.stats().accepted_tokens > 0
+            assert (engine.stats().accepted_tokens > 0) == bool(settings)
     assert results[0] == results[1] == results[2]
 
 
@@ -191,16 +193,19 @@ def test_seed_gives_the_same_response_after_a_restart(case: Case) -> None:
 
 
 def test_arithmetic_changes_only_with_settings_that_change_tokens(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = []
+
     def arithmetic(**changes: int) -> str:
         with case.engine(**changes) as engine:
             assert engine.info.deterministic
+            sets.append(engine.info.instruction_set)
             return engine.info.arithmetic
 
     first = arithmetic()
     assert first == arithmetic(threads=1, cache_block_seq_len=64, token_budget=16)
     assert first != arithmetic(session_len=128)
     monkeypatch.setenv("CHARONIA_ISA", "portable")
-    assert first != arithmetic()
+    assert (first != arithmetic()) == (sets[0] != "portable"), "some processors have no other instruction set"
 
 
 def test_as_one_of_several_answers(case: Case) -> None:

@@ -372,8 +372,8 @@ def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def announced(tmp_path: Path) -> Callable[..., str]:
-    def announce(settings: ServeSettings, *tasks: str) -> str:
-        """tasks: of the models, named smollm2, b, c. No task: one model that generates text."""
+    def announce(settings: ServeSettings, *tasks: str, **inference: str) -> str:
+        """tasks: of the models, named smollm2, b, c. No task: one model that generates text. inference: parameters."""
         served = []
         for task, name in zip(tasks or ("generate",), ("smollm2", "b", "c"), strict=False):
             weights = tmp_path / name / workspace.WEIGHTS
@@ -381,12 +381,17 @@ def announced(tmp_path: Path) -> Callable[..., str]:
             (weights / "config.ini").write_text(f"[llama]\nmodel_task = {task}\n")
             served.append(Served(name, name if served else "", tmp_path / name))
         said = io.StringIO()
-        stack = _Stack(settings, {}, Console(file=said, soft_wrap=True), Hurried())
+        stack = _Stack(settings, inference, Console(file=said, soft_wrap=True), Hurried())
         stack._announce(served, 1.0)
         stack._control.close()
         return said.getvalue()
 
     return announce
+
+
+def test_first_message_names_the_adapters(announced: Callable[..., str]) -> None:
+    assert "Adapters    tuned, other   (" in announced(ServeSettings(), lora_adapters="tuned=/a,other=/b,tuned=/a")
+    assert "Adapters" not in announced(ServeSettings())
 
 
 def test_first_message_names_the_page_and_the_command_of_the_readme(

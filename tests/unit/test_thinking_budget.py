@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import test_answer_tags
+import thinking_engine
 from answer_formats import call_marks
 from charonia_answers.formats import CALL_FORMATS
 from charonia_answers.reading import Part, Reader
@@ -19,6 +19,8 @@ from safetensors.numpy import save_file
 
 from charonia import Engine, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("all_proposals")
+engine, preparation = thinking_engine.engine, thinking_engine.preparation
 tiny_models = test_answer_tags.tiny_models
 CALL = '{"name": "f", "arguments": {"a": "</tool_call><think>", "b": "\\""}}'  # its texts have marks and a quote
 WORDS = ("<tool_call>", CALL, "</tool_call>", "<think>", "hm", "</think>", "yes")
@@ -43,17 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     following[token("</think>")] = token("yes")
     save_file(tiny_models.llama_weights(config, following), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-@pytest.fixture(scope="module", params=["off", "ngram"])
-def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine.from_pretrained(folder, threads=1, token_budget=16, speculative_method=request.param) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def preparation(folder: Path) -> Preparation:
-    return Preparation(load_tokenizer(folder), {}, None, 1 << 20)
 
 
 def complete(engine: Engine, preparation: Preparation, budget: int | None, **fields: Any) -> Part:

@@ -35,7 +35,8 @@ struct EngineInfo {
   int num_states = 0;         // as in MemoryPlan
   std::string draft_model;    // the name of the draft model; empty: there is none
   std::vector<std::string> warnings;
-  // The kernels that the device chose at start, one line each; empty on the CPU, which has no choice.
+  // The kernels that the device chose at start, one line each, then those for the draft model; empty on the CPU, which
+  // has no choice.
   // Engine::kernel_report() returns the current state.
   std::vector<std::string> kernel_report;
 
@@ -149,6 +150,7 @@ class Engine {
   // Returns false for an unknown name.
   bool unload_adapter(std::string_view name);
   std::vector<AdapterInfo> adapters() const;  // by name
+  Error no_adapter(std::string_view name) const;  // says which names there are
 
   // The bytes of a token; empty for special tokens. Valid as long as the engine.
   std::string_view token_bytes(TokenId id) const;

@@ -39,8 +39,8 @@ enum class Metric {
   gemms_rejected,
   jump_forward_tokens,
   spec_decode_num_drafts,
-  spec_decode_num_draft_tokens,
-  spec_decode_num_accepted_tokens,
+  spec_decode_num_draft_tokens,             // label source, see runtime/proposals.h
+  spec_decode_num_accepted_tokens,          // the same
   spec_decode_num_accepted_tokens_per_pos,  // label position, from 0 to kMaxProposals - 1
   request_success,    // label finished_reason, in the order of FinishReason from `stop` on
   requests_rejected,  // label reason, see runtime/load_tracker.h

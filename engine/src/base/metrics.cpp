@@ -10,6 +10,7 @@ constexpr std::array<std::string_view, 5> kRejectedReasons = {"queue_full", "que
                                                              "never_fits"};
 constexpr std::array<std::string_view, kMaxProposals> kPositions = {"0", "1", "2",  "3",  "4",  "5",  "6",  "7",
                                                                     "8", "9", "10", "11", "12", "13", "14", "15"};
+constexpr std::array<std::string_view, 3> kSources = {"ngram", "grammar", "draft"};
 constexpr std::array kLatencyBuckets = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,  0.25, 0.5,
                                         0.75,  1.0,   2.5,  5.0,  7.5,  10.0, 20.0, 40.0, 80.0};
 constexpr std::array kRequestBuckets = {0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0,  2.5,  5.0,
@@ -81,10 +82,10 @@ std::span<const MetricInfo> metric_catalogue() {
              "Tokens of structured output that the grammar determined, without a step for each"),
       simple(spec_decode_num_drafts, kCounter, "charonia_spec_decode_num_drafts_total",
              "Steps of a sequence with proposals (speculation)"),
-      simple(spec_decode_num_draft_tokens, kCounter, "charonia_spec_decode_num_draft_tokens_total",
-             "Proposed tokens that were computed"),
-      simple(spec_decode_num_accepted_tokens, kCounter, "charonia_spec_decode_num_accepted_tokens_total",
-             "Proposed tokens that were accepted"),
+      counters(spec_decode_num_draft_tokens, "charonia_spec_decode_num_draft_tokens_total",
+               "Proposed tokens that were computed, by their source", "source", kSources),
+      counters(spec_decode_num_accepted_tokens, "charonia_spec_decode_num_accepted_tokens_total",
+               "Proposed tokens that were accepted, by their source", "source", kSources),
       counters(spec_decode_num_accepted_tokens_per_pos, "charonia_spec_decode_num_accepted_tokens_per_pos_total",
                "Accepted tokens by their position among the proposals", "position", kPositions),
       counters(request_success, "charonia_request_success_total", "Finished requests by reason", "finished_reason",

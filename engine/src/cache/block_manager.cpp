@@ -289,11 +289,16 @@ int BlockManager::excess_pins(double share) const {
 
 bool BlockManager::is_indexed(const PrefixNode& node) const { return impl_->indexed(node, "is_indexed") != kNone; }
 
-void BlockManager::forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt) {
+void BlockManager::forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt, std::size_t known_good) {
+  const auto& index = impl_->index;
   const auto length = static_cast<std::size_t>(impl_->block_len);
-  if (!impl_->index.enabled() || tokens.size() < length) return;
-  const auto first = impl_->index.find(impl_->index.key(0, salt, tokens.first(length)));
-  if (first != kNone) impl_->unindex(first);
+  std::uint64_t parent = 0;
+  for (std::size_t end = length; index.enabled() && end <= tokens.size(); end += length) {
+    const auto block = index.find(index.key(parent, salt, tokens.subspan(end - length, length)));
+    if (block == kNone) return;
+    if (end > known_good) return impl_->unindex(block);
+    parent = index.node(block).unique_id;
+  }
 }
 
 }  // namespace charonia::cache

@@ -157,9 +157,9 @@ class BlockManager {
   // Whether the node is still in the index. Then its block has not changed.
   bool is_indexed(const PrefixNode& node) const;
 
-  // Removes the first block of `tokens` and its descendants from the index, because their contents may be wrong. Cached
-  // blocks become Free, Active blocks become Free when they are released.
-  void forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt = 0);
+  // Removes the first block of `tokens` with a token after the first `known_good`, and its descendants, from the index,
+  // because their contents may be wrong. Cached blocks become Free, Active blocks become Free when they are released.
+  void forget_prefix(std::span<const TokenId> tokens, std::uint64_t salt = 0, std::size_t known_good = 0);
 
   // For tests. Throws Error(internal) with the fault unless states, counts, lists, index and pins agree.
   // `expected_use`, if not empty, is the use count of every block, and unit_use[k] of every unit.

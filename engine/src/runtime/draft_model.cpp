@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cache/units.h"
 #include "charonia/error.h"
+#include "ops/broken_logits.h"
 #include "text/utf8.h"
 
 namespace charonia::runtime {
@@ -54,11 +55,20 @@ DraftModel::DraftModel(DraftPlan plan, int vocab_size, const Executor* main) : p
                                                   plan_.config.enable_prefix_caching, counts.full, nullptr,
                                                   cache::BlockManager::default_hash, kinds);
   log({LogLevel::info,
-       cat(plan_.is_mtp() ? "MTP layer of " : reads_hidden() ? "EAGLE-3 head " : "draft model ",
-           plan_.model.model_name, ": ", executor_->weight_bytes(), " bytes of weights, KV cache of ",
+       cat(name(), ": ", executor_->weight_bytes(), " bytes of weights, KV cache of ",
            counts.full * blocks_->block_len(), " tokens in ", executor_->kv_cache_bytes(), " bytes"),
        "",
        {}});
+}
+
+std::string DraftModel::name() const {
+  return cat(plan_.is_mtp() ? "MTP layer of " : reads_hidden() ? "EAGLE-3 head " : "draft model ", plan_.model.model_name);
+}
+
+std::vector<std::string> DraftModel::kernel_report() const {
+  auto lines = executor_->kernel_report();
+  for (auto& line : lines) line = cat(name(), ": ", line);
+  return lines;
 }
 
 // If there are too few rows, the sequence that was computed least recently loses its own, such as a preempted one.
@@ -328,6 +338,9 @@ void DraftModel::compute(std::span<Job* const> jobs, SpeculationPolicy& policy) 
     const auto& sample = *next++;
     auto& wanted = *job->wanted;
     wanted.sampled = true;
+    if (ops::has_broken_logit(sample.error) && !std::exchange(warned_, true)) {
+      log({LogLevel::warning, cat(name(), " proposes nothing where its logits are not finite: ", sample.error), "", {}});
+    }
     if (!sample.error.empty() || sample.token >= vocab_size_) {
       wanted.count = 0;  // such as a bias for a token that this model does not have
       continue;

@@ -93,6 +93,10 @@ class DraftModel {
 
   std::int64_t untouched_bytes() const { return executor_->untouched_bytes(); }
   std::vector<std::string> warnings() const { return executor_->warnings(); }
+  std::vector<std::string> kernel_report() const;  // Executor::kernel_report(), with the name of the draft model
+  std::string name() const;  // for messages: of the method and the model
+  std::int64_t weight_bytes_per_step() const { return executor_->weight_bytes_per_step(); }
+  std::int64_t gemms_rejected() const { return executor_->gemms_rejected(); }
   // For tests: throws Error(internal), also if it has more sequences than are alive. in_flight: steps may have rows of
   // the table.
   void check_integrity(std::size_t alive, bool in_flight = true) const;
@@ -154,6 +158,7 @@ class DraftModel {
   std::size_t num_hidden_ = 0;             // all of them
   std::uint64_t calls_ = 0;  // of propose() and computed()
   std::uint64_t sample_ids_ = 0;
+  bool warned_ = false;  // that its logits are not finite
 };
 
 }  // namespace charonia::runtime

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -27,6 +28,7 @@ Engine::Impl::Impl(const std::filesystem::path& weights_dir, const Settings& ove
     : sink_(std::move(sink)) {
   load(weights_dir, overrides);
   make_scheduler();
+  report_kernels();
   info.arithmetic = runtime::arithmetic_of(info.config, info.instruction_set);
   make_offload(weights_dir);
   make_sessions();
@@ -73,16 +75,6 @@ void Engine::Impl::load(const std::filesystem::path& weights_dir, const Settings
   if (automatic && info.device == "cpu") ops::cuda_devices(info.device_note);
   for (auto& warning : executor_->warnings()) info.warnings.push_back(std::move(warning));
   info.instruction_set = executor_->instruction_set();
-  info.kernel_report = executor_->kernel_report();
-  if (!info.kernel_report.empty()) {
-    log({LogLevel::info,
-         cat("which kernels were chosen: ", info.kernel_report.size(),
-             " lines in EngineInfo::kernel_report (Python: Engine.info.kernel_report), which `charonia benchmark "
-             "static "
-             "--verbose` prints"),
-         "",
-         {}});
-  }
   info.weight_bytes = executor_->weight_bytes();
   info.weight_bytes_per_step = executor_->weight_bytes_per_step();
   info.kv_cache_bytes = executor_->kv_cache_bytes();
@@ -141,6 +133,12 @@ void Engine::Impl::make_scheduler() {
       draft_ = std::make_unique<runtime::DraftModel>(*draft_plan_, info.model.vocab_size, executor_.get());
       for (const auto& warning : draft_->warnings()) {
         info.warnings.push_back(cat("speculative_method = ", config.speculative_method, ": ", warning));
+      }
+      if (!draft_->reads_hidden() && 2 * draft_->weight_bytes_per_step() > info.weight_bytes_per_step) {
+        info.warnings.push_back(cat(draft_->name(), " reads ",
+                                    100 * draft_->weight_bytes_per_step() / info.weight_bytes_per_step,
+                                    " % of the bytes that the model reads in a step: choose a draft model that is about "
+                                    "five times smaller"));
       }
       if (!draft_plan_->is_mtp()) info.draft_model = draft_plan_->model.model_name;
     }
@@ -291,8 +289,26 @@ void Engine::Impl::check_integrity() {
 
 std::vector<std::string> Engine::Impl::kernel_report() {
   std::vector<std::string> lines;
-  on_engine_thread([&] { lines = executor_->kernel_report(); });
+  on_engine_thread([&] { lines = kernels(); });
   return lines;
+}
+
+// Call it between steps. The lines of the draft model come last.
+std::vector<std::string> Engine::Impl::kernels() const {
+  auto lines = executor_->kernel_report();
+  if (draft_) std::ranges::move(draft_->kernel_report(), std::back_inserter(lines));
+  return lines;
+}
+
+void Engine::Impl::report_kernels() {
+  info.kernel_report = kernels();
+  if (info.kernel_report.empty()) return;
+  log({LogLevel::info,
+       cat("which kernels were chosen: ", info.kernel_report.size(),
+           " lines in EngineInfo::kernel_report (Python: Engine.info.kernel_report), which `charonia benchmark static "
+           "--verbose` prints"),
+       "",
+       {}});
 }
 
 // ---- the public class ----
@@ -314,6 +330,7 @@ void Engine::load_adapter(const std::string& name, const std::filesystem::path& 
 }
 bool Engine::unload_adapter(std::string_view name) { return impl_->unload_adapter(name); }
 std::vector<AdapterInfo> Engine::adapters() const { return impl_->adapters(); }
+Error Engine::no_adapter(std::string_view name) const { return impl_->no_adapter(name); }
 std::string_view Engine::token_bytes(TokenId id) const { return impl_->token_bytes(id); }
 std::string_view Engine::raw_token_bytes(TokenId id) const { return impl_->raw_token_bytes(id); }
 void Engine::shutdown(int timeout_ms) { impl_->shutdown(timeout_ms); }

@@ -63,11 +63,14 @@ std::shared_ptr<const runtime::Adapter> Engine::Impl::adapter_of(const Request& 
     throw Error(ErrorCode::not_found, cat("lora_name = ", text::to_valid_utf8(request.lora_name),
                                           ": the adapter of this name has the fingerprint ", found->fingerprint()));
   }
+  throw no_adapter(request.lora_name);
+}
+
+Error Engine::Impl::no_adapter(std::string_view name) const {
   std::string all;
   for (const auto& one : adapters()) all += cat(all.empty() ? "" : ", ", one.name);
-  throw Error(ErrorCode::not_found,
-              cat("lora_name = ", text::to_valid_utf8(request.lora_name), ": there is no adapter of this name. ",
-                  all.empty() ? "None is loaded" : cat("Loaded: ", all)));
+  return {ErrorCode::not_found, cat("lora_name = ", text::to_valid_utf8(name), ": there is no adapter of this name. ",
+                                    all.empty() ? "None is loaded" : cat("Loaded: ", all))};
 }
 
 }  // namespace charonia

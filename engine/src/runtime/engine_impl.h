@@ -52,6 +52,7 @@ class Engine::Impl {
   void load_adapter(const std::string& name, const std::filesystem::path& folder);
   bool unload_adapter(std::string_view name);
   std::vector<AdapterInfo> adapters() const;
+  Error no_adapter(std::string_view name) const;
   void shutdown(int timeout_ms);
   void close();
   void on_failure(std::function<void()> function) { on_failure_ = std::move(function); }
@@ -112,6 +113,8 @@ class Engine::Impl {
   void load(const std::filesystem::path& weights_dir, const Settings& overrides);
   void plan_draft(const std::filesystem::path& weights_dir);
   void make_scheduler();
+  std::vector<std::string> kernels() const;
+  void report_kernels();
   void make_sessions();
   void make_offload(const std::filesystem::path& weights_dir);
   void make_guides(const std::filesystem::path& weights_dir);
@@ -176,7 +179,7 @@ class Engine::Impl {
   void measure(const Step& step, Clock::time_point now, double draft_s);
   void deliver(Step& step, std::vector<ops::Sampled> sampled);
   void fail_row(SeqId id, const std::string& error);
-  void forget_tokens(SeqId id);
+  void forget_tokens(SeqId id, std::size_t known_good = 0);
   void report_progress(const schedule::ScheduledSeq& part, const Completion& completion, Clock::time_point now);
   bool take_prompt_rows(const schedule::ScheduledSeq& part, std::span<ops::Sampled> rows, Completion& completion);
   bool deliver_rows(Result result, const Completion& completion);

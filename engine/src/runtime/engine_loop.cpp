@@ -358,10 +358,11 @@ void Engine::Impl::fail_row(SeqId id, const std::string& error) {
   finish(id, FinishReason::error, error);
 }
 
-// The logits of a sequence are not finite. Its KV may not be finite either, so no later request may reuse it.
-void Engine::Impl::forget_tokens(SeqId id) {
-  scheduler_->forget_prefix(id);
-  if (offload_) offload_->forget(completions_.at(id)->state.kv_scope, scheduler_->tokens(id));
+// The logits of a sequence are not finite. Its KV after the first `known_good` tokens may not be finite either, so no
+// later request may reuse it.
+void Engine::Impl::forget_tokens(SeqId id, std::size_t known_good) {
+  scheduler_->forget_prefix(id, known_good);
+  if (offload_) offload_->forget(completions_.at(id)->state.kv_scope, scheduler_->tokens(id), known_good);
 }
 
 // Returns false if a row has an error. Then the sequence has ended.

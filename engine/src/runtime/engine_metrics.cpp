@@ -45,7 +45,7 @@ void Engine::Impl::report_gauges() {
     now.offload_bytes = offload_->bytes();
   }
   now.num_sessions = num_sessions_;
-  now.gemms_rejected = executor_->gemms_rejected();
+  now.gemms_rejected = executor_->gemms_rejected() + (draft_ ? draft_->gemms_rejected() : 0);
   {
     const std::lock_guard lock(mutex_);
     now.num_steps = stats_.num_steps;

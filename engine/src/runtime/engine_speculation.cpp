@@ -226,10 +226,11 @@ void Engine::Impl::end_drafts(const Completion& completion, FinishReason reason)
 int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<const ops::Sampled> rows,
                              Completion& completion, Clock::time_point now) {
   const bool proposed = part.num_proposed > 0;
+  const int source = runtime::source_of(completion.confidence);
   if (proposed) {
     completion.num_proposed += part.num_proposed;
     count(Metric::spec_decode_num_drafts, 1);
-    count(Metric::spec_decode_num_draft_tokens, part.num_proposed);
+    count(Metric::spec_decode_num_draft_tokens, part.num_proposed, source);
   }
   const auto send_due = [&] {
     if (auto result = completion.due(now, interval_)) delivery_.push(completion.state.callback, std::move(*result));
@@ -241,7 +242,7 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
       ++num_accepted;
       ++completion.num_accepted;
       ++step.num_accepted;
-      count(Metric::spec_decode_num_accepted_tokens, 1);
+      count(Metric::spec_decode_num_accepted_tokens, 1, source);
       count(Metric::spec_decode_num_accepted_tokens_per_pos, 1, static_cast<int>(i) - 1);
     }
     if (!rows[i].error.empty()) {
@@ -250,10 +251,11 @@ int Engine::Impl::accept_all(Step& step, const ScheduledSeq& part, std::span<con
         return taken;
       }
       // A row does not attend to the proposals after it, but a product of 0 with their infinite values is not 0. So the
-      // sequence is computed again, without proposals.
+      // sequence is computed again, without proposals. The rows before it were finite, and so is the KV that they read.
+      // If it is not, the sequence fails again, and all of its KV is forgotten.
       completion.proposes = false;
       --step.num_accepted;  // the token of this row does not count
-      forget_tokens(part.id);
+      forget_tokens(part.id, static_cast<std::size_t>(part.first_position) + i);
       scheduler_->sample_again(part.id);
       break;
     }

@@ -411,19 +411,25 @@ void KvFiles::use(const Prefix& prefix, std::span<const PrefixPart> parts) {
   wake_.notify_one();
 }
 
-void KvFiles::forget(const Prefix& prefix) {
-  if (prefix.size() == 0) return;
+void KvFiles::forget(const Prefix& prefix, std::size_t from) {
+  if (prefix.size() <= from) return;
   {
     const std::lock_guard lock(mutex_);
-    const auto root = prefix.keys.full.front().root;
+    const auto& first = prefix.keys.full[from];
     std::vector<Key> keys;
-    for (const auto& entry : entries_) keys.push_back(entry.key);
-    for (const auto& [key, block] : unwritten_) keys.push_back(key);
-    for (const auto& key : keys) {
-      if (key.root == root) remove(key);
+    if (from == 0) {
+      for (const auto& entry : entries_) keys.push_back(entry.key);
+      for (const auto& [key, block] : unwritten_) keys.push_back(key);
+      std::erase_if(keys, [&](const Key& key) { return key.root != first.root; });
     }
+    for (const auto kind : kCacheKinds) {
+      const auto& own = prefix.keys[kind];
+      if (!own.empty()) keys.insert(keys.end(), own.begin() + static_cast<std::ptrdiff_t>(from), own.end());
+    }
+    for (const auto& key : keys) remove(key);
     for (const auto& weak : readings_) {
-      if (const auto reading = weak.lock(); reading && reading->prefix->keys.full.front().root == root) {
+      const auto reading = weak.lock();
+      if (reading && reading->prefix->size() > from && reading->prefix->keys.full[from] == first) {
         reading->failed = true;
         reading->ready.clear();
         reading->ready_bytes = 0;

@@ -103,8 +103,9 @@ class KvFiles {
   bool in_memory() const { return options_.folder.empty(); }
   // These blocks count as used now.
   void use(const Prefix& prefix, std::span<const PrefixPart> parts);
-  // Removes all blocks of all prefixes with the same first block, and ends their readings.
-  void forget(const Prefix& prefix);
+  // Removes the blocks of a prefix from block `from` on, and ends readings of block `from`. With 0, also removes all other
+  // blocks of prefixes with the same first block.
+  void forget(const Prefix& prefix, std::size_t from = 0);
   // Waits until the queue is empty. Returns false if it is not empty at the given time.
   bool flush(Clock::time_point until);
 

@@ -321,8 +321,8 @@ void KvOffload::drop() {
   offered_blocks_ = 0;
 }
 
-void KvOffload::forget(const std::string& scope, std::span<const cache::TokenId> tokens) {
-  files_->forget(*files_->prefix(scope, tokens));
+void KvOffload::forget(const std::string& scope, std::span<const cache::TokenId> tokens, std::size_t known_good) {
+  files_->forget(*files_->prefix(scope, tokens), known_good / static_cast<std::size_t>(blocks_.block_len()));
 }
 
 }  // namespace charonia::runtime

@@ -67,7 +67,8 @@ class KvOffload final : public schedule::Offload {
   // Stores all blocks that were offered, and waits until they are written, for at most kFlush. Throws nothing. Drops
   // them if they would be in memory, which ends with the engine.
   void flush();
-  void forget(const std::string& scope, std::span<const cache::TokenId> tokens);
+  // Deletes the blocks of these tokens from the first one on that has a token after the first `known_good`.
+  void forget(const std::string& scope, std::span<const cache::TokenId> tokens, std::size_t known_good = 0);
   // Drops the offers, because the contents of blocks may be wrong.
   void drop();
   void close() { files_->close(); }

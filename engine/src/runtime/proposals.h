@@ -24,6 +24,8 @@ struct Proposal {
 inline constexpr int kConfidences = 7;
 inline constexpr int kCertain = 5;  // the confidence of tokens that a grammar requires
 inline constexpr int kDrafted = 6;  // of a draft model (draft_model.h)
+// The value of the label `source` in metrics: 0: n-grams; 1: a grammar; 2: a draft model, MTP layer or EAGLE-3 head.
+constexpr int source_of(int confidence) { return confidence == kCertain ? 1 : confidence == kDrafted ? 2 : 0; }
 inline constexpr int kMostDraftRows = 256;  // of a step of the draft model
 
 // The most proposals of a sequence, if a GPU receives this number of entries for each of its rows: counts of tokens for

@@ -234,10 +234,10 @@ void Scheduler::append(SeqId id, TokenId token) {
   seq.tokens.push_back(token);
 }
 
-void Scheduler::forget_prefix(SeqId id) {
+void Scheduler::forget_prefix(SeqId id, std::size_t known_good) {
   // By its tokens, because a preempted sequence has no blocks.
   const auto& seq = impl_->at(id);
-  impl_->pool.forget_prefix(seq.tokens, seq.salt);
+  impl_->pool.forget_prefix(seq.tokens, seq.salt, known_good);
 }
 
 void Scheduler::sample_again(SeqId id) {

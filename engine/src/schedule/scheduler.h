@@ -168,10 +168,11 @@ class Scheduler {
   // plan().
   bool accept(SeqId id, TokenId next);
 
-  // The contents of a sequence's blocks may be wrong (its logits were not finite). Removes them and all descendants of
-  // the first block from the prefix index, so that no later sequence begins with them. Shared blocks leave the index
-  // too, because they may be the cause; their current users continue, but index no more blocks.
-  void forget_prefix(SeqId id);
+  // The contents of a sequence's blocks may be wrong (its logits were not finite). Removes them, and all descendants of
+  // the first one, from the prefix index, so that no later sequence begins with them. Blocks of the first `known_good`
+  // tokens remain. Shared blocks leave the index too, because they may be the cause; their current users continue, but
+  // index no more blocks.
+  void forget_prefix(SeqId id, std::size_t known_good = 0);
 
   // The token that the resolved step, or the last accept(), gave to a running sequence is not valid. Removes the token and
   // releases the sequence's blocks: it waits at the position of its arrival, and all its tokens are computed again. Call

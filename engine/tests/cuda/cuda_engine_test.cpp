@@ -7,12 +7,12 @@
 #include <random>
 
 #include "charonia/engine.h"
+#include "engine_fixture.h"
 #include "engine_support.h"
 #include "errors.h"
 #include "model_variants.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/make_cuda_ops.h"
-#include "runtime/proposals.h"
 #if defined(CHARONIA_CUDA_ON_HOST)
 #include "emulator/emulated_device.h"
 #endif
@@ -31,14 +31,8 @@ using testing::TinyModel;
 
 class CudaEngineTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    runtime::SpeculationPolicy::choose_all_for_tests(true);  // whatever a step takes
-    dir_ = testing::test_folder();
-  }
-  void TearDown() override {
-    std::filesystem::remove_all(dir_);
-    runtime::SpeculationPolicy::choose_all_for_tests(false);
-  }
+  void SetUp() override { dir_ = testing::test_folder(); }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
 
   // Writes a model with weights in the given type, and returns its folder.
   std::filesystem::path write(TinyModel model = {}, const std::string& weight_type = "fp32") const {
@@ -48,6 +42,7 @@ class CudaEngineTest : public ::testing::Test {
     return folder;
   }
 
+  testing::AllProposals all_proposals_;
   std::filesystem::path dir_;
 };
 

@@ -21,7 +21,9 @@ using testing::TinyModel;
 using testing::write_tiny_workspace;
 
 // Parameter: speculative_method.
-class CudaLayerTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<std::string> {};
+class CudaLayerTest : public testing::EngineFixtureBase, public ::testing::WithParamInterface<std::string> {
+  testing::AllProposals all_proposals_;
+};
 
 TEST_P(CudaLayerTest, LogitsEqualThoseOfTheCpu) {
   TinyModel experts, norms, tied;

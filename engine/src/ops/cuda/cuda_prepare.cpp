@@ -37,14 +37,16 @@ std::vector<std::string> CudaOps::report() const {
     first.push_back(about("decode steps with adapters and proposals", captured_[3]));
   }
   lines.insert(lines.begin(), first.begin(), first.end());
-  const auto prompts = prompts_.report();
-  lines.insert(lines.end(), prompts.begin(), prompts.end());
+  for (const auto* more : {&prompts_.report(), &experts_.report()}) lines.insert(lines.end(), more->begin(), more->end());
   return lines;
 }
 
 std::string CudaOps::warning() const {
-  const auto gemms = gemms_.warning(), prompts = prompts_.warning();
-  return cat(gemms, gemms.empty() || prompts.empty() ? "" : "; ", prompts);
+  std::string all;
+  for (const auto& one : {gemms_.warning(), prompts_.warning(), experts_.warning()}) {
+    if (all.find(one) == std::string::npos) all += cat(all.empty() ? "" : "; ", one);
+  }
+  return all;
 }
 
 void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
@@ -63,6 +65,7 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   attention_.clear();
   wide_ = {};
   collective_ = {};
+  experts_.prepare(stream_, trace_.experts, limits.max_rows, gemms_.seconds_left());
   choose_prompt_kernels(limits);
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");

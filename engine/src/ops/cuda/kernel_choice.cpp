@@ -64,9 +64,7 @@ bool KernelChoice::compare(Stream& stream, const Computation& one, std::string& 
   stream.wait("measured kernels");
   seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!times) {
-    result = "tiles, because the results of wgmma were wrong";
-    warn(cat("the kernel 'wgmma' for ", one.name,
-             " gave results that differ from the other kernel's, and is not used. Please report this"));
+    reject(one, result);
     return false;
   }
   if (measures) {
@@ -75,6 +73,47 @@ bool KernelChoice::compare(Stream& stream, const Computation& one, std::string& 
   }
   result = describe(*times, one.rows);
   return times->wgmma < times->tiles;
+}
+
+void KernelChoice::reject(const Computation& one, std::string& result) {
+  result = "tiles, because the results of wgmma were wrong";
+  warn(cat("the kernel 'wgmma' for ", one.name,
+           " gave results that differ from the other kernel's, and is not used. Please report this"));
+}
+
+bool KernelChoice::attempt(Stream& stream, const Computation& one, std::string& result,
+                           const std::function<bool()>& act) {
+  try {
+    return act();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::resource_exhausted) {
+      result = "tiles, because there is no memory to measure with";
+    } else {
+      require_device(stream, "wgmma", one.name, true, error);
+      result = cat("tiles, because wgmma failed: ", error.what());
+    }
+    warn(cat(one.name, ": ", result));
+    return false;
+  }
+}
+
+bool KernelChoice::compares(const Computation& one) const {
+  if (one.rows <= 0) return false;
+  const auto times = stored(one);
+  return times ? times->wgmma < times->tiles : options_.timer && seconds_left_ > 0;
+}
+
+bool KernelChoice::check(Stream& stream, const Computation& one) {
+  std::string result;
+  const auto begin = std::chrono::steady_clock::now();
+  const bool right = attempt(stream, one, result, [&] {
+    if (one.agrees()) return true;
+    reject(one, result);
+    return false;
+  });
+  seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (!right) report_.push_back(cat(one.name, ": ", result));
+  return right;
 }
 
 bool KernelChoice::choose(Stream& stream, const Computation& one) {
@@ -86,17 +125,7 @@ bool KernelChoice::choose(Stream& stream, const Computation& one) {
     wgmma = *options_.wgmma;
     result = wgmma ? "wgmma, as asked for" : "tiles, as asked for";
   } else {
-    try {
-      wgmma = compare(stream, one, result);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::resource_exhausted) {
-        result = "tiles, because there is no memory to measure with";
-      } else {
-        require_device(stream, "wgmma", one.name, true, error);
-        result = cat("tiles, because wgmma failed: ", error.what());
-      }
-      warn(cat(one.name, ": ", result));
-    }
+    wgmma = attempt(stream, one, result, [&] { return compare(stream, one, result); });
   }
   report_.push_back(cat(one.name, ": ", result));
   return wgmma;

@@ -34,7 +34,7 @@ class KernelChoice {
   struct Computation {
     std::string name;           // "attention of prompts, 32 heads over 8 of 128"; times are stored by it and by `rows`
     std::string unsupported{};  // why wgmma cannot compute it; empty: it can
-    int rows = 0;               // with which it is measured; 0: there are too few, or they need too much memory
+    int rows = 0;               // of the measurement; 0: there are too few, or they need too much memory
     std::function<bool()> agrees{};                        // whether wgmma has the results of tiles
     std::function<std::optional<KernelTimes>()> measure{};  // returns nothing if the last results differ
   };
@@ -47,6 +47,13 @@ class KernelChoice {
 
   // Empties report() and warning(). seconds: if set, the new limit.
   void begin(std::optional<double> seconds = std::nullopt);
+
+  // Whether choose() would compare and measure, or has times that make wgmma a candidate.
+  bool compares(const Computation& one) const;
+
+  // Whether agrees() returns true. Otherwise report() and warning() say why wgmma is not used. For a caller that must
+  // know it for several computations before it chooses. Throws like choose().
+  bool check(Stream& stream, const Computation& one);
 
   // Whether wgmma shall compute this: if it is faster than tiles and its results agree. Results are also compared if
   // the file has the times. warning() names a kernel whose results differ, or that could not be measured. Throws Error
@@ -62,7 +69,10 @@ class KernelChoice {
   const std::string& warning() const { return warning_; }
 
  private:
+  // Calls `act` and returns its result; false, with a warning, after an error.
+  bool attempt(Stream& stream, const Computation& one, std::string& result, const std::function<bool()>& act);
   bool compare(Stream& stream, const Computation& one, std::string& result);
+  void reject(const Computation& one, std::string& result);
   std::optional<KernelTimes> stored(const Computation& one) const;
   void warn(const std::string& text);
 

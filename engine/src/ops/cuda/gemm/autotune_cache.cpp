@@ -159,7 +159,7 @@ std::string AutotuneCache::save() {
   }
   std::error_code ignored;
   std::filesystem::remove(temporary, ignored);
-  return cat("the measured tactics of GEMMs cannot be written to ", path_.string(),
+  return cat("the measured times of kernels cannot be written to ", path_.string(),
              "; they will be measured again at the next start. Set CHARONIA_CACHE_DIR to a folder that can be written");
 }
 

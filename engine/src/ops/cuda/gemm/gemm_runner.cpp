@@ -771,7 +771,9 @@ std::string to_string(const GemmTactic& tactic) {
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
              tactic.stages, " stages",
-             tactic.kernel == GemmTactic::Kernel::bulk ? cat(", ", tactic.k_blocks, " blocks")
+             tactic.kernel == GemmTactic::Kernel::bulk ||
+                     (tactic.kernel == GemmTactic::Kernel::wgmma && tactic.sums == GemmTactic::Sums::parts)
+                 ? cat(", ", tactic.k_blocks, " blocks")
              : tactic.k_blocks > 1
                  ? cat(", ", tactic.k_blocks, " blocks over k", kSums[static_cast<std::size_t>(tactic.sums)])
                  : "");

@@ -323,22 +323,6 @@ CHARONIA_DEVICE void pack_operand(std::uint32_t (&a)[S::kPositions / 16][4], con
   for (int i = 0; i < S::kScores / 2; ++i) a[i / 4][i % 4] = pack_at_once<typename S::T>(x[2 * i], x[2 * i + 1]);
 }
 
-// Lane t of each quad gets word t of its four lanes, in their order.
-CHARONIA_DEVICE void transpose_quad(std::uint32_t (&words)[4]) {
-  CHARONIA_UNROLL
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = (lane_id() & bit) != 0;
-    CHARONIA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      const auto other = static_cast<std::uint32_t>(
-          shuffle_xor(static_cast<int>(upper ? words[i] : words[i + bit]), bit));
-      words[i] = upper ? other : words[i];
-      words[i + bit] = upper ? words[i + bit] : other;
-    }
-  }
-}
-
 // Stores the outputs of an item that is not divided, 16 bytes at a time.
 template <class S>
 CHARONIA_DEVICE void store_rows(const Params& p, const AttentionUnit& unit, const Lane& lane, const Softmax& rows,
