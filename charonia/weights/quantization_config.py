@@ -55,15 +55,14 @@ def cache_type(folder: Path, config: Mapping[str, Any]) -> str:
     if found is None:
         return ""
     file, _, settings, method = found
-    scheme = settings.get(methods.CACHE_SCHEME)
-    if isinstance(scheme, dict):
-        return "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "other"
-    if method == "modelopt":
-        algorithm = methods.modelopt_cache(Settings(file, settings))
-        return "" if algorithm is None else "fp8" if str(algorithm).upper() == "FP8" else "other"
+    modelopt = method == "modelopt"
+    scheme = methods.modelopt_cache(Settings(file, settings)) if modelopt else settings.get(methods.CACHE_SCHEME)
     if scheme is None:
         return ""
-    return "fp8" if method == "fp8" else "other"  # AutoFP8 writes "static"
+    if isinstance(scheme, dict):
+        return "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "other"
+    # AutoFP8 writes "static".
+    return "fp8" if method == "fp8" or (modelopt and str(scheme).upper() == "FP8") else "other"
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:

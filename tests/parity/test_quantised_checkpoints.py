@@ -678,16 +678,19 @@ def test_scales_of_an_fp8_cache_are_found_in_models_with_fp8_weights(
     assert found.notes == ()
 
 
-NVFP4 = {"num_bits": 4, "type": "float"}
-
-
 @pytest.mark.parametrize(
     ("scheme", "algorithm", "kind"),
-    [(FLOATS["kv_cache_scheme"], "FP8", "layer"), (NVFP4, "NVFP4", "none"), (None, None, "layer")],
-    ids=["FP8", "NVFP4", "none"],
+    [
+        (FLOATS["kv_cache_scheme"], "FP8", "layer"),
+        ("FP8", "FP8", "layer"),
+        ("NVFP4", "NVFP4", "none"),
+        ("NVFP4_AFFINE", "NVFP4_AFFINE", "none"),
+        (None, None, "layer"),
+    ],
+    ids=str,
 )
 def test_both_configurations_of_modelopt_are_read(
-    scheme: dict[str, Any] | None, algorithm: str | None, kind: str, copied: Callable[[str], Path]
+    scheme: dict[str, Any] | str | None, algorithm: str | None, kind: str, copied: Callable[[str], Path]
 ) -> None:
     folder = copied(MODELOPT)
     scales = [f"{KEYS}.k_scale", f"{VALUES}.v_scale"]
