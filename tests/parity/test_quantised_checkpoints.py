@@ -710,6 +710,24 @@ def test_both_configurations_of_modelopt_are_read(
     assert how is not None and (how.how.activations, how.input_scale) == ("fp8-tensor", f"{OUT}.input_scale")
 
 
+@pytest.mark.parametrize("scheme", ["FP8", None])
+@pytest.mark.parametrize("names", [{"producer": {"name": "modelopt"}}, {"quant_library": "modelopt"}], ids=str)
+def test_modelopt_is_recognised_without_quant_method(
+    names: dict[str, Any], scheme: str | None, copied: Callable[[str], Path]
+) -> None:
+    folder = copied(MODELOPT)
+    expected = read_source(folder).spec
+    how = {"num_bits": 8, "type": "float", "dynamic": False}
+    groups = {"group_0": {"weights": how, "input_activations": how, "targets": ["Linear"]}}
+    said = {"config_groups": groups, "ignore": ["lm_head"], "quant_algo": "FP8", **names}
+    if scheme:
+        said["kv_cache_scheme"] = scheme
+    edit_config(folder, lambda config: config.update(quantization_config=said))
+    found = read_source(folder).spec
+    assert (found.tensors, found.config) == (expected.tensors, expected.config)
+    assert found.quantised_cache == ("fp8" if scheme else "")
+
+
 @pytest.mark.parametrize(
     ("k", "v", "said"),
     [
