@@ -120,10 +120,13 @@ def fp8(settings: Settings) -> QuantizationConfig:
     return QuantizationConfig("fp8", lambda names: scheme)
 
 
-def modelopt(settings: Settings) -> QuantizationConfig:
-    """ModelOpt's FP8: static scales, one for a weight and one for its inputs. Its other algorithms are rejected."""
+def modelopt(settings: Settings) -> QuantizationConfig | None:
+    """ModelOpt's FP8: static scales, one for a weight and one for its inputs. Its other algorithms are rejected. Returns
+    None if only the KV cache is quantised."""
     of_file = _of_modelopt(settings)
     algorithm = of_file.get("quant_algo")
+    if algorithm is None and modelopt_cache(settings) is not None:
+        return None
     if str(algorithm).upper() != "FP8":
         raise of_file.unsupported("quant_algo", algorithm, "FP8")
     how = Quantization("rows", "F8_E4M3", activations="fp8-tensor")

@@ -728,6 +728,21 @@ def test_modelopt_is_recognised_without_quant_method(
     assert found.quantised_cache == ("fp8" if scheme else "")
 
 
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
+def test_modelopt_with_a_quantised_cache_alone_has_dense_weights(file: str, dense: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "q"))
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1) for name in SCALES}))
+    said: dict[str, Any] = {"quant_algo": None, "exclude_modules": []}
+    if file == "config.json":
+        said |= {"quant_method": "modelopt", **FLOATS}
+        edit_config(folder, lambda config: config.update(quantization_config=said))
+    else:
+        (folder / file).write_text(json.dumps({"quantization": {**said, "kv_cache_quant_algo": "FP8"}}))
+    found = read_source(folder).spec
+    assert found.quantization is None and found.quantised_cache == "fp8"
+    assert (found.config.weight_type, found.config.kv_scales) == ("fp32", "layer")
+
+
 @pytest.mark.parametrize(
     ("k", "v", "said"),
     [
