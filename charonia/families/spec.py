@@ -95,6 +95,7 @@ class Scheme:
     order: str = ""
     order_expected: bool = False  # false: an order tensor must be the identity
     input_scale: tuple[str, ...] = ()  # empty: none is needed
+    input_scale_optional: bool = False  # without the tensor, activations are dynamic by token
     symmetric_zero: int | None = None  # gptq, without zeros: required value of the stored zeros
 
 

@@ -121,8 +121,8 @@ def fp8(settings: Settings) -> QuantizationConfig:
 
 
 def modelopt(settings: Settings) -> QuantizationConfig | None:
-    """ModelOpt's FP8: static scales, one for a weight and one for its inputs. Its other algorithms are rejected. Returns
-    None if only the KV cache is quantised."""
+    """ModelOpt's FP8: a static scale for a weight, and usually one for its inputs. Its other algorithms are rejected.
+    Returns None if only the KV cache is quantised."""
     of_file = _of_modelopt(settings)
     algorithm = of_file.get("quant_algo")
     if algorithm is None and modelopt_cache(settings) is not None:
@@ -130,7 +130,8 @@ def modelopt(settings: Settings) -> QuantizationConfig | None:
     if str(algorithm).upper() != "FP8":
         raise of_file.unsupported("quant_algo", algorithm, "FP8")
     how = Quantization("rows", "F8_E4M3", activations="fp8-tensor")
-    scheme = Scheme(how, "weight", ("weight_scale",), ("tensor",), input_scale=("input_scale",))
+    names = ("weight_scale",), ("tensor",)
+    scheme = Scheme(how, "weight", *names, input_scale=("input_scale",), input_scale_optional=True)
     return QuantizationConfig("modelopt", lambda names: scheme)
 
 

@@ -743,6 +743,20 @@ def test_modelopt_with_a_quantised_cache_alone_has_dense_weights(file: str, dens
     assert (found.config.weight_type, found.config.kv_scales) == ("fp32", "layer")
 
 
+def test_fp8_of_modelopt_without_input_scales_has_dynamic_activations(copied: Callable[[str], Path]) -> None:
+    folder = copied(MODELOPT)
+    edit_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith("input_scale")])
+    parts = [part.quantised for parts in read_source(folder).spec.tensors.values() for part in parts]
+    assert {(how.how.activations, how.input_scale) for how in parts if how} == {("fp8-token", "")}
+
+
+def test_input_scales_of_a_part_of_q_k_and_v_are_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied(MODELOPT)
+    edit_tensors(folder, lambda tensors: tensors.pop(f"{KEYS}.input_scale"))
+    with pytest.raises(UnsupportedError, match=r"k_proj.* are computed together but quantised differently"):
+        read_source(folder)
+
+
 @pytest.mark.parametrize(
     ("k", "v", "said"),
     [
