@@ -101,8 +101,9 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """method: compressed-tensors | awq | gptq | fp8 | mxfp4. scheme_of(names of a module): returns None if the module
-    is not quantised; raises UnsupportedError for an unsupported scheme. file: name of the file with the settings."""
+    """method: compressed-tensors | awq | gptq | fp8 | mxfp4 | modelopt | gguf. scheme_of(names of a module): returns
+    None if the module is not quantised; raises UnsupportedError for an unsupported scheme. file: name of the file with
+    the settings."""
 
     method: str
     scheme_of: Callable[[tuple[str, ...]], Scheme | None]
