@@ -49,11 +49,14 @@ class PromptKernelsTest : public ::testing::Test {
     };
     return out;
   }
-  // The same, without steps; wgmma takes these times for the measured steps, in their order, tiles 1000 us.
+  // Options whose kernels compute nothing, so their results are equal. wgmma takes these times for the measured steps, in
+  // their order, tiles 1000 us.
   static PromptKernels::Options timed(std::vector<double> wgmma) {
     PromptKernels::Options out;
     out.unproven = true;
     out.seconds = 3600;
+    out.attention = [](Stream&, const DeviceInfo&, const Tensor&, const Tensor&, const CacheLayer&, const AttentionShape&,
+                       const ops::AttentionParams&, const AttentionWork&) {};
     out.timer = [wgmma](Stream&, double, const std::function<void(int)>& issue) {
       issue(0);
       const auto at = static_cast<std::size_t>(times_++);
@@ -113,7 +116,7 @@ TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
 TEST_F(PromptKernelsTest, each_number_of_rows_has_its_own_choice) {
   const auto kernels = chosen(layers(), timed({1500, 500}), 300, 512);
   EXPECT_TRUE(kernels.chosen(0));
-  for (const auto& [rows, wgmma] : {std::pair{64, false}, {255, false}, {256, true}, {2048, true}, {9000, true}}) {
+  for (const auto& [rows, wgmma] : {std::pair{64, false}, {255, false}, {256, true}, {1024, true}, {9000, true}}) {
     EXPECT_EQ(kernels.uses_wgmma(0, rows, 0), wgmma) << rows;
   }
   EXPECT_FALSE(kernels.uses_wgmma(0, 256, 2048)) << "not measured after many positions";
@@ -129,6 +132,19 @@ TEST_F(PromptKernelsTest, chunks_after_many_positions_have_their_own_choice) {
   ASSERT_EQ(kernels.report().size(), 2U);
   EXPECT_EQ(kernels.report()[1], std::string(kName) + ", plain, after 2048 positions: tiles, measured with 64 rows: "
                                                       "wgmma 1500 us, tiles 1000 us");
+}
+
+// A decode takes a row of the step's budget, so the longest chunk has fewer rows than the budget.
+TEST_F(PromptKernelsTest, a_chunk_beside_a_decode_uses_the_choice_of_the_largest_size) {
+  const auto kernels = chosen(layers(), timed({1500, 1500, 1500, 1500, 500, 600}), 2048, 32768);
+  for (const int before : {0, 2048}) {
+    for (const auto& [rows, wgmma] : {std::pair{1023, false}, {1024, true}, {2047, true}}) {
+      EXPECT_EQ(kernels.uses_wgmma(0, rows, before), wgmma) << rows << " rows after " << before;
+    }
+  }
+  ASSERT_EQ(kernels.report().size(), 6U);
+  EXPECT_EQ(kernels.report()[5], std::string(kName) + ", plain, after 8192 positions: wgmma, measured with 1024 rows: "
+                                                      "wgmma 600 us, tiles 1000 us");
 }
 
 TEST_F(PromptKernelsTest, times_are_stored_and_results_are_compared_again) {

@@ -18,7 +18,7 @@ namespace {
 using Chunk = PromptKernels::Chunk;
 
 // Measured steps: rows of each chunk, and positions before it in some chunks of a step, or after many positions.
-constexpr int kMeasuredRows[] = {PromptKernels::kMinRows, 256, 2048};
+constexpr int kMeasuredRows[] = {PromptKernels::kMinRows, 256, 1024};
 constexpr int kMeasuredBefore = 1024, kMeasuredMany = 8192;
 constexpr int kRowsOfStep = 256;  // at least, if chunks are shorter
 
