@@ -19,6 +19,7 @@ class PromptKernelsTest : public ::testing::Test {
   void SetUp() override {
     if (!device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
     broken_ = nullptr;
+    changed_ = nullptr;
     broken_rows_ = 0;
     least_units_ = 1e9;
     times_ = 0;
@@ -49,14 +50,16 @@ class PromptKernelsTest : public ::testing::Test {
     };
     return out;
   }
-  // Options whose kernels compute nothing, so their results are equal. wgmma takes these times for the measured steps, in
-  // their order, tiles 1000 us.
+  // Options whose kernels compute nothing, so their results are equal, unless changed_ changes wgmma's. wgmma takes these
+  // times for the measured steps, in their order, tiles 1000 us.
   static PromptKernels::Options timed(std::vector<double> wgmma) {
     PromptKernels::Options out;
     out.unproven = true;
     out.seconds = 3600;
-    out.attention = [](Stream&, const DeviceInfo&, const Tensor&, const Tensor&, const CacheLayer&, const AttentionShape&,
-                       const ops::AttentionParams&, const AttentionWork&) {};
+    out.attention = [](Stream& stream, const DeviceInfo&, const Tensor& to, const Tensor&, const CacheLayer&,
+                       const AttentionShape& shape, const ops::AttentionParams&, const AttentionWork&) {
+      if (shape.wgmma && changed_ != nullptr) changed_(stream, to);
+    };
     out.timer = [wgmma](Stream&, double, const std::function<void(int)>& issue) {
       issue(0);
       const auto at = static_cast<std::size_t>(times_++);
@@ -83,6 +86,8 @@ class PromptKernelsTest : public ::testing::Test {
   Stream stream_;
   using Change = void(ops::AttentionParams&);
   static inline Change* broken_ = nullptr;  // changes what wgmma computes
+  using Changed = void(Stream&, const Tensor&);
+  static inline Changed* changed_ = nullptr;  // changes the results of wgmma (timed())
   static inline std::int64_t broken_rows_;  // only in steps with this number of rows; 0: in all steps
   static inline bool wgmma_ = false;        // of the last call
   static inline double least_units_;        // of a thread block of wgmma, in steps that are not measured
@@ -145,6 +150,63 @@ TEST_F(PromptKernelsTest, a_chunk_beside_a_decode_uses_the_choice_of_the_largest
   ASSERT_EQ(kernels.report().size(), 6U);
   EXPECT_EQ(kernels.report()[5], std::string(kName) + ", plain, after 8192 positions: wgmma, measured with 1024 rows: "
                                                       "wgmma 600 us, tiles 1000 us");
+}
+
+TEST_F(PromptKernelsTest, without_memory_for_a_size_the_other_sizes_are_chosen) {
+  changed_ = [](Stream&, const Tensor& to) {
+    if (to.rows == 1024) throw Error(ErrorCode::resource_exhausted, "no memory");
+  };
+  const auto kernels = chosen(layers(), timed({500, 500, 500, 500}), 1024, 2400);
+  for (const auto& [rows, before] : {std::pair{64, 0}, {64, 2048}, {1023, 0}, {1024, 2048}}) {
+    EXPECT_TRUE(kernels.uses_wgmma(0, rows, before)) << rows << " rows after " << before;
+  }
+  EXPECT_FALSE(kernels.uses_wgmma(0, 1024, 0));
+  ASSERT_EQ(kernels.report().size(), 5U);
+  EXPECT_NE(kernels.report()[3].find(": wgmma, measured with 256 rows"), std::string::npos);
+  EXPECT_EQ(kernels.report()[4],
+            std::string(kName) + ", plain, after 0 positions: tiles, because there is no memory to measure with");
+  EXPECT_EQ(kernels.warning(), kernels.report()[4]);
+}
+
+TEST_F(PromptKernelsTest, a_kernel_that_is_wrong_or_fails_in_a_later_size_is_chosen_for_none) {
+  const struct {
+    Changed* change;
+    const char* why;
+  } faults[] = {
+      {[](Stream& stream, const Tensor& to) {
+         const std::uint16_t one = float_to_bf16(1);
+         if (to.rows == 1024) stream.upload(to.data, &one, sizeof one, "test");
+       },
+       "the results of wgmma were wrong"},
+      {[](Stream&, const Tensor& to) {
+         if (to.rows == 1024) throw Error(ErrorCode::internal, "no room");
+       },
+       "wgmma failed: no room"},
+  };
+  for (const auto& fault : faults) {
+    changed_ = fault.change;
+    times_ = 0;
+    const auto kernels = chosen(layers(), timed({500, 500, 500, 500, 500}), 1024, 2400);
+    EXPECT_FALSE(kernels.chosen(0));
+    ASSERT_EQ(kernels.report().size(), 1U);
+    EXPECT_EQ(kernels.report()[0], std::string(kName) + ", plain, after 0 positions: tiles, because " + fault.why);
+    EXPECT_NE(kernels.warning(), "");
+  }
+}
+
+TEST_F(PromptKernelsTest, no_size_is_measured_after_the_limit_of_time) {
+  auto with = timed({});
+  with.seconds = 0;
+  const auto kernels = chosen(layers(), with, 256, 256);
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.warning(), "");
+  ASSERT_EQ(kernels.report().size(), 2U);
+  for (const auto& line : kernels.report()) {
+    EXPECT_NE(line.find(": tiles, because the 0 s for measurements are over (CHARONIA_CUDA_MEASURE_S). The next start "
+                        "measures it"),
+              std::string::npos)
+        << line;
+  }
 }
 
 TEST_F(PromptKernelsTest, times_are_stored_and_results_are_compared_again) {
