@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 
 #include "attention_kernel_world.h"
@@ -381,9 +382,9 @@ TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
 // A step of one layer of attention.
 class Attention {
  public:
-  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false, int block_len = 64)
+  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false, int block_len = 64, int positions = 200)
       : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})),
-        stride_(static_cast<int>(divide_up(kPositions, block_len))) {
+        stride_(static_cast<int>(divide_up(positions, block_len))) {
     Random random(1);
     cache_ = ops_->make_kv_cache({.layers = {{.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim}},
                                   .block_len = block_len,
@@ -399,22 +400,28 @@ class Attention {
     out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
     ops_->prepare({.max_rows = kRows,
                    .max_sequences = 3,
-                   .max_positions = kPositions,
+                   .max_positions = positions,
                    .block_len = block_len,
                    .kv_quant_bits = bits},
                   [this](const ops::StepShape& shape) { issue(shape); });
   }
 
-  // Rows [begin, end) of the first sequence, whose q, k and v depend on the position, and a decode of the second one.
-  Matrix step(int begin, int end) {
-    std::vector<std::int32_t> starts{0, end - begin, end - begin + 1}, positions, tables{5, 2, 7, 1, 4, 0, 3, 6}, ids;
-    if (stride_ == 1) tables = {1, 0};
-    for (int i = begin; i < end; ++i) positions.push_back(i);
-    positions.push_back(0);
-    ids.assign(positions.size(), 0);
+  using Range = std::pair<int, int>;  // positions [begin, end)
+  // Rows of two sequences. q, k and v depend on the position.
+  Matrix step(Range first, Range second = {0, 1}) {
+    std::vector<std::int32_t> starts{0}, positions, seeds, tables;
+    for (const auto& [begin, end] : {first, second}) {
+      for (int i = begin; i < end; ++i) {
+        positions.push_back(i);
+        seeds.push_back(starts.size() == 1 ? i + 1 : -i);
+      }
+      starts.push_back(static_cast<std::int32_t>(positions.size()));
+    }
+    const std::vector<std::int32_t> ids(positions.size());
+    for (int i = 1; i <= 2 * stride_; ++i) tables.push_back(5 * i % (2 * stride_));  // each block once
     Matrix in(DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
     for (std::size_t i = 0; i < positions.size(); ++i) {
-      Random random(static_cast<unsigned>(i + 1 < positions.size() ? positions[i] + 1 : 0));
+      Random random(static_cast<unsigned>(seeds[i]));
       const auto row = Matrix::random(random, DType::bf16, 1, in.cols);
       for (int c = 0; c < in.cols; ++c) in.set(static_cast<std::int64_t>(i), c, row.at(0, c));
     }
@@ -429,7 +436,7 @@ class Attention {
   std::vector<std::string> report() const { return ops_->report(); }
 
  private:
-  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kPositions = 200;
+  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64;
   void issue(const ops::StepShape& shape) {
     const float* const scales = scales_ ? scales_->floats() : nullptr;
     ops_->rotary_store(qkv_->slice(0, shape.rows), {.k_scales = scales, .v_scales = scales}, *cache_, 0, kHeads);
@@ -454,7 +461,7 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
     Attention with(bits, true), without(bits, false);
     EXPECT_EQ(with.report().back().find("attention of prompts, 4 heads over 2 of 64"), 0U) << with.report().back();
     for (const auto& [begin, end] : {std::pair{0, 70}, {70, 71}, {71, 190}}) {
-      const auto a = with.step(begin, end), b = without.step(begin, end);
+      const auto a = with.step({begin, end}), b = without.step({begin, end});
       expect_near(a, b, end - begin + 1);
       bool same = true;
       for (int row = 0; row < end - begin; ++row) same = same && a.same_bits(row, b, row);
@@ -464,16 +471,64 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
   }
 }
 
+// With stored times that choose wgmma for chunks after many positions only. Ends the process.
+[[noreturn]] void take_steps_with_two_choices(const PromptKernels::Options& stored) {
+  constexpr int kPositions = PromptKernels::kManyPositions + PromptKernels::kMinRows;
+  Stream stream;
+  auto with = stored;
+  with.memory = autotune_cache_path();
+  const PromptLayers layers{shape_of(2, 2, 64, 64), {nullptr, DType::bf16, 2, 64, 64, 0}, {{.scale = 0.125F}}};
+  PromptKernels(device_info(0), with).prepare(stream, {&layers, 1}, 150, kPositions);
+  Attention both(0, std::nullopt, false, 64, kPositions), wgmma(0, true, false, 64, kPositions);
+  Attention tiles(0, false, false, 64, kPositions);
+  const Attention::Range first{0, 64}, late{kPositions - 64, kPositions}, decode{kPositions - 1, kPositions};
+  const struct {
+    Attention::Range a, b;
+    bool wgmma;
+  } steps[] = {
+      {late, {0, 1}, true},
+      {decode, first, false},
+      {first, late, false},  // the first one of two longest chunks
+  };
+  for (const auto& step : steps) {
+    const auto by_both = both.step(step.a, step.b), by_wgmma = wgmma.step(step.a, step.b);
+    const auto by_tiles = tiles.step(step.a, step.b);
+    const auto same = [&](const Matrix& other) {
+      bool all = true;
+      for (int row = 0; row < 64; ++row) all = all && by_both.same_bits(row, other, row);
+      return all;
+    };
+    EXPECT_EQ(same(by_wgmma), step.wgmma) << &step - steps;
+    EXPECT_EQ(same(by_tiles), !step.wgmma) << &step - steps;
+  }
+  std::exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+TEST_F(PromptKernelsTest, the_longest_chunk_of_a_step_and_the_positions_before_it_decide) {
+  const auto folder = testing::TempDir() + "prompt_kernels_test";
+  std::filesystem::remove_all(folder);
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, because the environment is read only once
+  EXPECT_EXIT(
+      {
+        ::setenv("CHARONIA_CACHE_DIR", folder.c_str(), 1);
+        ::setenv("CHARONIA_CUDA_UNPROVEN", "1", 1);
+        ::setenv("CHARONIA_CUDA_MEASURE_S", "0", 1);  // stored times are used
+        take_steps_with_two_choices(timed({1500, 500}));
+      },
+      ::testing::ExitedWithCode(0), "");
+  std::filesystem::remove_all(folder);
+}
+
 TEST_F(PromptKernelsTest, steps_without_memory_for_16_bit_copies_use_the_other_kernel) {
   constexpr int kLen = (1 << 18) + 64;  // the copy of a block takes more than kWideCacheBytes
   Attention with(4, true, false, kLen), without(4, false, false, kLen);
-  const auto a = with.step(0, 70), b = without.step(0, 70);
+  const auto a = with.step({0, 70}), b = without.step({0, 70});
   for (int row = 0; row < 71; ++row) ASSERT_TRUE(a.same_bits(row, b, row)) << row;
 }
 
 TEST_F(PromptKernelsTest, reproducible_mode_does_not_use_the_kernel) {
   Attention with(0, true, true), without(0, false, true);
-  const auto a = with.step(0, 70), b = without.step(0, 70);
+  const auto a = with.step({0, 70}), b = without.step({0, 70});
   for (int row = 0; row < 71; ++row) ASSERT_TRUE(a.same_bits(row, b, row)) << row;
 }
 
