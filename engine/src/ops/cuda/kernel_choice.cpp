@@ -25,7 +25,8 @@ std::string describe(const KernelTimes& times, int rows) {
 
 KernelChoice::KernelChoice(const DeviceInfo& device, Options options)
     : options_(std::move(options)),
-      memory_(options_.memory, autotune_key(device, "own kernels", overlap_setting(), options_.unproven)),
+      memory_(considers_wgmma() ? options_.memory : std::filesystem::path{},
+              autotune_key(device, "own kernels", overlap_setting(), options_.unproven)),
       seconds_left_(options_.seconds) {}
 
 void KernelChoice::begin(std::optional<double> seconds) {
