@@ -194,9 +194,9 @@ def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
     if not spec.quantised_cache or "quant_policy" in settings:
         return None
     return (
-        f"{spec.config.model_name} was made for a quantised KV cache (kv_cache_scheme), but its KV cache has 16 bits "
-        "here: quant_policy = 16 stores it in FP8, with the model's scales if they are for FP8; quant_policy = 8 in "
-        "integers, with scales that the engine computes"
+        f"{spec.config.model_name} was made for a quantised KV cache (kv_cache_scheme or kv_cache_quant_algo), but its "
+        "KV cache has 16 bits here: quant_policy = 16 stores it in FP8, with the model's scales if they are for FP8; "
+        "quant_policy = 8 in integers, with scales that the engine computes"
     )
 
 
@@ -661,10 +661,10 @@ def convert(
     """Convert a Hugging Face folder, GGUF file or hub id to a workspace (docs/contracts.md) and return its path.
 
     tp: number of tensor-parallel ranks, short for the setting tensor_para_size. model_format: format of the weights,
-    auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4 | gguf. dtype: auto | bf16 |
-    fp16 | fp32. chat_template: a file that replaces the model's. settings: inference parameters for config.ini. If it
-    fails, the destination is not changed. Raises UnsupportedError, ModelError or InvalidRequestError with advice for
-    the user.
+    auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4 | modelopt | gguf. dtype:
+    auto | bf16 | fp16 | fp32. chat_template: a file that replaces the model's. settings: inference parameters for
+    config.ini. If it fails, the destination is not changed. Raises UnsupportedError, ModelError or InvalidRequestError
+    with advice for the user.
     """
     settings = dict(settings or {})
     if tp is not None and settings.setdefault("tensor_para_size", str(tp)) != str(tp):
