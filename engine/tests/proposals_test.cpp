@@ -279,11 +279,14 @@ TEST(SpeculationPolicy, TheSearchForProposalsTakesATenthOfAStep) {
 
 // A GPU has memory for 2 million entries of lists and counts.
 TEST(SpeculationPolicy, RowsWithLongListsLimitTheProposals) {
-  EXPECT_GE(most_with_entries(0, 256), kMaxProposals);
-  EXPECT_GE(most_with_entries(1000, 16), kMaxProposals);
-  EXPECT_EQ(most_with_entries(32'768, 1), 16);
-  EXPECT_EQ(most_with_entries(32'768, 16), 1);
-  EXPECT_EQ(most_with_entries(32'768, 64), 0);
+  EXPECT_GE(most_with_entries(0, 0, 256), kMaxProposals);
+  EXPECT_GE(most_with_entries(0, 1000, 16), kMaxProposals);
+  EXPECT_EQ(most_with_entries(0, 32'768, 1), 16);
+  EXPECT_EQ(most_with_entries(0, 32'768, 16), 1);
+  EXPECT_EQ(most_with_entries(0, 32'768, 64), 0);
+  EXPECT_GE(most_with_entries(32'767, 0, 16), 1) << "counts are sent once";
+  EXPECT_EQ(most_with_entries(32'768, 0, 16), 0);
+  EXPECT_EQ(most_with_entries(2'768, 10'000, 16), 3);
 }
 
 TEST(SpeculationPolicy, TriesManyRowsOnlyAfterFewer) {

@@ -93,11 +93,11 @@ std::span<const TokenId> Completion::with_proposals(std::span<const TokenId> tok
   return history_;
 }
 
-std::int64_t Completion::row_entries(std::size_t num_tokens) const {
+std::pair<std::int64_t, std::int64_t> Completion::entries(std::size_t num_tokens) const {
   const auto& sampling = state.request.sampling;
   const auto counts = has_penalties(sampling) ? num_tokens : 0;
   const auto lists = scores() ? sampling.logit_bias.size() + state.banned_at_first.size() : 0;
-  return static_cast<std::int64_t>(counts + lists);
+  return {static_cast<std::int64_t>(counts), static_cast<std::int64_t>(lists)};
 }
 
 bool Completion::needs_last_token() const {

@@ -39,8 +39,9 @@ class Completion {
   // until the next call.
   std::span<const TokenId> with_proposals(std::span<const TokenId> tokens, std::span<const TokenId> proposed);
 
-  // The number of tokens and lists that a GPU receives for each row of the completion, which has so many tokens so far.
-  std::int64_t row_entries(std::size_t num_tokens) const;
+  // The numbers of entries that a GPU receives for the completion, which has so many tokens so far, and for each of its
+  // rows (most_with_entries()).
+  std::pair<std::int64_t, std::int64_t> entries(std::size_t num_tokens) const;
 
   // Whether sample_row() needs the last token, so that it cannot be called with a placeholder.
   bool needs_last_token() const;

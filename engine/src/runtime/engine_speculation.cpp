@@ -104,10 +104,12 @@ std::optional<Engine::Impl::Proposed> Engine::Impl::propose_known(SeqId id) {
   }
   // The last token of a completion is sampled after a proposal, or without one.
   auto tokens = scheduler_->tokens(id);
-  const auto entries = executor_->asynchronous() ? completion.row_entries(tokens.size()) : 0;
-  const int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
-                             completion.max_tokens - completion.num_output - 1,
-                             runtime::most_with_entries(entries, scheduler_->num_running())});
+  int most = std::min({info.config.speculative_tokens, scheduler_->max_proposal_states(),
+                       completion.max_tokens - completion.num_output - 1});
+  if (executor_->asynchronous()) {
+    const auto [of_sequence, of_row] = completion.entries(tokens.size());
+    most = std::min(most, runtime::most_with_entries(of_sequence, of_row, scheduler_->num_running()));
+  }
   if (tokens.back() < 0) tokens = tokens.first(tokens.size() - 1);  // the running step samples it
   const int most_read = std::max(kReadTokens / std::max(scheduler_->num_running(), 1), kLeastReadTokens);
   return Proposed{&completion, most, completion.source->propose(tokens, most, most_read)};

@@ -28,13 +28,13 @@ constexpr int kForgetInterval = 1024;  // choices without drafts, after which th
 constexpr int kLeastDraftRows = 64;   // of a step of the draft model that computes missing tokens
 constexpr int kTokensLeft = 128;      // more tokens are not expected to follow, even if they may
 
-constexpr std::int64_t kMaxEntries = 512 << 10;  // of 8 bytes, for the rows of proposals of a step
+constexpr std::int64_t kMaxEntries = 512 << 10;  // of 8 bytes, for the sequences of a step with proposals
 
 }  // namespace
 
-int most_with_entries(std::int64_t entries, int sequences) {
-  if (entries <= 0) return std::numeric_limits<int>::max();
-  return static_cast<int>(std::min<std::int64_t>(kMaxEntries / std::max(sequences, 1) / entries, kMaxEntries));
+int most_with_entries(std::int64_t of_sequence, std::int64_t of_row, int sequences) {
+  const auto left = kMaxEntries / std::max(sequences, 1) - of_sequence;
+  return static_cast<int>(left <= 0 ? 0 : left / std::max<std::int64_t>(of_row, 1));
 }
 
 double Acceptance::rate(int confidence) const {

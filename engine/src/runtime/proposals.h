@@ -28,9 +28,10 @@ inline constexpr int kDrafted = 6;  // of a draft model (draft_model.h)
 constexpr int source_of(int confidence) { return confidence == kCertain ? 1 : confidence == kDrafted ? 2 : 0; }
 inline constexpr int kMostDraftRows = 256;  // of a step of the draft model
 
-// The most proposals of a sequence, if a GPU receives this number of entries for each of its rows: counts of tokens for
-// penalties, and lists. All sequences of a step share a quarter of the memory that is reserved for them.
-int most_with_entries(std::int64_t entries, int sequences);
+// The most proposals of a sequence, if a GPU receives this number of entries for the sequence (counts of tokens for
+// penalties), and for each of its rows (lists). All sequences of a step share a quarter of the memory that is reserved for
+// them.
+int most_with_entries(std::int64_t of_sequence, std::int64_t of_row, int sequences);
 
 // A source of proposals for one sequence.
 class ProposalSource {

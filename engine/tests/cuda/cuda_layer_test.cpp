@@ -1,6 +1,7 @@
 // Draft models, MTP layers and EAGLE-3 heads on a CUDA device: their logits and proposals.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <string>
@@ -75,6 +76,12 @@ TEST_P(CudaLayerTest, EightBitActivationsGiveTheSameTokens) {
       EXPECT_EQ(testing::tokens_of(*with, one), testing::tokens_of(*without, one)) << quantization;
     }
     EXPECT_GT(with->stats().proposed_tokens, 0);
+    const auto is_captured = [&](const std::string& line) {
+      return line.starts_with(model.mtp ? "MTP layer of tiny: " : "EAGLE-3 head tiny: ") &&
+             line.find("decode steps that read hidden states of the model are captured") != std::string::npos;
+    };
+    EXPECT_EQ(std::ranges::count_if(with->info().kernel_report, is_captured), 1);
+    EXPECT_EQ(with->kernel_report(), with->info().kernel_report);
   }
 }
 

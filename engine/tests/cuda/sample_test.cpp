@@ -1,5 +1,6 @@
 // The sampler of the device: histograms of flat rows, slots of sequences with penalties, shared lists.
 // ops_sample_test.cpp, which all devices share, tests the results of each parameter.
+#include "ops/cuda/kernels/sample.h"
 #include "ops/cuda/sampling/sampler.h"
 
 #include <gtest/gtest.h>
@@ -226,6 +227,33 @@ TEST(CudaSampleTest, rows_after_proposals_count_the_proposals) {
     EXPECT_GT(accepted, 10);
     EXPECT_GT(kept, 20) << "a history is uploaded only when its slot is assigned";
   });
+}
+
+TEST(CudaSampleTest, rows_of_a_sequence_share_its_uploaded_counts) {
+  constexpr int kVocab = 300;
+  constexpr std::size_t kRows = 6;
+  Random random(26);
+  Device device(kVocab, kRows);
+  const auto logits = Matrix::random(random, DType::f32, kRows, kVocab);
+  std::vector<OwnedRow> all(kRows);
+  Rows rows;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    auto& one = all[i];
+    for (int id = 0; id < 200; ++id) one.prompt.push_back(id);
+    one.output = {7, 250, 7};
+    one.output.insert(one.output.end(), i, 7);
+    one.row.temperature = 0;
+    one.row.presence_penalty = one.row.frequency_penalty = 0.5F;
+    one.row.position = std::ssize(one.output);
+    one.row.sequence = 9;
+    rows.push_back(one.view());
+  }
+  const auto sampled = device.sample(logits, rows);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    expect_drawn(logits.floats(static_cast<std::int64_t>(i)), rows[i], sampled[i]);
+  }
+  EXPECT_EQ(device.packed.histories, static_cast<std::int64_t>(kRows));
+  EXPECT_LT(device.packed.bytes - device.packed.counts_at, 2 * 200 * sizeof(SampleCount));
 }
 
 TEST(CudaSampleTest, counts_stop_growing_before_they_reach_the_prompt_s_bit) {

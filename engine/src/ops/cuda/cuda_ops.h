@@ -249,6 +249,9 @@ class CudaOps final : public ops::Ops {
   void measure_gemms(const ops::StepLimits& limits);
   void choose_prompt_kernels(const ops::StepLimits& limits);
   std::size_t wide_blocks(std::size_t plan) const;  // that wide_ has memory for
+  std::vector<DecodeKind> decode_kinds() const;  // that steps may have
+  // For steps with at most these numbers of rows and sequences, without adapters and plans.
+  StepCapacity capacity_of(std::int64_t rows, std::int64_t logits_rows, std::int64_t sequences, bool proposals) const;
   StepCapacity capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const;
   std::byte* memory_for(std::span<const ops::DevicePart> parts);
   void make_uploads(const ops::StepLimits& limits);
@@ -282,6 +285,7 @@ class CudaOps final : public ops::Ops {
   std::vector<std::int64_t> buckets_;  // row numbers of captured steps, ascending
   std::array<std::vector<CapturedStep>, 8> captured_;  // by DecodeKind
   bool proposes_ = false;  // steps may have proposals
+  bool reads_main_ = false;  // StepLimits::reads_hidden
   std::optional<Branch> prefetches_;  // during a capture, if weights are prefetched (CHARONIA_CUDA_PREFETCH)
   std::size_t attentions_ = 0;        // in that capture
 

@@ -29,16 +29,27 @@ std::vector<std::string> CudaOps::report() const {
                         : cat(steps, " are captured for ", rows, " rows");
   };
   std::vector first{cat("device ", device_.index, ": ", device_.name, ", sm_", device_.major, device_.minor, ", ",
-                        device_.sms, " SMs; GEMMs: ", gemms_.library()),
-                    about("decode steps", captured_[0])};
-  if (adapter_slots_.count > 0) first.push_back(about("decode steps with adapters", captured_[1]));
-  if (proposes_) first.push_back(about("decode steps with proposals", captured_[2]));
-  if (adapter_slots_.count > 0 && proposes_) {
-    first.push_back(about("decode steps with adapters and proposals", captured_[3]));
+                        device_.sms, " SMs; GEMMs: ", gemms_.library())};
+  for (const auto kind : decode_kinds()) {
+    first.push_back(about(cat("decode steps", kind.adapters || kind.proposals ? " with " : "",
+                              kind.adapters ? "adapters" : "", kind.adapters && kind.proposals ? " and " : "",
+                              kind.proposals ? "proposals" : "",
+                              kind.reads_main ? " that read hidden states of the model" : ""),
+                          captured_[kind.index()]));
   }
   lines.insert(lines.begin(), first.begin(), first.end());
   for (const auto* more : {&prompts_.report(), &experts_.report()}) lines.insert(lines.end(), more->begin(), more->end());
   return lines;
+}
+
+std::vector<CudaOps::DecodeKind> CudaOps::decode_kinds() const {
+  std::vector<DecodeKind> out;
+  for (unsigned bits = 0; bits < captured_.size(); ++bits) {
+    const DecodeKind kind{(bits & 1U) != 0, (bits & 2U) != 0, (bits & 4U) != 0};  // the reverse of index()
+    if ((kind.adapters && adapter_slots_.count == 0) || (kind.proposals && !proposes_)) continue;
+    if (!kind.reads_main || reads_main_) out.push_back(kind);
+  }
+  return out;
 }
 
 std::string CudaOps::warning() const {
@@ -73,11 +84,7 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   make_uploads(limits);
   if (options_.graphs && !needs_.attention.empty() && sampler_ && !waits_for_every_launch() &&
       (group_ == nullptr || group_->capturable())) {
-    for (unsigned bits = 0; bits < captured_.size(); ++bits) {
-      const DecodeKind kind{(bits & 1U) != 0, (bits & 2U) != 0, (bits & 4U) != 0};  // the reverse of index()
-      if ((kind.adapters && adapter_slots_.count == 0) || (kind.proposals && !proposes_)) continue;
-      if (!kind.reads_main || limits.reads_hidden) capture_steps(kind, limits, issue);
-    }
+    for (const auto kind : decode_kinds()) capture_steps(kind, limits, issue);
   }
   stream_.wait("the preparation of steps");
   begun_ = {};
@@ -148,16 +155,23 @@ std::size_t CudaOps::wide_blocks(std::size_t plan) const {
   return wide_.bytes() / static_cast<std::size_t>(dequantised(cache, nullptr).block_bytes());
 }
 
+StepCapacity CudaOps::capacity_of(std::int64_t rows, std::int64_t logits_rows, std::int64_t sequences,
+                                  bool proposals) const {
+  return {.rows = rows,
+          .logits_rows = logits_rows,
+          .states = has_states() ? sequences : 0,
+          .row_states = has_states() && proposals ? rows : 0,
+          .hidden_rows = needs_.facts.hidden_rows > 0 ? rows : 0,
+          .plans = {}};
+}
+
 // The capacity of a captured decode step with this number of rows, at any positions.
 StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops::StepLimits& limits) const {
-  StepCapacity out{.rows = rows,
-                   .logits_rows = rows,
-                   .states = has_states() ? rows : 0,
-                   .row_states = has_states() && kind.proposals ? rows : 0,
-                   .hidden_rows = needs_.facts.hidden_rows > 0 ? rows : 0,
-                   .adapter_items = kind.adapters ? max_adapter_items(rows, adapter_slots_.count) : 0,
-                   .adapter_rows = kind.adapters ? rows : 0,
-                   .plans = {}};
+  auto out = capacity_of(rows, rows, rows, kind.proposals);
+  if (kind.adapters) {
+    out.adapter_items = max_adapter_items(rows, adapter_slots_.count);
+    out.adapter_rows = rows;
+  }
   for (const auto& shape : needs_.attention) {
     const auto bounds = attention_bounds(shape, static_cast<int>(rows), static_cast<int>(rows), limits.max_positions);
     if (kind.proposals) {
@@ -177,13 +191,9 @@ StepCapacity CudaOps::capacity_for(std::int64_t rows, DecodeKind kind, const ops
 // Allocates the memory of uploads, results and attention for any step within the limits.
 void CudaOps::make_uploads(const ops::StepLimits& limits) {
   proposes_ = limits.logits_rows() > limits.max_sequences;
+  reads_main_ = limits.reads_hidden;
   buckets_ = decode_buckets(std::min(limits.max_rows, proposes_ ? limits.logits_rows() : limits.max_sequences));
-  StepCapacity capacity{.rows = limits.max_rows,
-                        .logits_rows = limits.logits_rows(),
-                        .states = has_states() ? limits.max_sequences : 0,
-                        .row_states = has_states() && proposes_ ? limits.max_rows : 0,
-                        .hidden_rows = needs_.facts.hidden_rows > 0 ? limits.max_rows : 0,
-                        .plans = {}};
+  auto capacity = capacity_of(limits.max_rows, limits.logits_rows(), limits.max_sequences, proposes_);
   if (adapter_slots_.count > 0) {
     capacity.adapter_items = max_adapter_items(limits.max_rows, std::min(adapter_slots_.count, limits.max_sequences));
     capacity.adapter_rows = limits.max_rows;

@@ -81,26 +81,20 @@ void CudaOps::pack(const StepInput& input) {
     }
   }
   step.captured = nullptr;
-  step.capacity.rows = step.rows;
-  step.capacity.logits_rows = step.logits_rows;
-  step.capacity.states = has_states() ? std::ssize(input.attention.state_in) : 0;
-  step.capacity.row_states = std::ssize(input.attention.row_states);
-  step.capacity.hidden_rows = needs_.facts.hidden_rows > 0 ? step.rows : 0;
+  const auto index = step.decode ? bucket_of(buckets_, step.rows) : buckets_.size();
+  if (index < buckets_.size()) {
+    // A decode step without a graph is also padded, so that its GEMMs have measured shapes.
+    const auto padded = buckets_[index];
+    step.capacity = capacity_of(padded, padded, padded, step.kind.proposals);
+    const auto& captured = captured_[step.kind.index()];
+    const auto at = index - (step.kind.proposals ? 1 : 0);  // the steps of one row have none
+    if (at < captured.size()) step.captured = &captured[at];
+  } else {
+    step.capacity = capacity_of(step.rows, step.logits_rows, std::ssize(input.attention.state_in),
+                                !input.attention.row_states.empty());
+  }
   step.capacity.adapter_items = std::ssize(adapter_batch_.items);
   step.capacity.adapter_rows = std::ssize(adapter_batch_.rows);
-  step.capacity.plans.clear();
-  if (step.decode) {
-    // A decode step without a graph is also padded, so that its GEMMs have measured shapes.
-    if (const auto index = bucket_of(buckets_, step.rows); index < buckets_.size()) {
-      step.capacity.rows = step.capacity.logits_rows = buckets_[index];
-      if (has_states()) step.capacity.states = buckets_[index];
-      step.capacity.row_states = has_states() && step.kind.proposals ? buckets_[index] : 0;
-      if (step.capacity.hidden_rows > 0) step.capacity.hidden_rows = buckets_[index];
-      const auto& captured = captured_[step.kind.index()];
-      const auto at = index - (step.kind.proposals ? 1 : 0);  // the steps of one row have none
-      if (at < captured.size()) step.captured = &captured[at];
-    }
-  }
   sampling_.clear();
   if (step.samples) {
     step.packed = sampler_->pack(input.sample, step.capacity.logits_rows, sampling_, slots_[slot_].notes);

@@ -28,9 +28,12 @@ CHARONIA_KERNEL(kFinishThreads, 1) void history_kernel(const SampleKernelParams 
     counts[count.id] = static_cast<std::uint16_t>(count.value);
   }
   __syncthreads();
-  if (tid != 0 || history.pending < 0) return;
-  const int id = p.memory.sampled[history.pending];
-  if (id >= 0 && (counts[id] & kMaxCounted) < kMaxCounted) ++counts[id];
+  if (tid != 0) return;
+  const auto count = [counts](int id) {
+    if (id >= 0 && (counts[id] & kMaxCounted) < kMaxCounted) ++counts[id];
+  };
+  for (int i = history.more_begin; i < history.more_end; ++i) count(p.batch.history_counts[i].id);
+  if (history.pending >= 0) count(p.memory.sampled[history.pending]);
 }
 
 CHARONIA_KERNEL(kScanThreads, 1) void scatter_kernel(const SampleKernelParams p) {

@@ -31,10 +31,11 @@ struct SampleEntry {
   float value = 0;
 };
 
-// A slot for a new sequence: the kernel clears it, writes counts[begin, end), then counts the sample of row `pending`
-// of the previous step (-1: none).
+// A slot for a new sequence: the kernel clears it, writes counts[begin, end), then counts the ids of
+// counts[more_begin, more_end), and the sample of row `pending` of the previous step (-1: none). So rows after proposals
+// share the counts of their sequence.
 struct SampleHistory {
-  std::int32_t slot = 0, begin = 0, end = 0, pending = -1;
+  std::int32_t slot = 0, begin = 0, end = 0, more_begin = 0, more_end = 0, pending = -1;
 };
 
 // An element of the table of counts: kInPrompt, and how often the token was sampled (up to kMaxCounted).

@@ -110,6 +110,8 @@ struct Sampler::Impl {
   std::vector<SharedList> shared;
   std::vector<SampleHistory> histories;
   std::vector<SampleCount> history_counts;
+  const ops::SampleRow* counted = nullptr;  // the row whose counts later rows of its sequence share
+  SampleHistory counts_of_counted;
 
   std::vector<std::uint16_t> seen;  // [vocab] scratch; zero between uses
 };
@@ -179,9 +181,17 @@ std::int32_t Sampler::Impl::slot_of(const ops::SampleRow& row, bool is_first) {
 }
 
 void Sampler::Impl::add_history(const ops::SampleRow& row, std::int32_t slot) {
+  const auto begin = history_counts.size();
+  if (counted != nullptr && counted->sequence == row.sequence && counted->pending < 0) {
+    for (const auto id : row.output.subspan(counted->output.size())) history_counts.push_back({.id = checked(id)});
+    auto& history = histories.emplace_back(counts_of_counted);
+    history.slot = slot;
+    history.more_begin = static_cast<std::int32_t>(begin);
+    history.more_end = static_cast<std::int32_t>(history_counts.size());
+    return;
+  }
   for (const auto tokens : {row.prompt, row.output})
     std::for_each(tokens.begin(), tokens.end(), [&](auto id) { checked(id); });
-  const auto begin = history_counts.size();
   const auto note = [&](std::int32_t id, bool in_prompt) {
     auto& count = seen[static_cast<std::size_t>(id)];
     if (count == 0) history_counts.push_back({.id = id});
@@ -202,6 +212,8 @@ void Sampler::Impl::add_history(const ops::SampleRow& row, std::int32_t slot) {
                        .begin = static_cast<std::int32_t>(begin),
                        .end = static_cast<std::int32_t>(history_counts.size()),
                        .pending = row.pending});
+  counted = &row;
+  counts_of_counted = histories.back();
 }
 
 Sampler::Sampler(int vocab, int max_rows) {
@@ -227,6 +239,7 @@ SamplePacked Sampler::pack(std::span<const ops::SampleRow> rows, std::int64_t pa
   own.shared.clear();
   own.histories.clear();
   own.history_counts.clear();
+  own.counted = nullptr;
   notes.take(rows, own.vocab);
   SamplePacked packed{.rows = padded, .masks = notes.masks()};
   for (std::size_t i = 0; i < rows.size(); ++i) {

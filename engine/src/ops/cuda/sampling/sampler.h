@@ -5,7 +5,7 @@
 // often each token was sampled and whether the prompt contains it. A sequence keeps its slot between steps. Its history
 // is uploaded only when it gets a slot, or when the table's count differs from the row's number of sampled tokens. If
 // there are more such sequences than slots, the one that was sampled longest ago loses its slot. Further rows of a
-// sequence in a step, after proposals, have slots for this step only.
+// sequence in a step, after proposals, have slots for this step only, and share one uploaded history.
 //
 // A mask is uploaded separately, after the step's forward pass was issued and the mask is ready: the kernels wait for
 // it, the forward pass does not.
@@ -46,8 +46,9 @@ class Sampler {
   ~Sampler();
 
   // Appends the parameters of `rows`, padded to `padded` rows that are ignored, to `to` (at the next multiple of 16),
-  // and records the host's part in `notes`. Assigns slots, so packed steps must be launched, in the same order. Throws
-  // Error(internal) if a token id is not in the vocabulary.
+  // and records the host's part in `notes`. The output of a sequence's first row is the beginning of the output of its
+  // later rows. Assigns slots, so packed steps must be launched, in the same order. Throws Error(internal) if a token id
+  // is not in the vocabulary.
   SamplePacked pack(std::span<const ops::SampleRow> rows, std::int64_t padded, std::vector<std::byte>& to,
                     SampleNotes& notes);
 
