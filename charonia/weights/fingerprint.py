@@ -37,8 +37,8 @@ def fingerprint(folder: Path) -> str:
     are spread evenly over each file. Names of files and times do not count, because they differ between copies.
 
     Not seen: changes of a tensor of more than 64 KiB that spare all of these pieces. If the small tensors have more
-    than 256 MiB, the largest of them count as large. Of .bin files, every change is seen by its checksum in the file,
-    except in files of PyTorch before 1.6, of which only the pieces count.
+    than 256 MiB, the largest of them count as large. The checksums in .bin files show
+    every change. Files of PyTorch before 1.6 have none, and only their pieces count.
 
     So a model of 200 files and 100,000 tensors needs at most 306 MiB, and up to 4 KiB for each small tensor that has no
     small tensors beside it. Raises ModelError if there are no weights, or if a file is incomplete.
@@ -97,7 +97,7 @@ def _sizes(tensors: Iterable[_Tensor]) -> Iterator[int]:
 
 
 def _largest_small(sizes: Iterable[int]) -> int:
-    """Return the size up to which tensors are read completely."""
+    """Return the size of the largest tensors that are read completely."""
     small = sorted(size for size in sizes if size <= _SMALL_BYTES)
     kept = bisect_right(list(accumulate(small)), _MOST_SMALL_BYTES)
     return _SMALL_BYTES if kept == len(small) else small[kept] - 1
