@@ -309,6 +309,11 @@ def test_a_record_goes_with_the_weights_that_it_was_measured_of(
     after = json.loads((linked / workspace.WEIGHTS / "manifest.json").read_text())
     assert after == {**before, "quality": [], "weights": fingerprint(model)} and len(before["quality"]) == 1
     assert before["weights"] == record.weights != fingerprint(model)
+    # An older version had another fingerprint, and may have had no records.
+    old = {name: value for name, value in after.items() if name != "quality"}
+    (linked / workspace.WEIGHTS / "manifest.json").write_text(json.dumps({**old, "weights": "0" * 32}))
+    prepare(str(linked), tmp_path / "run", {})
+    assert json.loads((linked / workspace.WEIGHTS / "manifest.json").read_text()) == old
     assert records_of_weights(copied / workspace.WEIGHTS) == [record], "it has copies of the old ones"
     save_record(workspace.locate(model), record.model_copy(update={"weights": fingerprint(model), "quant_policy": 8}))
     assert [one.quant_policy for one in records_of_folder(model)] == [8]
