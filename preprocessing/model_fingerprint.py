@@ -74,6 +74,8 @@ VARIABLES = {
 ENGINE_BUILD = "CHARONIA_ENGINE_BUILD"
 # The file of a chat template that replaces the model's.
 TEMPLATE_VARIABLE = "CHARONIA_CHAT_TEMPLATE"
+# charonia/weights/fingerprint.py begins with it. Without it, other scales may have the same fingerprint.
+WEIGHTS_VERSION = "2-"
 # They make the tokens of a prompt, and the masks of structured output.
 _PACKAGES = ("tokenizers", "transformers", "jinja2", "llguidance")
 
@@ -92,8 +94,11 @@ def _parts(
     weights: Path, engine_config: Path, environment: Mapping[str, str], tokenizer: Path
 ) -> Iterator[tuple[str, bytes]]:
     manifest = json.loads(_read(weights / "manifest.json") or "{}")
-    sums = sorted(str(file.get("sha256")) for file in manifest.get("files", {}).values())
-    yield "weights", (manifest.get("weights") or " ".join(sums)).encode()
+    known = str(manifest.get("weights"))
+    if not known.startswith(WEIGHTS_VERSION):
+        files = manifest.get("files", {}).items()
+        known = " ".join(sorted(str(file.get("sha256") or f"{name} {file.get('bytes')}") for name, file in files))
+    yield "weights", known.encode()
     yield "layers", json.dumps(manifest.get("layers"), sort_keys=True).encode()
     for name, value in sorted(config_section(weights / "config.ini").items()):
         if name not in SETTINGS and name != "model_name":

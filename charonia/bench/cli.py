@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum
 from functools import partial
 from itertools import chain
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from charonia import disk
 from charonia.api.options import ApiKeyOption, DtypeOption, ModelArgument, TlsCaOption, with_engine_options
 from charonia.bench.records import check_writable
 from charonia.engine_settings import MEASURED
@@ -482,9 +483,18 @@ def make_model(
     """Write a model with random weights, for measurements."""
     from charonia.bench.random_model import parse_shape, write_random_model
 
-    if folder.exists() and any(folder.iterdir()):
-        raise InvalidRequestError(f"{folder} is not empty: choose another folder")
-    write_random_model(
-        folder, parse_shape(shape), weight_type=dtype, scheme=scheme, seed=seed, quick=quick, show_progress=True
-    )
+    existed = folder.exists()
+    if existed and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidRequestError(f"{folder} is not an empty folder: choose another one")
+    write = partial(write_random_model, folder, parse_shape(shape), weight_type=dtype, scheme=scheme)
+    try:
+        with disk.explained(folder, str(folder)):
+            write(seed=seed, quick=quick, show_progress=True)
+    except BaseException:  # a part of a model looks like a whole one
+        with suppress(OSError):
+            for file in folder.iterdir():
+                file.unlink()
+            if not existed:
+                folder.rmdir()
+        raise
     print(f"{folder} is ready")

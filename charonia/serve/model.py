@@ -179,7 +179,7 @@ def _prepared(
 ) -> Path:
     _say_pinned(named, location, say)
     if location.is_workspace:
-        from charonia.weights.quality_record import drop_outdated  # with Rich, which no other start needs
+        from charonia.weights.quality_record import update_manifest  # with Rich, which no other start needs
 
         if workspace.is_head(location.path):
             raise UnsupportedError(f"{location.path} {NO_MODEL}")
@@ -196,7 +196,7 @@ def _prepared(
                 f"{location.path} was converted for {manifest.ranks} ranks, and tensor_para_size is "
                 f"{ranks_of(inference)}: run {mend}"
             )
-        drop_outdated(location)
+        update_manifest(location)
         workspace.hold(location.path, held)
         _say_notes(location.path, say)
         return location.path

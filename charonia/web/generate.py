@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charonia import disk
 from charonia.errors import CharoniaError, InvalidRequestError
 from charonia.progress import Progress
 from charonia.serve.model import prepare_all, prepare_draft
@@ -69,6 +70,13 @@ def generate(settings: ServeSettings, inference: Mapping[str, str], source: Path
             except KeyboardInterrupt:
                 say(f"interrupted: {target} has {len(answers.done)} of {total} answers; the same command continues")
                 raise
+            except OSError as error:
+                if not disk.is_full_or_read_only(error):
+                    raise
+                raise CharoniaError(
+                    f"{target} has {len(answers.done)} of {total} answers: {disk.reason(error)}; then the same command "
+                    "continues"
+                ) from error
     say(f"{target} has {total} answers" + (f"; {failed} of the new ones are errors" if failed else ""))
 
 
@@ -114,7 +122,10 @@ def _open(target: Path) -> AnswerFile:
 
     try:
         return AnswerFile(target)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        full = disk.is_full_or_read_only(error)
+        raise InvalidRequestError(f"--out: {disk.reason(error)}" if full else str(error)) from None
+    except ValueError as error:
         raise InvalidRequestError(str(error)) from None
 
 

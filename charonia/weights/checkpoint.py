@@ -118,6 +118,11 @@ class SafetensorsCheckpoint:
             raise ModelError(f"{file} is not a complete safetensors file ({error}): download it again") from error
         self._maps[file] = data
 
+    def place(self, name: str) -> tuple[int, int]:
+        """Return the first byte of a tensor in its file, and the end."""
+        extent = self._extents[name]
+        return extent.begin, extent.end
+
     def read(self, name: str) -> Array:
         info, extent = self.tensors[name], self._extents[name]
         data = self._maps[info.file][extent.begin : extent.end]

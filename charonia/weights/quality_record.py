@@ -124,19 +124,27 @@ def fingerprint_of(location: Location) -> str:
     return "" if source is None else fingerprint(source)
 
 
-def drop_outdated(location: Location) -> None:
-    """Remove a workspace's records that do not belong to the current weights of its source."""
+def update_manifest(location: Location) -> None:
+    """Store the current fingerprint of a linked workspace's source, and remove records that do not belong to it."""
     if location.weights is None:
         return
     file = location.weights / "manifest.json"
     content = read_json(file)
     known = parse_records(content.get("quality"))
     kept = records_of_weights(location.weights) if known else []
-    if len(kept) < len(known):
+    weights = fingerprint_of(location) or content.get("weights")
+    if len(kept) < len(known) or weights != content.get("weights"):
+        # `quality` is not added to a manifest without it.
+        quality = {"quality": [one.content() for one in kept]} if "quality" in content else {}
         try:
-            _write(file, {**content, "quality": [one.content() for one in kept]})
+            _write(file, {**content, "weights": weights, **quality})
         except OSError as error:
-            log.warning("%s cannot be written (%s): /v1/models still shows outdated records", file, error)
+            log.warning(
+                "%s cannot be written (%s): /v1/models may show outdated records, and system_fingerprint may be that "
+                "of older weights",
+                file,
+                error,
+            )
 
 
 def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
@@ -154,8 +162,8 @@ def _of_these_weights(records: list[QualityRecord], folder: Path, file: Path) ->
     kept = [record for record in records if record.weights == now]
     if len(kept) < len(records):
         log.warning(
-            "%d of the quality records in %s belong to other weights than %s has now, and are ignored: measure again "
-            "with charonia evaluate",
+            "%d of the quality records in %s belong to other weights than %s has now, or were stored by an older "
+            "version, and are ignored: measure again with charonia evaluate",
             len(records) - len(kept),
             file,
             folder,

@@ -23,8 +23,9 @@ from charonia import __version__, _engine, cli, doctor
 from charonia.__main__ import main
 from charonia.api.options import _GROUPS
 from charonia.bench import records
+from charonia.bench.cli import make_model
 from charonia.bench.random_model import SHAPES, write_random_model
-from charonia.errors import ServeError
+from charonia.errors import InvalidRequestError, ModelError, ServeError
 from charonia.option_hints import HINTS
 from charonia.settings import ServeSettings
 
@@ -416,11 +417,35 @@ def test_make_model_writes_a_model_that_runs(tmp_path: Path) -> None:
     assert code == 1 and "'huge'" in err
 
 
+@pytest.mark.parametrize("existed", [False, True])
+def test_make_model_leaves_nothing_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
+    folder = tmp_path / "m"
+    if existed:
+        folder.mkdir()
+
+    def fails(file: Path, *_: Any, **__: Any) -> None:
+        file.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("charonia.bench.random_model.write_safetensors", fails)
+    with pytest.raises(
+        ModelError, match=rf"^{folder} cannot be written: No space left on device at {folder} \(.* free\)"
+    ):
+        make_model(folder, "1,32,2,1,64,300")
+    assert folder.exists() == existed and not list(tmp_path.glob("m/*"))
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequestError, match="file is not an empty folder"):
+        make_model(tmp_path / "file")
+
+
 def test_a_full_disk_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "missing" / "file"))
+        copy = str(tmp_path / "missing" / "file")
+        raise OSError(errno.ENOSPC, "No space left on device", "/source/file", None, copy)
 
     monkeypatch.setattr(cli, "app", fails)
     with pytest.raises(SystemExit, match="1"):

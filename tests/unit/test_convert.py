@@ -368,6 +368,28 @@ def test_a_disk_that_becomes_full_is_named_in_one_sentence(
     assert list(tmp_path.iterdir()) == [model]
 
 
+@pytest.mark.parametrize("name", [workspace.TOKEN_TABLE, workspace.TOKEN_SPLIT, "tokenizer.json"])
+def test_a_full_disk_is_named_for_each_file_of_a_linked_workspace(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    full, written = OSError(errno.ENOSPC, "No space left on device"), Path.write_bytes
+
+    def write(file: Path, data: bytes) -> int:
+        return written(file, data) if file.name != name else raised(full)()
+
+    def copy(source: Path, target: Path) -> None:
+        if target.name == name:  # as shutil.copyfile() does
+            full.filename, full.filename2 = str(source), str(target)
+            raise full
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    monkeypatch.setattr("charonia.text.tokenizer.shutil.copyfile", copy)
+    with pytest.raises(ModelError, match=r"w cannot be written: No space left on device at .*: free some") as caught:
+        link_workspace(model, tmp_path / "w")
+    assert f"at {model}" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [model]
+
+
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
 def test_a_target_that_cannot_be_written_is_named(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int

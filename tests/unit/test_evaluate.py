@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from charonia import Engine, EngineClosedError, SamplingParams
 from charonia.bench.random_model import SHAPES, write_random_model
@@ -306,7 +307,13 @@ def test_a_record_goes_with_the_weights_that_it_was_measured_of(
     before = json.loads((linked / workspace.WEIGHTS / "manifest.json").read_text())
     prepare(str(linked), tmp_path / "run", {})
     after = json.loads((linked / workspace.WEIGHTS / "manifest.json").read_text())
-    assert after == {**before, "quality": []} and len(before["quality"]) == 1
+    assert after == {**before, "quality": [], "weights": fingerprint(model)} and len(before["quality"]) == 1
+    assert before["weights"] == record.weights != fingerprint(model)
+    # An older version had another fingerprint, and may have had no records.
+    old = {name: value for name, value in after.items() if name != "quality"}
+    (linked / workspace.WEIGHTS / "manifest.json").write_text(json.dumps({**old, "weights": "0" * 32}))
+    prepare(str(linked), tmp_path / "run", {})
+    assert json.loads((linked / workspace.WEIGHTS / "manifest.json").read_text()) == old
     assert records_of_weights(copied / workspace.WEIGHTS) == [record], "it has copies of the old ones"
     save_record(workspace.locate(model), record.model_copy(update={"weights": fingerprint(model), "quant_policy": 8}))
     assert [one.quant_policy for one in records_of_folder(model)] == [8]
@@ -321,7 +328,7 @@ def record_of(**changed: Any) -> dict[str, Any]:
 def test_a_record_that_is_not_understood_is_left_out(tmp_path: Path) -> None:
     # The engine rejects a manifest with infinity, which is not valid JSON.
     wrong = [{"date": "today"}, record_of(perplexity=math.inf), record_of(perplexity=math.nan)]
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
     right = {**record_of(), "weights": fingerprint(tmp_path)}
     (tmp_path / SIDE_FILE).write_text(json.dumps({"records": [*wrong, right]}))
     assert [record.content() for record in records_of_folder(tmp_path)] == [right]

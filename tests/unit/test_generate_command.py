@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from charonia_gateway.batches.lines import AnswerFile
 from waiting import HANG_S, wait_until
 
 from charonia import Engine, SamplingParams
 from charonia.bench.random_model import SHAPES, write_random_model
-from charonia.errors import InvalidRequestError
+from charonia.errors import CharoniaError, InvalidRequestError
+from charonia.settings import ServeSettings
 from charonia.web import generate
 
 GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -72,6 +76,42 @@ def test_interrupted_run_continues_without_a_lost_or_double_line(model: Path, tm
     with start(model, tmp_path) as complete:
         _, said = complete.communicate(timeout=HANG_S)
     assert complete.returncode == 0 and "has all 61 answers already" in said
+
+
+def test_a_full_disk_is_named_and_the_same_command_continues(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(json.dumps({"prompt": f"{number}", **GREEDY}) for number in range(9)))
+    write = AnswerFile.write
+
+    def fails(file: AnswerFile, custom_id: str, line: bytes) -> None:
+        if len(file.done) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        write(file, custom_id, line)
+
+    settings = ServeSettings(model=str(model), run_dir=tmp_path / "run")
+    with monkeypatch.context() as patched, pytest.raises(CharoniaError) as caught:
+        patched.setattr(AnswerFile, "write", fails)
+        generate.generate(settings, {"threads": "1"}, source, target)
+    says = rf"{target} has 4 of 9 answers: No space left on device at {target} \(.* are free\): free some space, .*"
+    assert re.fullmatch(says, str(caught.value)) and len(lines(target)) == 4
+    generate.generate(settings, {"threads": "1"}, source, target)
+    assert len({one["custom_id"] for one in lines(target)}) == len(lines(target)) == 9
+
+
+def test_a_read_only_target_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}')
+
+    def fails(_: AnswerFile, path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(AnswerFile, "__init__", fails)
+    with pytest.raises(
+        InvalidRequestError, match=rf"^--out: Read-only file system at {target} .*choose another folder"
+    ):
+        generate.generate(None, {}, source, target)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from charonia.weights.fingerprint import VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 # A workspace has both in one folder.
 sys.path += [str(ROOT / "charonia" / "text"), str(ROOT / "preprocessing")]
 
 import prompt  # noqa: E402
 from context_length import DEFAULT_SAMPLING, GUIDE_MAX_BYTES, context_length, guide_max_bytes, model_info  # noqa: E402
-from model_fingerprint import fingerprint  # noqa: E402
+from model_fingerprint import WEIGHTS_VERSION, fingerprint  # noqa: E402
 from prepare import Fields, Preparation  # noqa: E402
 from prompt_ids import (  # noqa: E402
     PromptError,
@@ -723,7 +725,8 @@ def test_fingerprint_changes_exactly_with_settings_that_change_tokens(tmp_path: 
     for folder in (weights, tokenizer):
         folder.mkdir()
     (weights / "config.ini").write_text("[llama]\nmodel_name = a\nweight_type = bf16\nmax_batch_size = 3\n")
-    (weights / "manifest.json").write_text('{"weights": "a", "source": "here"}')
+    assert WEIGHTS_VERSION == VERSION
+    (weights / "manifest.json").write_text('{"weights": "2-a", "source": "here"}')
     (tokenizer / "tokenizer.json").write_text("{}")
 
     def now(**environment: str) -> str:
@@ -735,7 +738,7 @@ def test_fingerprint_changes_exactly_with_settings_that_change_tokens(tmp_path: 
 
     first = now()
     (weights / "config.ini").write_text("[llama]\nmodel_name = b\nweight_type = bf16\nquant_policy = 0\n")
-    assert written(weights / "manifest.json", '{"weights": "a", "source": "elsewhere"}') == first
+    assert written(weights / "manifest.json", '{"weights": "2-a", "files": {"a": {"sha256": "b"}}}') == first
     for same in (
         {"CHARONIA_MAX_BATCH_SIZE": "7"},
         {"CHARONIA_QUANT_POLICY": "0"},
@@ -750,9 +753,13 @@ def test_fingerprint_changes_exactly_with_settings_that_change_tokens(tmp_path: 
         now(CHARONIA_JUMP_FORWARD="true"),
         now(CHARONIA_TOOL_CALL_PARSER="hermes"),
         now(CHARONIA_ENGINE_BUILD="b"),
-        written(weights / "manifest.json", '{"weights": "b"}'),
-        written(weights / "manifest.json", '{"weights": "b", "layers": [{"window": 8}]}'),
+        written(weights / "manifest.json", '{"weights": "2-b"}'),
+        written(weights / "manifest.json", '{"weights": "2-b", "layers": [{"window": 8}]}'),
         written(weights / "manifest.json", '{"files": {"a": {"sha256": "c"}}}'),
+        # An older version had no part of many scales in `weights`.
+        written(weights / "manifest.json", '{"weights": "a", "files": {"a": {"sha256": "d"}}}'),
+        written(weights / "manifest.json", '{"weights": "a", "files": {"/a": {"bytes": 1}}}'),
+        written(weights / "manifest.json", '{"weights": "a", "files": {"/b": {"bytes": 1}}}'),
         written(weights / "config.ini", "[llama]\nweight_type = int4\n"),
         written(tokenizer / "tokenizer_config.json", "{}"),
         written(tokenizer / "tokenizer.model", "x"),

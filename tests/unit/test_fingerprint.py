@@ -1,0 +1,104 @@
+"""The fingerprint of weights: every small tensor counts, and names of files do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from charonia.errors import ModelError
+from charonia.weights.fingerprint import VERSION, fingerprint
+
+_LARGE = np.zeros((1 << 10, 1 << 10), np.float32)  # far more than the pieces of a file
+_SCALE = np.array([0.0131], np.float32)
+_NORM = np.linspace(1, 2, 5000, dtype=np.float32)
+TENSORS = {"a.large": _LARGE, "b.k_scale": _SCALE, "c.large": _LARGE, "d.norm": _NORM, "e.large": _LARGE}
+
+
+def write(folder: Path, kind: str) -> Path:
+    """Write TENSORS, and return the file."""
+    folder.mkdir()
+    if kind == "gguf":
+        file = folder / "weights-00001-of-00001.gguf"
+        writer = gguf.GGUFWriter(file, "llama")
+        for name, values in TENSORS.items():
+            writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return file
+    if kind == "bin":
+        file = folder / "pytorch_model.bin"
+        torch.save({name: torch.from_numpy(values.copy()) for name, values in TENSORS.items()}, file)
+        return file
+    file = folder / "model.safetensors"
+    save_file(TENSORS, file)
+    return file
+
+
+def change(file: Path, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+    """Change the last byte of a tensor."""
+    content = bytearray(file.read_bytes())
+    content[content.index(values.tobytes()) + values.nbytes - 1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "gguf"])
+def test_one_changed_byte_of_a_small_tensor_changes_the_fingerprint(kind: str, tmp_path: Path) -> None:
+    found = {fingerprint(write(tmp_path / "model", kind).parent)}
+    assert found == {fingerprint(write(tmp_path / "copy", kind).parent)}
+    for values in (_SCALE, _NORM):
+        change(next((tmp_path / "model").iterdir()), values)
+        found.add(fingerprint(tmp_path / "model"))
+    assert len(found) == 3 and all(one.startswith(VERSION) for one in found)
+
+
+def test_places_and_names_of_tensors_count_and_names_of_files_do_not(tmp_path: Path) -> None:
+    found = set()
+    for index, names in enumerate((["a", "b"], ["z", "b"])):
+        folder = tmp_path / f"{index}"
+        folder.mkdir()
+        save_file({"x": _LARGE, "y": _SCALE}, folder / f"{names[0]}.safetensors")
+        save_file({"u": _LARGE, "v": _NORM}, folder / f"{names[1]}.safetensors")
+        places = {tensor: f"{names[tensor in 'uv']}.safetensors" for tensor in "xyuv"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        found.add(fingerprint(folder))
+    assert len(found) == 1
+    save_file({"x": _LARGE, "w": _SCALE}, folder / "z.safetensors")
+    assert fingerprint(folder) not in found
+
+
+def test_the_smallest_tensors_are_read_if_all_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.weights.fingerprint._MOST_SMALL_BYTES", 100)
+    file = write(tmp_path / "model", "safetensors")
+    first = fingerprint(file.parent)
+    change(file, _NORM)
+    assert fingerprint(file.parent) == first
+    change(file, _SCALE)
+    assert fingerprint(file.parent) != first
+
+
+def test_checksums_show_every_change_of_a_bin_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "model", "bin")
+    first = fingerprint(file.parent)
+    large = torch.zeros(1 << 10, 1 << 10)
+    large[500, 501] = 1
+    torch.save({**{name: torch.from_numpy(values.copy()) for name, values in TENSORS.items()}, "c.large": large}, file)
+    assert fingerprint(file.parent) != first
+    old = dict.fromkeys(TENSORS, torch.zeros(3))
+    torch.save(old, file, _use_new_zipfile_serialization=False)
+    assert fingerprint(file.parent) != first
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_an_incomplete_file_is_named(kind: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "model", kind)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=file.name):
+        fingerprint(file.parent)
