@@ -54,7 +54,8 @@ def is_full_or_read_only(error: OSError) -> bool:
 def reason(error: OSError, folder: Path | None = None) -> str:
     """The reason, the file, the free space on its disk, and the remedy. folder: where the file is if the error does not
     name it."""
-    place = Path(error.filename) if error.filename else folder
+    name = error.filename2 or error.filename  # the second one is the copy, if a file was copied
+    place = Path(name) if name else folder
     free = ""
     for known in (place, *place.parents) if place else ():
         with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -70,7 +70,7 @@ class TokenSplit:
         if self.characters:
             tensors["characters"] = np.array(self.characters, dtype=np.int32)
             tensors["joined"] = np.array(self.joined, dtype=np.int32).reshape(-1, 2)
-        save_file(tensors, file, metadata=metadata)
+        file.write_bytes(save(tensors, metadata))
 
 
 class _UnknownError(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from charonia.errors import ModelError, UnsupportedError
 
@@ -56,15 +56,13 @@ class TokenTable:
         """Write token_table.safetensors: `offsets` i64 [vocab + 1], `bytes` u8 [total], `special` u8 [vocab]."""
         offsets = np.zeros(len(self.tokens) + 1, dtype=np.int64)
         np.cumsum([len(token) for token in self.tokens], out=offsets[1:])
-        save_file(
-            {
-                "offsets": offsets,
-                "bytes": np.frombuffer(b"".join(self.tokens), dtype=np.uint8),
-                "special": np.array(self.special, dtype=np.uint8),
-            },
-            file,
-            metadata={"strip_leading_space": "1" if self.strip_leading_space else "0"},
-        )
+        tensors: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
+            "offsets": offsets,
+            "bytes": np.frombuffer(b"".join(self.tokens), dtype=np.uint8),
+            "special": np.array(self.special, dtype=np.uint8),
+        }
+        # Not save_file(), which has an error of its own for a full disk.
+        file.write_bytes(save(tensors, {"strip_leading_space": "1" if self.strip_leading_space else "0"}))
 
 
 @dataclass

@@ -420,7 +420,8 @@ def test_a_full_disk_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "missing" / "file"))
+        copy = str(tmp_path / "missing" / "file")
+        raise OSError(errno.ENOSPC, "No space left on device", "/source/file", None, copy)
 
     monkeypatch.setattr(cli, "app", fails)
     with pytest.raises(SystemExit, match="1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -251,17 +252,21 @@ def test_lines_are_read_in_pieces_of_bytes() -> None:
 
 def test_failed_write_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = AnswerFile(tmp_path / "out")
-    whole = file._file
+    whole, free = file._file, 10  # bytes on the disk
 
     class Full:
         truncate = staticmethod(whole.truncate)
 
         @staticmethod
         def write(text: bytes) -> int:
-            return whole.write(text[: len(text) // 2])
+            nonlocal free
+            if not free:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            free -= whole.write(text[:free])
+            return 10
 
     monkeypatch.setattr(file, "_file", Full)
-    with pytest.raises(OSError, match="cannot be written"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/out'"):
         file.write("a", unanswered_line("a", "code", "text"))
     monkeypatch.setattr(file, "_file", whole)
     file.write("b", unanswered_line("b", "code", "text"))

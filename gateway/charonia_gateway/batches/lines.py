@@ -164,11 +164,13 @@ class AnswerFile:
 
     def write(self, custom_id: str, line: bytes) -> None:
         """Raises OSError if the line cannot be written completely. Then the file has no part of it."""
+        rest = memoryview(line)
         try:
-            if self._file.write(line) != len(line):
-                raise OSError(f"{self._path} cannot be written completely")
-        except OSError:
+            while rest:  # on a full disk the first write may be shorter, and the second one has the error
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
             self._file.truncate(self._end)
+            error.filename = str(self._path)
             raise
         self._end += len(line)
         self.done.add(custom_id)
