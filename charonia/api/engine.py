@@ -8,7 +8,7 @@ import queue
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,14 @@ from charonia.api.prompts import Prompt, encode, native_sampling, refused, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
 from charonia.api.streams import AsyncStream, Gathering, Stream, Submit, chunk_of
 from charonia.engine_settings import Setting, spell_settings
-from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, named_as_given
+from charonia.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    ModelError,
+    NotFoundError,
+    OverloadedError,
+    named_as_given,
+)
 from charonia.progress import Progress
 from charonia.text.prompt_ids import Encoded, encode_pair, encode_text
 from charonia.text.tokenizer import load_tokenizer, prepare_tokenizer
@@ -445,7 +452,14 @@ class Engine:
             cache_salt=options.cache_salt,
             lora_name=options.lora,
         )
-        return lambda callback: int(submit(callback=callback))
+
+        def named(callback: Callable[[_engine.Result], None]) -> int:
+            try:
+                return int(submit(callback=callback))
+            except NotFoundError as error:  # names the input of the Triton model
+                raise NotFoundError(str(error).replace("lora_name", "lora", 1)) from None
+
+        return named
 
 
 @dataclass(frozen=True)
