@@ -736,6 +736,8 @@ def _make(
             f"--model-format {model_format!r} is not supported; supported: {', '.join(_MODEL_FORMATS)}"
         )
     with workspace.located(model) as location:
+        if source.spec.config.latent_size and settings.get("quant_policy", "0") != "0":
+            raise UnsupportedError(f"{model}: a KV cache of latents (MLA) cannot be quantised: omit quant_policy")
         if location.is_workspace:
             raise ModelError(
                 f"{location.path} is already a workspace; convert needs a Hugging Face model folder or a hub id"
