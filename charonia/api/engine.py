@@ -36,6 +36,7 @@ from charonia.text.prompt_ids import Encoded, encode_pair, encode_text
 from charonia.text.tokenizer import load_tokenizer, prepare_tokenizer
 from charonia.weights import workspace
 from charonia.weights.adapters import locate_adapter
+from charonia.weights.cache_warnings import cache_warnings
 from charonia.weights.convert import Source, read_source, write_weights
 from charonia.weights.draft_model import draft_of, draft_settings, reads_head
 from charonia.weights.mtp import mtp_of
@@ -78,6 +79,7 @@ class Engine:
         native = _engine.Engine(Path(weights), overrides)
         self._native: _engine.Engine | None = native
         self.info: _engine.EngineInfo = native.info()
+        self.info.warnings = [*cache_warnings(Path(weights), overrides), *self.info.warnings]
         # Also runs at interpreter exit, so that no callback runs during finalization.
         self._finalizer = weakref.finalize(self, native.shutdown, 0)
 

@@ -476,7 +476,7 @@ void bind_info(py::module_& m) {
       .def_readonly("num_blocks", &EngineInfo::num_blocks)
       .def_readonly("num_window_blocks", &EngineInfo::num_window_blocks)
       .def_readonly("num_states", &EngineInfo::num_states)
-      .def_readonly("warnings", &EngineInfo::warnings)
+      .def_readwrite("warnings", &EngineInfo::warnings)
       .def_readonly("kernel_report", &EngineInfo::kernel_report)
       .def("__repr__", [](const EngineInfo& info) {
         return cat("EngineInfo(", info.model.model_name, ", ", info.model.weight_type, " on ", info.device,
