@@ -481,7 +481,8 @@ void bind_info(py::module_& m) {
       .def("__repr__", [](const EngineInfo& info) {
         return cat("EngineInfo(", info.model.model_name, ", ", info.model.weight_type, " on ", info.device,
                    ", session_len=", info.config.session_len, ", max_batch_size=", info.config.max_batch_size,
-                   ", weights ", bytes_text(info.weight_bytes), ", KV cache ", bytes_text(info.kv_cache_bytes), ")");
+                   ", weights ", bytes_text(info.weight_bytes), ", KV cache ", bytes_text(info.kv_cache_bytes), " (",
+                   runtime::kv_type(info.model, info.config), "))");
       });
 }
 

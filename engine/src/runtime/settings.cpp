@@ -6,9 +6,10 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "model/layers.h"
 #include "model/rope.h"
-#include "runtime/speculative_method.h"
 #include "ops/kv_quant.h"
+#include "runtime/speculative_method.h"
 
 namespace charonia::runtime {
 namespace {
@@ -33,6 +34,11 @@ std::string differences(const SamplingParams& sampling) {
 }
 
 }  // namespace
+
+std::string kv_type(const ModelConfig& model, const EngineConfig& config) {
+  if (config.quant_policy == 0) return std::string(to_string(model::data_type(model)));
+  return config.quant_policy == ops::kKvFp8 ? "fp8" : cat("int", config.quant_policy);
+}
 
 ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const Settings& overrides) {
   ResolvedSettings out;
