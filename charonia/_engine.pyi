@@ -36,19 +36,35 @@ def why_no_gpu() -> str: ...
 
 class KernelBench:
     def __init__(
-        self, device: str, threads: int = 0, reproducible: bool = False, wgmma_prompts: bool | None = None
+        self,
+        device: str,
+        threads: int = 0,
+        reproducible: bool = False,
+        wgmma_prompts: bool | None = None,
+        wgmma_experts: bool | None = None,
     ) -> None: ...
     instruction_set: str
     def report(self) -> list[str]: ...
     def gemm(
         self, n: int, k: int, format: str, rows: list[int], layers: int, rounds: int
     ) -> tuple[int, dict[int, list[float]]]: ...
+    def experts(
+        self,
+        count: int,
+        top_k: int,
+        hidden: int,
+        inter: int,
+        format: str,
+        rows: list[int],
+        layers: int,
+        rounds: int,
+    ) -> tuple[int, dict[int, list[float]]]: ...
     def attention(
         self,
         heads: int,
         kv_heads: int,
         head_dim: int,
-        kv_bits: int,
+        quant_policy: int,
         batch: int,
         fresh: int,
         context: int,

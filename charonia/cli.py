@@ -90,7 +90,7 @@ def convert(
         str,
         typer.Option(
             help="Format of the weights: auto (detected), hf (not quantised), compressed-tensors, awq, gptq, fp8, "
-            "mxfp4."
+            "mxfp4, modelopt."
         ),
     ] = "auto",
     dtype: DtypeOption = "auto",

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Builds the engine with CUDA on a machine with a GPU, tests it and measures it. For the options see
-# `scripts/gpu_check.sh --help` and docs/gpu_testing.md.
+# Builds the engine with CUDA on a machine with a GPU, tests it and measures it (`--help`, docs/gpu_testing.md).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}

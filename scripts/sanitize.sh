@@ -26,7 +26,8 @@ grid_tests=('HostGrid*' 'HostAsync*' 'Hopper*' 'TensorMap*' 'Mode/*' 'Runtime*' 
   'IntegerPartsTest.*')
 grid_long=('*an_unknown_file*' '*measurements_are_stored*' '*concurrent_writers*' '*every_tactic_computes_the_gemm*'
   '*right_kernels_of*' '*wrong_kernels_always*')
-thread_tests=('Device*' 'Ranks*' 'Isa*' 'ThreadPool*' 'ProcessGroup*' 'EngineRanks*' 'DecoderMemory*' 'MaskThreads*')
+thread_tests=('Device*' 'Ranks*' 'Isa*' 'ThreadPool*' 'ProcessGroup*' 'EngineRanks*' 'DecoderMemory*' 'MaskThreads*' 'KvFiles*'
+  'SessionFiles*' 'Methods/SpeculationTest.R*_asynchronous')
 if grep -qw avx512dq /proc/cpuinfo; then
   other_isas='*/portable*:*/avx2*:*/avx512_bf16*'
 else

@@ -22,7 +22,7 @@ configure() {
 build() { cmake --build build/engine --parallel "$(nproc)" "$@"; }
 
 mypy_all() {
-  mypy charonia scripts/gpu_check.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
+  mypy charonia scripts/gpu_check.py scripts/gpu_check_torch.py client/charonia_answers client/charonia_client client/examples gateway/charonia_gateway postprocessing/detokenize.py \
     model_repository/model_log.py &&
     MYPYPATH=charonia/text:client mypy preprocessing/prompt.py preprocessing/context_length.py preprocessing/model_fingerprint.py \
       preprocessing/answer_formats.py preprocessing/answer_guide.py preprocessing/prepare.py &&
@@ -73,8 +73,10 @@ cuda_compiles() {
 
 all_cpp_build() { configure -DCHARONIA_CUDA_ON_HOST_TESTS=ON && build; }
 
+# --timeout: of one program, which takes up to three minutes on two cores. Only a hang takes two hours.
 all_cpp_tests() {
-  TEST_TMPDIR=$PWD/build/engine/files ctest --test-dir build/engine --no-tests=error --output-on-failure --progress --parallel "$(nproc)"
+  TEST_TMPDIR=$PWD/build/engine/files ctest --test-dir build/engine --no-tests=error --output-on-failure --progress \
+    --timeout 7200 --parallel "$(nproc)"
 }
 
 # Which of the longest stages run: the parts of sanitize.sh and the containers. Continuous integration runs one of them for each

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 # A fork beside gRPC's threads can abort in gRPC's own handlers. Children here use no gRPC of their parent.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# The servers of the tests run on this machine, where no proxy can reach them.
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
+# Programs write plain text of the default width here, also if the environment asks for something else.
+for name in ("CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "PY_COLORS", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
 gc.disable()  # until the tests are collected
 # With this module jsonschema would check IRIs, which no test needs. Its import takes longer than jsonschema's.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # makes its import fail

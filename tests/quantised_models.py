@@ -143,7 +143,7 @@ def _gptq(bits: int, *, symmetric: bool, ordered: bool = False, offset: int = 1)
 
 
 def _fp8(block: int) -> Quantiser:
-    """FP8 in blocks, as DeepSeek and Qwen publish; 0: one scale for all, as AutoFP8 writes."""
+    """FP8 in blocks, as DeepSeek and Qwen publish; 0: one scale for all, as AutoFP8 and ModelOpt write."""
 
     def quantise(weight: torch.Tensor, generator: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
         values = weight.numpy()
@@ -248,6 +248,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantiser]] = {
         _fp8(128),
     ),
     "fp8 of AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, _fp8(0)),
+    "fp8 of ModelOpt": ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, _fp8(0)),
 }
 
 # Only experts are quantised, and one tensor has all experts of a layer.

@@ -79,14 +79,12 @@ def run_adapters(
     return records
 
 
-def run_checked_adapters(model: str, batch: int, rank: int, prompt: int, output: int) -> list[Record]:
-    """run_adapters() with one run. First check, with fewer slots than adapters, that tokens do not depend on the batch.
-    Raise InternalError if they do."""
-    sizes = {"batch": batch, "rank": rank, "prompt": prompt, "output": output}
-    fewer: dict[str, Setting] = {"reproducible": True, "lora_device_adapters": batch - 1}
-    if not tokens_are_equal_in_a_batch(model, **sizes, settings=fewer):
+def check_tokens(model: str, *, batch: int, rank: int, prompt: int, output: int, settings: dict[str, Setting]) -> None:
+    """Raise InternalError if tokens with adapters depend on the batch. If the batch has several sequences, it has more
+    adapters than slots."""
+    fewer: dict[str, Setting] = {**settings, "reproducible": True, "lora_device_adapters": max(1, batch - 1)}
+    if not tokens_are_equal_in_a_batch(model, batch=batch, rank=rank, prompt=prompt, output=output, settings=fewer):
         raise InternalError("tokens with adapters differ alone and in a batch, or two adapters have the same tokens")
-    return run_adapters(model, **sizes, runs=1, settings={}, console=Console())
 
 
 def tokens_are_equal_in_a_batch(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +55,14 @@ def _show(file: Path | None, about: dict[str, Any], records: Sequence[Record]) -
     write(file, about, records)
 
 
+class OperationKind(str, Enum):
+    """The operations that `kernels` measures."""
+
+    gemm = "gemm"
+    attention = "attention"
+    experts = "experts"
+
+
 @app.command()
 @with_engine_options(environment=True)
 def static(
@@ -61,6 +70,10 @@ def static(
     batch_size: Annotated[list[int] | None, typer.Option(help="Sequences at once; may be repeated [1, 8].")] = None,
     prompt_tokens: Annotated[list[int] | None, typer.Option(help="Prompt length; may be repeated [32].")] = None,
     output_tokens: Annotated[list[int] | None, typer.Option(help="New tokens; may be repeated [128].")] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BATCH,PROMPT,OUTPUT", help="Instead of the three options above; may be repeated."),
+    ] = None,
     runs: Annotated[int, typer.Option(help="Runs of each combination; medians are printed.")] = 3,
     dtype: DtypeOption = "auto",
     json_file: JsonOption = None,
@@ -72,12 +85,25 @@ def static(
     from charonia.bench.static import print_report, run_static
 
     console = Console()
-    report = run_static(
-        model, batch_size or [1, 8], prompt_tokens or [32], output_tokens or [128],
-        runs=runs, dtype=dtype, settings=settings or {}, console=console,
-    )  # fmt: skip
+    if case and (batch_size or prompt_tokens or output_tokens):
+        raise InvalidRequestError("--case cannot be combined with --batch-size, --prompt-tokens and --output-tokens")
+    cases = [_parse_case(text) for text in case or ()] or [
+        (batch, prompt, output)
+        for prompt in prompt_tokens or [32]
+        for output in output_tokens or [128]
+        for batch in batch_size or [1, 8]
+    ]
+    report = run_static(model, cases, runs=runs, dtype=dtype, settings=settings or {}, console=console)
     print_report(console, report, verbose=verbose)
     write(json_file, {**(settings or {}), **report.about()}, report.records)
+
+
+def _parse_case(text: str) -> tuple[int, int, int]:
+    try:
+        batch, prompt, output = map(int, text.split(","))
+    except ValueError:
+        raise InvalidRequestError(f"--case {text}: expected BATCH,PROMPT,OUTPUT, for example 8,1024,64") from None
+    return batch, prompt, output
 
 
 @app.command()
@@ -89,18 +115,21 @@ def adapters(
     prompt_tokens: Annotated[int, typer.Option(help="Prompt length.")] = 128,
     output_tokens: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 64,
     runs: Annotated[int, typer.Option(help="Runs; medians are printed.")] = 3,
+    check: Annotated[
+        bool, typer.Option("--check", help="First check that a request has the same tokens alone and in a batch.")
+    ] = False,
     json_file: JsonOption = None,
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Measure the cost of LoRA adapters, compared with the model alone in the same run."""
-    from charonia.bench.adapters import run_adapters
+    from charonia.bench.adapters import check_tokens, run_adapters
     from charonia.bench.records import print_records, write
 
     console = Console()
-    records = run_adapters(
-        model, batch=batch_size, rank=rank, prompt=prompt_tokens, output=output_tokens, runs=runs,
-        settings=settings or {}, console=console,
-    )  # fmt: skip
+    sizes = {"batch": batch_size, "rank": rank, "prompt": prompt_tokens, "output": output_tokens}
+    if check:
+        check_tokens(model, **sizes, settings=settings or {})
+    records = run_adapters(model, **sizes, runs=runs, settings=settings or {}, console=console)
     print_records(console, records)
     write(json_file, settings or {}, records)
 
@@ -235,6 +264,7 @@ def compare(
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one per line [random words].")] = None,
     concurrency: Annotated[list[int] | None, typer.Option(help="Requests at once; may be repeated [1, 8, 32].")] = None,
     requests_per_client: Annotated[int, typer.Option(min=1, help="Requests of each client.")] = 3,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Random words: tokens of a prompt.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each request.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything; medians are printed.")] = 1,
     json_file: JsonOption = None,
@@ -250,7 +280,8 @@ def compare(
         if prompts is not None:
             jobs[level] = workload.jobs_from_prompts(prompts, count, max_tokens)
         else:
-            jobs[level] = workload.random_jobs(_tokenizer_of(model, None)[0], count, 32, max_tokens, seed=level)
+            tokenizer, _ = _tokenizer_of(model, None)
+            jobs[level] = workload.random_jobs(tokenizer, count, prompt_tokens, max_tokens, seed=level)
     results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=Console())
     _show(json_file, {"model": model, "max_tokens": max_tokens, **(settings or {})}, compare_records(results))
     for text in {one.errors_text() for level in results.values() for target in level.values() for one in target} - {""}:
@@ -292,9 +323,16 @@ def kernels(
         ),
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option(min=1, help="Rows of a GEMM; may be repeated [1, 8, 16, 64, 512].")
+        list[int] | None, typer.Option(min=1, help="Rows; may be repeated [1, 8, 16, 64, 512; experts: 1, 64 to 2048].")
     ] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, help="Positions; may be repeated [1024, 8192].")] = None,
+    experts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layers of experts: number, experts of a row, hidden and intermediate size (128,8,2048,768); may be "
+            "repeated [on a GPU those of Qwen3-30B-A3B and GPT-OSS 20B]."
+        ),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a decode [4; on a GPU 64].")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all processors.")] = 0,
     reproducible: Annotated[
@@ -303,11 +341,29 @@ def kernels(
             "--reproducible/--no-reproducible", help="With the setting reproducible or without [on a GPU both]."
         ),
     ] = None,
+    only: Annotated[OperationKind | None, typer.Option(help="Measure only GEMMs, attention or experts.")] = None,
+    library: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure the same operations of this library instead, as far as it has them: torch, flashinfer, xqa, "
+            "flash_attn_3 or humming."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; medians are printed.")] = 5,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure single operations: GEMMs with weights in each format, and attention with KV caches of 16, 8, 4 bits."""
-    from charonia.bench.kernels import FORMATS, measure_kernels
+    """Measure single operations: GEMMs with weights in each format, attention with KV caches of 16 bits, FP8, 8 and 4
+    bits, and layers of experts."""
+    from charonia.bench.kernels import (
+        EXPERTS,
+        FORMATS,
+        expert_formats,
+        measure_experts,
+        measure_kernels,
+        parse_experts,
+        weights_of,
+    )
+    from charonia.bench.libraries import LIBRARIES, measure_library
     from charonia.bench.random_model import parse_shape
 
     gpu = device is DeviceKind.cuda
@@ -315,15 +371,42 @@ def kernels(
     for one in formats or ():
         if one not in FORMATS:
             raise InvalidRequestError(f"--format {one} is not known: expected one of {', '.join(FORMATS)}")
+    if library is not None and library not in LIBRARIES:
+        raise InvalidRequestError(f"--library {library} is not known: expected one of {', '.join(LIBRARIES)}")
     modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
-    records = list(
-        measure_kernels(
-            parse_shape(name), device=device.value, threads=threads, modes=modes,
-            formats=formats or FORMATS, rows=rows or [1, 8, 16, 64, 512], contexts=context or [1024, 8192],
-            batch=batch or (64 if gpu else 4), rounds=rounds,
-        )
-    )  # fmt: skip
-    _show(json_file, {"device": device.value, "shape": name, "threads": threads, "reproducible": modes}, records)
+    if experts and (library or only not in (None, OperationKind.experts)):
+        raise InvalidRequestError("--experts cannot be combined with --library, --only gemm or --only attention")
+    layers = [parse_experts(one) for one in experts] if experts else EXPERTS if gpu else ()
+    for count, top_k, hidden, inter in layers if experts else ():
+        if not expert_formats(formats or FORMATS, hidden, inter):
+            raise InvalidRequestError(
+                f"--experts {count},{top_k},{hidden},{inter}: none of the formats can be measured; groups must divide "
+                "both sizes (w4a16: 128, mxfp4: 32), and experts in bf16 are not measured"
+            )
+    ours: dict[str, Any] = {"threads": threads, "modes": modes}
+    how: dict[str, Any] = {"device": device.value, "formats": formats or FORMATS, "rounds": rounds}
+    operations: dict[str, Any] = {
+        **how,
+        "formats": how["formats"] if only in (None, OperationKind.gemm) else [],
+        "rows": rows or [1, 8, 16, 64, 512],
+        "contexts": context or [1024, 8192] if only in (None, OperationKind.attention) else [],
+        "batch": batch or (64 if gpu else 4),
+    }
+    sizes = parse_shape(name)
+    if library is not None:
+        measured = measure_library(library, sizes, weights_of(sizes), **operations)
+    else:
+        measured = measure_kernels(sizes, **ours, **operations)
+        if layers and only in (None, OperationKind.experts):
+            expert_rows = rows or [1, 64, 128, 256, 512, 2048]
+            measured = chain(measured, measure_experts(layers, **ours, **how, rows=expert_rows))
+    about = {"device": device.value, "shape": name, "threads": threads, "reproducible": modes, "library": library}
+    records: list[Record] = []
+    try:
+        for record in measured:
+            records.append(record)  # list() would lose the records before an error
+    finally:
+        _show(json_file, about, records)
 
 
 @app.command()
@@ -381,9 +464,9 @@ def make_model(
         str,
         typer.Option(
             help="tiny, m05 (0.5 B parameters), m11 (1.1 B), llama2-7b, llama3-8b, or six numbers separated by commas: "
-            "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss-, qwen3.5-, gemma4- or glm4-moe- "
-            "before the six numbers: the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B, of Gemma 4 E2B, or "
-            "of GLM-4.5 with 16 experts and an MTP layer."
+            "layers, hidden, heads, KV heads, intermediate, vocabulary. With gpt-oss-, qwen3.5-, qwen3-moe-, gemma4- "
+            "or glm4-moe- before the six numbers: the architecture of GPT-OSS with 32 experts, of Qwen3.5 0.8B, of "
+            "Qwen3-30B-A3B with 128 experts, of Gemma 4 E2B, or of GLM-4.5 with 16 experts and an MTP layer."
         ),
     ] = "m05",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",

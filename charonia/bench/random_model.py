@@ -119,6 +119,28 @@ class QwenShape(Shape):
 
 
 @dataclass(frozen=True)
+class QwenMoeShape(Shape):
+    """The sizes of a model with the architecture of Qwen3-30B-A3B. `intermediate` is the size of one expert."""
+
+    rope_theta: float = 1e6
+    head_dim: int = 128
+    experts: int = 128
+    experts_per_token: int = 8
+
+    def config(self) -> dict[str, Any]:
+        return {
+            **super().config(),
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "head_dim": self.head_dim,
+            "moe_intermediate_size": self.intermediate,
+            "norm_topk_prob": True,
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.experts_per_token,
+        }
+
+
+@dataclass(frozen=True)
 class GlmShape(Shape):
     """The sizes of a model with GLM-4.5's architecture, whose layers all have experts, and with its MTP layer."""
 
@@ -173,6 +195,7 @@ class GemmaShape(Shape):
 _ARCHITECTURES: dict[str, type[Shape]] = {
     "gpt-oss-": GptOssShape,
     "qwen3.5-": QwenShape,
+    "qwen3-moe-": QwenMoeShape,
     "gemma4-": GemmaShape,
     "glm4-moe-": GlmShape,
 }

@@ -51,22 +51,21 @@ class Report:
 
 def run_static(
     model: str,
-    batches: Sequence[int],
-    prompt_lengths: Sequence[int],
-    output_lengths: Sequence[int],
+    cases: Sequence[tuple[int, int, int]],
     *,
     runs: int,
     dtype: str,
     settings: dict[str, Setting],
     console: Console,
 ) -> Report:
-    """Load the model, without a prefix cache, and measure every combination `runs` times after a short warm-up.
-    Prompts are random token ids, and no token ends a response."""
-    if min((*batches, *prompt_lengths), default=0) < 1 or min(output_lengths, default=0) < 2 or runs < 1:
+    """Load the model, without a prefix cache, and measure every case `runs` times after a short warm-up. A case is a
+    batch size, and the tokens of its prompts and outputs. Prompts are random token ids, and no token ends a
+    response."""
+    if not cases or runs < 1 or any(min(batch, prompt) < 1 or output < 2 for batch, prompt, output in cases):
         raise InvalidRequestError("batch sizes, prompt lengths and runs must be at least 1, output lengths at least 2")
     chosen: dict[str, Setting] = {
-        "session_len": max(prompt_lengths) + max(output_lengths),
-        "max_batch_size": max(batches),
+        "session_len": max(prompt + output for _, prompt, output in cases),
+        "max_batch_size": max(batch for batch, _, _ in cases),
         "cache_max_entry_count": 0.8,  # the default on a CPU holds less than a full batch
         "enable_prefix_caching": False,
         **settings,
@@ -75,11 +74,9 @@ def run_static(
         info = engine.info
         limits = measure_limits(info.device, info.threads)
         measured = []
-        for prompt in prompt_lengths:
-            for output in output_lengths:
-                for batch in batches:
-                    with console.status(f"batch {batch}, prompt {prompt}, output {output}"):
-                        measured.append((batch, prompt, output, _measure(engine, batch, prompt, output, runs)))
+        for batch, prompt, output in cases:
+            with console.status(f"batch {batch}, prompt {prompt}, output {output}"):
+                measured.append((batch, prompt, output, _measure(engine, batch, prompt, output, runs)))
         limits = limits.better(measure_limits(info.device, info.threads))
         return Report(
             info.model_name,

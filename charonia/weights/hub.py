@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from charonia.weights.checkpoint import TensorInfo
 
 _OF_SENTENCES = ["modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "*_*/config.json"]
-_CONFIG = ["config.json", "generation_config.json", "quantize_config.json", "quant_config.json", *_OF_SENTENCES]
+_QUANTISED = ["quantize_config.json", "quant_config.json", "hf_quant_config.json"]
+_CONFIG = ["config.json", "generation_config.json", *_QUANTISED, *_OF_SENTENCES]
 _TOKENIZER = ["tokenizer*", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "*.tiktoken"]
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 _BIN = "pytorch_model*.bin"

@@ -67,8 +67,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     if config is not None and config.method == "gguf":
         return Found(spec)  # charonia/weights/gguf_checkpoint.py has found them
     cache_scales = {name for name in tensors if _KV_SCALE.fullmatch(name)}
-    if cache_scales and spec.quantised_cache == "integers":
-        spec = replace(spec, unusable_scales="kv_cache_scheme is for integers, not for FP8")
+    if cache_scales and spec.quantised_cache == "other":
+        spec = replace(spec, unusable_scales="they are for another type than FP8")
     elif cache_scales:
         spec = _with_cache_scales(spec, tensors, read)
     if config is None:
@@ -77,8 +77,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
         if codes is not None:
             raise ModelError(
                 f"{folder}: tensor {codes} is quantised, but its format is unknown: config.json has no "
-                "quantization_config, and there is no quantize_config.json or quant_config.json. Download all files of "
-                "the model again"
+                "quantization_config, and there is no quantize_config.json, quant_config.json or hf_quant_config.json. "
+                "Download all files of the model again"
             )
         return Found(spec, cache_scales)
     finder = _Finder(folder, config, tensors, read, spec.config.num_experts)
@@ -99,8 +99,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     if not finder.known:
         raise ModelError(
             f"{folder}: {config.file} says that the model is quantised ({config.method}), but no tensor is: download "
-            "its weights again, or remove quantization_config, quantize_config.json or quant_config.json, whichever is "
-            "there"
+            "its weights again, or remove quantization_config, quantize_config.json, quant_config.json or "
+            "hf_quant_config.json, whichever is there"
         )
     _check_places(folder, spec, made)
     _check_together(folder, made)

@@ -18,7 +18,7 @@ from charonia.weights import quantization_methods as methods
 from charonia.weights.quantization_settings import FORMATS, REMEDY, Settings
 
 # Files of folders without quantization_config in config.json, with the default quant_method of each file.
-OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -37,6 +37,7 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
         "gptq": methods.gptq,
         "fp8": methods.fp8,
         "mxfp4": methods.mxfp4,
+        "modelopt": methods.modelopt,
     }
     if model_file(folder):
         readers["gguf"] = lambda _: QuantizationConfig("gguf", lambda names: None)
@@ -49,14 +50,20 @@ def read_quantization(folder: Path, config: Mapping[str, Any]) -> QuantizationCo
 
 
 def cache_type(folder: Path, config: Mapping[str, Any]) -> str:
-    """Return "fp8" or "integers" for a model that was made for such a quantised KV cache, otherwise ""."""
+    """Return "fp8" or "other" for a model that was made for such a quantised KV cache, otherwise ""."""
     found = _find(folder, config)
-    scheme = found[2].get(methods.CACHE_SCHEME) if found else None
-    if found is None or scheme is None:
+    if found is None:
         return ""
+    file, _, settings, method = found
+    scheme = settings.get(methods.CACHE_SCHEME)
     if isinstance(scheme, dict):
-        return "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "integers"
-    return "fp8" if found[3] == "fp8" else "integers"  # AutoFP8 writes "static"
+        return "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "other"
+    if method == "modelopt":
+        algorithm = methods.modelopt_cache(Settings(file, settings))
+        return "" if algorithm is None else "fp8" if str(algorithm).upper() == "FP8" else "other"
+    if scheme is None:
+        return ""
+    return "fp8" if method == "fp8" else "other"  # AutoFP8 writes "static"
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:

@@ -120,6 +120,22 @@ def fp8(settings: Settings) -> QuantizationConfig:
     return QuantizationConfig("fp8", lambda names: scheme)
 
 
+def modelopt(settings: Settings) -> QuantizationConfig:
+    """ModelOpt's FP8: static scales, one for a weight and one for its inputs. Its other algorithms are rejected."""
+    of_file = settings.inner("quantization") or settings  # hf_quant_config.json has its settings there
+    algorithm = of_file.get("quant_algo")
+    if str(algorithm).upper() != "FP8":
+        raise of_file.unsupported("quant_algo", algorithm, "FP8")
+    how = Quantization("rows", "F8_E4M3", activations="fp8-tensor")
+    scheme = Scheme(how, "weight", ("weight_scale",), ("tensor",), input_scale=("input_scale",))
+    return QuantizationConfig("modelopt", lambda names: scheme)
+
+
+def modelopt_cache(settings: Settings) -> Any:
+    """Return ModelOpt's algorithm for the KV cache, if a file names one outside of kv_cache_scheme."""
+    return (settings.inner("quantization") or settings).get("kv_cache_quant_algo")
+
+
 def _block(settings: Settings, key: str, value: Any) -> tuple[int, int]:
     fits = isinstance(value, list) and len(value) == 2
     if not fits or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value):

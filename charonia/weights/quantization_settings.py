@@ -7,7 +7,7 @@ from typing import Any
 
 from charonia.errors import ModelError, UnsupportedError
 
-FORMATS = ("compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "gguf")
+FORMATS = ("compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "modelopt", "gguf")
 DENSE = "hf"  # the name that --model-format has for weights that are not quantised
 REMEDY = (
     "use the model's 16-bit original, or a copy that is quantised as compressed-tensors (written by llm-compressor), "

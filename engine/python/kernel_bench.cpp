@@ -1,5 +1,6 @@
-// Measures single operations on one device for `charonia benchmark kernels`: GEMMs with weights of every format, and
-// attention over a KV cache. The same code measures the CPU and CUDA, because it uses the interface of the devices.
+// Measures single operations on one device for `charonia benchmark kernels`: GEMMs with weights of every format, layers
+// of experts, and attention over a KV cache. The same code measures the CPU and CUDA, because it uses the interface of
+// the devices.
 #include "kernel_bench.h"
 
 #include <pybind11/stl.h>
@@ -76,11 +77,13 @@ class RandomSource : public ops::QuantSource {
 
 class KernelBench {
  public:
-  KernelBench(const std::string& device, int threads, bool reproducible, std::optional<bool> wgmma_prompts) {
+  KernelBench(const std::string& device, int threads, bool reproducible, std::optional<bool> wgmma_prompts,
+              std::optional<bool> wgmma_experts) {
     if (device == "cpu") {
       ops_ = ops::make_cpu_ops(threads);
     } else if (device == "cuda") {
-      ops_ = ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma_prompts});
+      ops_ = ops::make_cuda_ops(
+          {.reproducible = reproducible, .wgmma_experts = wgmma_experts, .wgmma_prompts = wgmma_prompts});
     } else {
       throw Error(ErrorCode::invalid_argument, cat("device = '", device, "' is not valid: expected cpu or cuda"));
     }
@@ -110,26 +113,54 @@ class KernelBench {
                      {in->data(), precision.activation, shape.rows, k, k}, *weight);
       }
     };
-    ops_->prepare({.max_rows = static_cast<int>(most), .max_sequences = 1, .max_positions = 1}, issue);
-    std::map<std::int64_t, Seconds> times;
-    for (const auto count : rows) {
-      const std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
-      times[count] = time_of({.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}}, issue, layers, rounds);
-    }
-    return {weights[0]->bytes(), std::move(times)};
+    return {weights[0]->bytes(), times_by_rows(rows, issue, layers, rounds)};
+  }
+
+  // Measures layers of `count` experts of [inter, hidden], top_k for each row. Experts have different numbers of rows.
+  // Returns the bytes of a layer's weights, and the times as above.
+  std::pair<std::size_t, std::map<std::int64_t, Seconds>> experts(int count, int top_k, std::int64_t hidden,
+                                                                  std::int64_t inter, const std::string& format,
+                                                                  const std::vector<std::int64_t>& rows, int layers,
+                                                                  int rounds) {
+    if (rows.empty()) return {};
+    const auto& quant = known_format(format).quant;
+    const RandomSource gate(quant, inter, hidden), down(quant, hidden, inter);
+    const std::vector<ops::QuantExpertSource> sources(static_cast<std::size_t>(count), {&gate, &gate, &down});
+    std::vector<std::unique_ptr<ops::Experts>> weights;
+    for (int i = 0; i < layers; ++i) weights.push_back(ops_->make_quantised_experts(sources, DType::bf16));
+    const auto precision = ops_->precision(DType::bf16);
+    const auto most = *std::ranges::max_element(rows);
+    const auto in = random(precision.activation, most * hidden);
+    const auto out = ops_->allocate(static_cast<std::size_t>(most * hidden) * size_of(precision.gemm_out));
+    const auto scratch = ops_->allocate(
+        ops_->experts_scratch_bytes({count, top_k, hidden, inter, precision.weight}, most));
+    auto logits = random_numbers(most * count, 1);
+    const auto means = random_numbers(count, 0.7F);
+    for (std::size_t i = 0; i < logits.size(); ++i) logits[i] += means[i % means.size()];
+    const auto router = ops_->allocate(logits.size() * sizeof(float));
+    ops_->upload(router->data(), logits.data(), logits.size() * sizeof(float));
+    const auto issue = [&](const ops::StepShape& shape) {
+      for (const auto& weight : weights) {
+        ops_->experts({out->data(), precision.gemm_out, shape.rows, hidden, hidden},
+                      {in->data(), precision.activation, shape.rows, hidden, hidden},
+                      {router->data(), DType::f32, shape.rows, count, count}, *weight, {.top_k = top_k}, {},
+                      scratch->data(), {});
+      }
+    };
+    return {weights[0]->bytes(), times_by_rows(rows, issue, layers, rounds)};
   }
 
   // Measures the attention of `batch` sequences with `context` positions each. The last `fresh` positions are queries.
-  // A step computes `layers` layers, each with its own cache. Returns the bytes of keys and values that a layer reads,
-  // and the mean seconds of a layer in each of `rounds` steps.
-  std::pair<double, Seconds> attention(int heads, int kv_heads, int head_dim, int kv_bits, int batch, int fresh,
+  // quant_policy: as the setting; an FP8 cache has scale 1. A step computes `layers` layers, each with its own cache.
+  // Returns the bytes of keys and values that a layer reads, and the mean seconds of a layer in each of `rounds` steps.
+  std::pair<double, Seconds> attention(int heads, int kv_heads, int head_dim, int quant_policy, int batch, int fresh,
                                        int context, int layers, int rounds) {
     const auto precision = ops_->precision(DType::bf16);
     const ops::KvLayer layer{.kv_heads = kv_heads, .k_dim = head_dim, .v_dim = head_dim};
     const ops::KvLayout layout{.layers = std::vector(static_cast<std::size_t>(layers), layer),
                                .block_len = kBlockLen,
                                .dtype = precision.kv,
-                               .quant_bits = kv_bits == 16 ? 0 : kv_bits};
+                               .quant_bits = quant_policy};
     const int blocks_each = (context + kBlockLen - 1) / kBlockLen;
     const auto cache = ops_->make_kv_cache(layout, {batch * blocks_each});
     const std::int64_t most = std::max<std::int64_t>(kChunk, std::int64_t{batch} * fresh);
@@ -180,6 +211,16 @@ class KernelBench {
  private:
   static bool is_dense(std::string_view format) { return format == "bf16" || format == "fp16" || format == "fp32"; }
 
+  static const Format& known_format(const std::string& format) {
+    const auto* const known = std::ranges::find(kFormats, format, &Format::name);
+    if (known == std::end(kFormats)) {
+      throw Error(ErrorCode::invalid_argument,
+                  cat("format '", format, "' is not known: expected w4a16, mxfp4, w8a16, w8a8 or fp8, and for single "
+                      "GEMMs bf16, fp16 or fp32"));
+    }
+    return *known;
+  }
+
   std::vector<std::unique_ptr<ops::Linear>> make_weights(std::int64_t n, std::int64_t k, const std::string& format,
                                                          int layers) {
     std::vector<std::unique_ptr<ops::Linear>> weights;
@@ -189,13 +230,7 @@ class KernelBench {
       for (int i = 0; i < layers; ++i) weights.push_back(ops_->make_linear({&source, 1}, {}, weight_dtype(format)));
       return weights;
     }
-    const auto* const known = std::ranges::find(kFormats, format, &Format::name);
-    if (known == std::end(kFormats)) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          cat("format '", format, "' is not known: expected bf16, fp16, fp32, w4a16, mxfp4, w8a16, w8a8 or fp8"));
-    }
-    const RandomSource source(known->quant, n, k);
+    const RandomSource source(known_format(format).quant, n, k);
     const ops::QuantSource* const part = &source;
     for (int i = 0; i < layers; ++i) weights.push_back(ops_->make_quantised_linear({&part, 1}, {}, DType::bf16));
     return weights;
@@ -224,6 +259,19 @@ class KernelBench {
     return buffer;
   }
 
+  // Prepares steps of up to the most rows, and measures a step with each number of rows.
+  std::map<std::int64_t, Seconds> times_by_rows(const std::vector<std::int64_t>& rows, const ops::Steps::Issue& issue,
+                                                int layers, int rounds) {
+    const auto most = *std::ranges::max_element(rows);
+    ops_->prepare({.max_rows = static_cast<int>(most), .max_sequences = 1, .max_positions = 1}, issue);
+    std::map<std::int64_t, Seconds> times;
+    for (const auto count : rows) {
+      const std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
+      times[count] = time_of({.ids = ids, .attention = {}, .logits_rows = {}, .sample = {}}, issue, layers, rounds);
+    }
+    return times;
+  }
+
   // Runs the step once to warm up, then `rounds` times with the clock. Returns the mean seconds of a layer in each
   // round.
   Seconds time_of(const ops::StepInput& input, const ops::Steps::Issue& issue, int layers, int rounds) {
@@ -247,15 +295,20 @@ class KernelBench {
 void bind_kernel_bench(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> release;
   py::class_<KernelBench>(m, "KernelBench", "Times single operations on a device.")
-      .def(py::init<const std::string&, int, bool, std::optional<bool>>(), py::arg("device"), py::arg("threads") = 0,
-           py::arg("reproducible") = false, py::arg("wgmma_prompts") = std::nullopt, release,
-           "wgmma_prompts: whether attention of prompts uses wgmma on a GPU; None: as an engine chooses.")
+      .def(py::init<const std::string&, int, bool, std::optional<bool>, std::optional<bool>>(), py::arg("device"),
+           py::arg("threads") = 0, py::arg("reproducible") = false, py::arg("wgmma_prompts") = std::nullopt,
+           py::arg("wgmma_experts") = std::nullopt, release,
+           "wgmma_prompts, wgmma_experts: whether attention of prompts and experts use wgmma on a GPU; None: as an "
+           "engine chooses.")
       .def_property_readonly("instruction_set", &KernelBench::instruction_set)
       .def("report", &KernelBench::report, release, "The kernels that a GPU has chosen so far, one in a line.")
       .def("gemm", &KernelBench::gemm, py::arg("n"), py::arg("k"), py::arg("format"), py::arg("rows"),
            py::arg("layers"), py::arg("rounds"), release,
            "Bytes of a weight, and for each number of rows the seconds of a GEMM in each round.")
+      .def("experts", &KernelBench::experts, py::arg("count"), py::arg("top_k"), py::arg("hidden"), py::arg("inter"),
+           py::arg("format"), py::arg("rows"), py::arg("layers"), py::arg("rounds"), release,
+           "Bytes of a layer's weights, and for each number of rows the seconds of a layer in each round.")
       .def("attention", &KernelBench::attention, py::arg("heads"), py::arg("kv_heads"), py::arg("head_dim"),
-           py::arg("kv_bits"), py::arg("batch"), py::arg("fresh"), py::arg("context"), py::arg("layers"),
+           py::arg("quant_policy"), py::arg("batch"), py::arg("fresh"), py::arg("context"), py::arg("layers"),
            py::arg("rounds"), release, "Bytes of keys and values of a layer, and its seconds in each round.");
 }

@@ -139,6 +139,12 @@ TEST_F(DecoderMemory, PlanEqualsUseForEveryKindOfDecoder) {
   expect_exact(even(), {{"quant_policy", "8"}});
   expect_exact(even(), {{"quant_policy", "4"}});
   expect_exact(even(), {{"quant_policy", "16"}});
+  for (const auto* kind : {"layer", "head"}) {
+    auto model = even();
+    model.kv_scales = kind, model.more = cat("# ", kind, "\n");
+    model.windows = {0, 8};
+    for (const auto* policy : {"0", "8", "16"}) expect_exact(model, {{"quant_policy", policy}});
+  }
   expect_exact(even(), {{"rope_scaling_factor", "1"}, {"session_len", "512"}, {"use_logn_attn", "1"}});
 }
 

@@ -258,6 +258,9 @@ class TinyWeights {
       if (model_.biases) tensor(at + "w_gate.0.bias", q_, 1, 0, 0.3F);
     }
     if (model_.sinks) once(at + "sinks.weight", model_.heads, 1, 0, 1);
+    for (const auto* name : {"k_scale.weight", "v_scale.weight"}) {
+      if (model_.kv_scales != "none") once(at + name, model_.kv_scales == "head" ? kv_heads_ : 1, 1, 1, 0.1F);
+    }
     if (model_.biases) {
       tensor(at + "w_qkv.0.bias", q_ + kv_parts_ * kv_, 1, 0, 0.3F);
       once(at + "wo.0.bias", model_.hidden, 1, 0, 0.3F, 0);
@@ -480,6 +483,7 @@ void write_config(const std::filesystem::path& file, const TinyModel& model) {
                       << "\nexperts_per_token = " << (model.experts > 0 ? model.experts_per_token : 0)
                       << "\nexpert_inter_size = " << (model.experts > 0 ? model.expert_inter : 0)
                       << "\nexpert_bias = " << model.expert_biases << "\nattention_sinks = " << model.sinks
+                      << "\nkv_scales = " << model.kv_scales
                       << "\nrouter_bias = " << model.router_bias << "\nconv_kernel = 3\nconv_bias = " << has_conv_bias
                       << "\nattention_gate = " << model.attention_gate << "\ndelta_k_heads = " << model.k_heads
                       << "\ndelta_v_heads = " << model.v_heads << "\ndelta_k_dim = " << model.k_dim

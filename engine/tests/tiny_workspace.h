@@ -56,6 +56,7 @@ struct TinyModel {
   int shared_inter = 0;                                       // of the shared expert; 0: no shared expert
   bool router_bias = false, shared_gate = false, expert_biases = false, sinks = false,
        attention_gate = false;
+  std::string kv_scales = "none";                             // or "layer" or "head": the model has scales for FP8
   std::string more;                                           // lines of config.ini
   std::string weight_type = "fp32";                           // unless quantised
   std::optional<TinyQuant> quantised;

@@ -178,9 +178,15 @@ def test_kernels_are_measured_in_both_modes_and_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app,
         ["kernels", "--device", "cuda", "--shape", shape, "--format", "bf16", "--format", "w4a16", "--rows", "1",
-         "--rows", "16", "--context", "70", "--batch", "2", "--rounds", "1", "--json", str(file)],
+         "--rows", "16", "--context", "70", "--batch", "2", "--experts", "4,2,128,128", "--rounds", "1", "--json",
+         str(file)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    experts = [one.case for one in read(file)[1] if one.benchmark == "experts" and one.name == "time"]
+    kernels = [(case["kernel"], case["rows"]) for case in experts]
+    assert kernels[:2] == [("stream", 1), ("tiles", 16)] and kernels[2:] in ([], [("wgmma", 16)])
+    if EMULATED:
+        assert bool(kernels[2:]) == (os.environ.get("CHARONIA_CUDA_UNPROVEN") == "1")
     gemms = [one.case for one in read(file)[1] if one.benchmark == "gemm" and one.name == "time"]
     modes = {(case["weight"].split()[0], case["format"], case["rows"], case["mode"]) for case in gemms}
     assert len(modes) == 4 * 2 * 2 * 2 and ("o", "bf16", 16, "reproducible") in modes

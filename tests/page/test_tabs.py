@@ -274,8 +274,8 @@ def test_fifty_tabs_share_six_connections_and_the_servers_state(
     tabs = [context.new_page() for _ in range(50)]
     for tab in tabs:
         tab.goto(server.url, wait_until="commit")
-    for tab in tabs:
-        tab.get_by_label("Model", exact=True).wait_for()
+    for tab in tabs:  # all of them load at the same time
+        tab.get_by_label("Model", exact=True).wait_for(timeout=len(tabs) * 10_000)
 
     # Streams use all connections, and questions and a message wait for one.
     streaming, waiting, rest = tabs[:MAX_CONNECTIONS], tabs[MAX_CONNECTIONS], tabs[MAX_CONNECTIONS + 1 :]

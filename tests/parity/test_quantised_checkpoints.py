@@ -177,7 +177,7 @@ def test_every_format_is_copied_in_the_form_of_its_own_tools(name: str, dense: P
     expected = "int8" if name.startswith(("gptq 8 bits", "w4 in rows")) else kinds.get(name[:2], "int4")
     assert (settings["weight_type"], settings["data_type"]) == (expected, "fp32")
     # Most rows have 128 columns.
-    grouped = not any(word in name for word in ("channels", "tensor", "w8a8", "AutoFP8", "of 128"))
+    grouped = not any(word in name for word in ("channels", "tensor", "w8a8", "AutoFP8", "ModelOpt", "of 128"))
     assert settings["group_size"] == str(GROUP if grouped else 0)
 
 
@@ -404,13 +404,13 @@ def test_an_inconsistent_checkpoint_is_refused_by_the_name_of_the_tensor(
     assert tensor.rpartition(".")[2] in str(error.value)
 
 
-DEEPSEEK = "fp8 of DeepSeek"
+DEEPSEEK, MODELOPT = "fp8 of DeepSeek", "fp8 of ModelOpt"
 EXPERT_IS_DENSE = r"gate_up_proj_blocks is quantised, but config\.json says that .*\.experts is not"
 # A format, a change of quantization_config, and the error.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(
         ("gptq", {"quant_method": method}, rf"has method '{method}', which is not supp")
-        for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "modelopt")
+        for method in ("bitsandbytes", "gguf", "hqq", "aqlm", "torchao", "quark", "modelopt_fp4")
     ),
     # The tensors of compressed-tensors' MXFP4, and experts that config.json keeps in 16 bits.
     ("mxfp4", {"quant_method": "mxfp4"}, r"q_proj\.weight_packed is quantised, but .* says that .*q_proj is not"),
@@ -427,6 +427,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gptq", {"group_size": 64}, r"\[4, 128\], but config\.json says \[2, 128\].*is 64 there, but .* = 32: correct it"),
     ("gptq", {"group_size": 48}, r"columns, which is not divisible into groups of 48"),
     ("gptq", {"group_size": "32"}, r"group_size is '32'; it must be an integer"),
+    *(
+        (MODELOPT, {"quant_algo": name}, rf"quant_algo {name!r} is not supported; supported: FP8\.")
+        for name in ("NVFP4", "MIXED_PRECISION", "FP8_PB_WO", None)
+    ),
     (DEEPSEEK, {"weight_block_size": [1, 44]}, r"128 columns\. With blocks of 44, the last block has 40, but"),
     (DEEPSEEK, {"weight_block_size": [32]}, r"weight_block_size is \[32\]; it must be two"),
     (DEEPSEEK, {"fmt": "e5m2"}, r"fmt 'e5m2' is not supported; supported: e4m3"),
@@ -639,7 +643,7 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     edit_config(folder, lambda config: config.update(quantization_config=said))
     assert read_source(folder).spec.config.kv_scales == "none", "scales of integers are not used"
     first, second = make_plan(folder, {"quant_policy": 16}).warnings[:2]
-    assert first.endswith("values: kv_cache_scheme is for integers, not for FP8") and second.endswith("become 448")
+    assert first.endswith("values: they are for another type than FP8") and second.endswith("become 448")
     del said["kv_cache_scheme"]
     edit_config(folder, lambda config: config.update(quantization_config=said))
     with pytest.raises(ModelError, match=r"config_groups is .*; it must be an object|quantised .*, but no tensor is"):
@@ -678,6 +682,35 @@ def test_scales_of_an_fp8_cache_are_found_in_models_with_fp8_weights(
     parts = [found.tensors[name][0].name for name in CANONICAL_SCALES if name in found.tensors]
     assert (found.config.kv_scales, parts) == (kind, files[:2] if kind == "layer" else [])
     assert found.notes == ()
+
+
+NVFP4 = {"num_bits": 4, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "algorithm", "kind"),
+    [(FLOATS["kv_cache_scheme"], "FP8", "layer"), (NVFP4, "NVFP4", "none"), (None, None, "layer")],
+    ids=["FP8", "NVFP4", "none"],
+)
+def test_both_configurations_of_modelopt_are_read(
+    scheme: dict[str, Any] | None, algorithm: str | None, kind: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied(MODELOPT)
+    scales = [f"{KEYS}.k_scale", f"{VALUES}.v_scale"]
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.tensor(0.5) for name in scales}))
+    requantise(folder, kv_cache_scheme=scheme)
+    new = read_source(folder).spec
+    edit_config(folder, lambda config: config.pop("quantization_config"))
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": algorithm, "exclude_modules": ["lm_head"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    old = read_source(folder).spec
+    for spec in (new, old):
+        assert spec.quantization is not None and spec.quantization.method == "modelopt"
+        assert (spec.config.kv_scales, spec.config.weight_type) == (kind, "fp8")
+        assert spec.quantised_cache == ("" if scheme is None else "fp8" if kind == "layer" else "other")
+    assert (old.tensors, old.config) == (new.tensors, new.config)
+    how = new.tensors["layers.0.attention.wo.0.weight"][0].quantised
+    assert how is not None and (how.how.activations, how.input_scale) == ("fp8-tensor", f"{OUT}.input_scale")
 
 
 @pytest.mark.parametrize(

@@ -758,7 +758,7 @@ def test_large_and_recursive_schemas_take_little_time(model: Model) -> None:
     assert re.search('function "f", at /properties/p[0-9]+: this format repeats definitions', text)
     some = [{**strict(referring(200, 50, "x" * 100)), "name": f"f{number}"} for number in range(3)]
     assert "this format repeats definitions" in refusal(model.guide, formats, ToolChoice("required"), some)
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 60  # 1.5 s; minutes if each reference were followed
 
 
 @TEXT

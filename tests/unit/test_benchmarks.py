@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from charonia import _engine
 from charonia.api.engine import Engine
 from charonia.api.results import Output
-from charonia.bench import peers, records
+from charonia.bench import adapters, peers, records
 from charonia.bench.adapters import _figures, _Seconds, run_adapters
 from charonia.bench.cli import app
-from charonia.bench.kernels import FORMATS, kernel_of
+from charonia.bench.kernels import FORMATS, kernel_of, measure_kernels
 from charonia.bench.peers import ENGINES, Result, peer_records
 from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
 from charonia.bench.records import Record
 from charonia.bench.static import Report, print_report
 from charonia.engine_settings import Setting
-from charonia.errors import InvalidRequestError
+from charonia.errors import EngineClosedError, InternalError, InvalidRequestError, UnsupportedError
+from charonia.families import describe
 from charonia.weights.convert import read_source
 
 SOME = [
@@ -48,6 +51,12 @@ def test_unknown_shape_is_rejected_with_the_names_the_sizes_and_the_prefixes() -
     wanted = r"'llama-1,2' is not known; .* m05, .* KV heads, intermediate, .* follow gpt-oss-, qwen3.5-, "
     with pytest.raises(InvalidRequestError, match=wanted):
         parse_shape("llama-1,2")
+
+
+def test_the_shape_of_qwen3_moe_has_the_experts_of_the_30b() -> None:
+    config = describe(parse_shape("qwen3-moe-48,2048,32,4,768,151936").config(), "m").config
+    assert (config.head_num, config.kv_head_num, config.size_per_head) == (32, 4, 128)
+    assert (config.num_experts, config.experts_per_token) == (128, 8)
 
 
 def test_the_shape_of_glm_has_an_mtp_layer(tmp_path: Path) -> None:
@@ -100,13 +109,65 @@ def test_static_report_names_rejected_gemms_and_on_request_kernels(verbose: bool
     assert all((line in text) == verbose for line in (*lines,))
 
 
+def test_kernels_leaves_out_fp8_caches_that_a_device_does_not_support(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Bench(_engine.KernelBench):
+        def attention(self, *sizes: int) -> tuple[float, list[float]]:
+            if sizes[3] == 16:
+                raise UnsupportedError("quant_policy = 16 needs a newer GPU")
+            return 1.0, [1.0]
+
+    monkeypatch.setattr(_engine, "KernelBench", Bench)
+    shape = parse_shape("1,128,4,2,256,300")
+    found = measure_kernels(
+        shape, device="cpu", threads=1, modes=[False], formats=[], rows=[], contexts=[70], batch=2, rounds=1
+    )
+    assert {one.case.get("KV cache") for one in found} == {None, "16 bits", "8 bits", "4 bits"}  # None: of limits
+    assert "needs a newer GPU" in caplog.text
+
+
+LIBRARY = ["kernels", "--shape", "1,128,4,2,256,300", "--rows", "3", "--context", "70", "--batch", "2", "--library"]
+
+
+@pytest.mark.slow
+def test_kernels_measures_the_operations_of_pytorch(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [*LIBRARY, "torch", "--json", str(tmp_path / "torch.json")])
+    assert done.exit_code == 0, done.output
+    _, found = records.read(tmp_path / "torch.json")
+    assert {one.case["format"] for one in found if one.benchmark == "gemm"} == {"bf16"}
+    loads = {(one.case["sequences"], one.case["rows"]) for one in found if one.benchmark == "attention"}
+    assert loads == {(1, 1), (2, 1), (1, 70)}
+    assert all(one.value > 0 and one.case["library"] == "torch" for one in found)
+
+
+def test_kernels_names_each_operation_that_a_library_fails_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Humming(ModuleType):
+        def HummingLayer(self, **options: object) -> None:
+            raise TypeError(f"unexpected {sorted(options)[0]}")
+
+    monkeypatch.setitem(sys.modules, "humming.layer", Humming("humming.layer"))
+    error = CliRunner().invoke(app, [*LIBRARY, "humming", "--only", "gemm"]).exception
+    assert isinstance(error, UnsupportedError) and "humming could not measure any operation" in str(error)
+    first = "humming, weight qkv 256 x 128, format w4a16, rows 3: ERROR TypeError: unexpected shape_k"
+    assert caplog.messages[0] == first and len(caplog.messages) == 4
+
+
+def test_kernels_without_the_library_or_with_an_unknown_one_is_rejected() -> None:
+    for name, wanted in (("humming", "humming cannot be imported: No module"), ("fa4", "expected one of torch, ")):
+        error = CliRunner().invoke(app, [*LIBRARY, name]).exception
+        assert isinstance(error, (UnsupportedError, InvalidRequestError)) and wanted in str(error)
+
+
 @pytest.mark.slow
 def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     done = CliRunner().invoke(
         app,
         ["kernels", "--shape", "1,128,4,2,256,300", "--rows", "1", "--rows", "9", "--context", "70", "--batch", "2",
-         "--threads", "1", "--rounds", "2", "--json", str(file)],
+         "--experts", "4,2,128,64", "--threads", "1", "--rounds", "2", "--json", str(file)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     run, found = records.read(file)
@@ -114,8 +175,13 @@ def test_kernels_measures_every_format_and_kind_of_cache(tmp_path: Path) -> None
     gemms = {(r.case["weight"], r.case["format"], r.case["rows"]) for r in found if r.benchmark == "gemm"}
     assert len(gemms) == 4 * 6 * 2 and ("down 128 x 256", "w8a8", 9) in gemms
     attention = [r.case for r in found if r.benchmark == "attention"]
-    caches = {(case["KV bits"], case["sequences"], case["rows"]) for case in attention}
-    assert caches == {(bits, *load) for bits in (16, 8, 4) for load in ((1, 1), (2, 1), (1, 70))}
+    caches = {(case["KV cache"], case["sequences"], case["rows"]) for case in attention}
+    kinds = ("16 bits", "fp8", "8 bits", "4 bits")
+    assert caches == {(kind, *load) for kind in kinds for load in ((1, 1), (2, 1), (1, 70))}
+    experts = [(r.case["experts"], r.case["format"], r.case["rows"]) for r in found if r.benchmark == "experts"]
+    assert set(experts) == {
+        ("2 of 4, 128 x 64", code, rows) for code in FORMATS if code not in ("bf16", "w4a16") for rows in (1, 9)
+    }
     assert all(record.value > 0 for record in found) and {"limits", "attention"} < {r.benchmark for r in found}
     assert {r.case["format"] for r in found if r.benchmark == "gemm" and r.repeats == 2} == set(FORMATS)
 
@@ -152,6 +218,19 @@ def test_adapters_are_compared_with_the_model_alone(tmp_path: Path, monkeypatch:
     assert len(outputs) == 2 * 2 * 3 * 2 and not any(one.num_cached_tokens for one in outputs)
 
 
+def test_adapters_can_check_that_tokens_do_not_depend_on_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"], scale=0.2)
+    sizes = ["--batch-size", "2", "--rank", "3", "--prompt-tokens", "8", "--output-tokens", "6", "--runs", "1"]
+    command = ["adapters", str(tmp_path / "m"), *sizes, "--check", "--device", "cpu", "--threads", "1"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0 and "prefill with adapters" in done.output
+    monkeypatch.setattr(adapters, "tokens_are_equal_in_a_batch", lambda *model, **sizes: False)
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, InternalError) and "differ alone and in a batch" in str(error)
+
+
 def test_cpu_time_of_decode_is_left_out_if_it_is_noise() -> None:
     alone = [_Seconds({"decode": 2.0}, {"prefill": 1.0, "decode": 3.0})]
     adapted = [_Seconds({"decode": 4.0}, {"prefill": 1.0, "decode": 4.0})]
@@ -177,6 +256,54 @@ def test_kernel_of_reads_the_report_of_the_engine() -> None:
     assert {rows: kernel_of(report, 64, 32, rows) for rows in expected} == expected
     assert kernel_of(report, 64, 48, 2) == "own tile 16 x 64, 6 stages, 2 blocks"
     assert kernel_of([], 64, 32, 1) == ""
+
+
+@pytest.mark.parametrize("text", ["4,2,128", "4,5,128,64", "4,2,128,0", "a,2,128,64"])
+def test_invalid_sizes_of_experts_are_rejected(text: str) -> None:
+    error = CliRunner().invoke(app, ["kernels", "--experts", text]).exception
+    assert isinstance(error, InvalidRequestError) and text in str(error)
+
+
+@pytest.mark.parametrize(("formats", "sizes"), [(["w4a16"], "4,2,128,64"), (["bf16"], "4,2,128,128")])
+def test_experts_in_none_of_the_formats_are_rejected(formats: list[str], sizes: str) -> None:
+    asked = [part for one in formats for part in ("--format", one)]
+    error = CliRunner().invoke(app, ["kernels", "--experts", sizes, *asked]).exception
+    assert isinstance(error, InvalidRequestError) and sizes in str(error)
+
+
+def test_kernels_shows_and_writes_what_was_measured_before_an_error(tmp_path: Path) -> None:
+    def measured(*_: object, **__: object) -> Iterator[Record]:
+        yield Record.of("gemm", "time", "us", [1.0], case={"rows": 1})
+        raise EngineClosedError("the device fails")
+
+    file = tmp_path / "kernels.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("charonia.bench.kernels.measure_kernels", measured)
+        done = CliRunner().invoke(app, ["kernels", "--json", str(file)])
+    assert isinstance(done.exception, EngineClosedError) and "gemm" in done.output
+    assert [record.value for record in records.read(file)[1]] == [1.0]
+
+
+def test_static_rejects_a_malformed_case_and_a_case_beside_lengths() -> None:
+    for options, wanted in (
+        (["--case", "1,32"], "--case 1,32: expected BATCH,PROMPT,OUTPUT"),
+        (["--case", "1,32,x"], "--case 1,32,x: expected BATCH,PROMPT,OUTPUT"),
+        (["--case", "1,2,3", "--batch-size", "2"], "--case cannot be combined with --batch-size"),
+    ):
+        error = CliRunner().invoke(app, ["static", "m", *options]).exception
+        assert isinstance(error, InvalidRequestError) and wanted in str(error)
+
+
+def test_static_measures_each_case_with_one_engine(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"])
+    cases = ["--case", "1,8,4", "--case", "3,2,5"]
+    command = ["static", str(tmp_path / "m"), *cases, "--runs", "1", "--device", "cpu", "--threads", "1"]
+    done = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "static.json")])
+    assert done.exit_code == 0, done.output
+    _, found = records.read(tmp_path / "static.json")
+    assert [one.case for one in found if one.name == "decode"] == [
+        {"batch": 1, "prompt": 8, "output": 4}, {"batch": 3, "prompt": 2, "output": 5}
+    ]  # fmt: skip
 
 
 def test_kernels_with_unknown_format_is_rejected() -> None:

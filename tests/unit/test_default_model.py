@@ -119,7 +119,7 @@ def test_setup_that_is_ended_ends_its_download_and_keeps_what_it_installed(check
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(
-        "#!/bin/sh\ncase $* in *get_smollm2*) [ ! -e /proc/self/fd/9 ] || touch locked; exec sleep 100 ;; esac\n"
+        "#!/bin/sh\ncase $* in *get_smollm2*) [ ! -e /proc/self/fd/9 ] || touch locked; exec sleep 1000 ;; esac\n"
     )
     python.chmod(0o755)
     env = {name: value for name, value in os.environ.items() if name != "MODEL"}

@@ -153,7 +153,7 @@ def test_unsupported_keys_are_rejected_by_name(
 def test_command_converts_a_head_and_says_how_to_use_it(link: list[str], tmp_path: Path) -> None:
     Head().write(tmp_path / "head")
     command = ["charonia", "convert", str(tmp_path / "head"), "--dst-path", str(tmp_path / "made"), *link]
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=True, timeout=300)
     assert f"--speculative-method eagle3 --speculative-model {tmp_path / 'made'}" in done.stdout
     assert workspace.is_head(tmp_path / "made")
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -16,6 +15,7 @@ sys.path.append(str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
 from gpu_check import LATER, STAGES, Outcome, Run  # noqa: E402
+from gpu_check_stages import GOALS, MEASUREMENTS, PRICES, Command, Figure, decide  # noqa: E402
 
 from charonia.bench.limits import busy_and_gaps  # noqa: E402
 
@@ -68,21 +68,23 @@ def test_cpp_tests_continue_after_a_crash(out: Path, monkeypatch: pytest.MonkeyP
 def test_cpp_tests_continue_after_a_test_that_hangs_and_leave_out_those_of_probe(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = out / "charonia_cuda_tests"
-    program.write_text(
-        f'#!/bin/sh\necho "$1 $CHARONIA_CUDA_MEASURE_S" >> {out}/seen\n'
-        "case $1 in *A.hangs*) echo '[ RUN      ] A.good'; echo '[       OK ] A.good (1 ms)';;\n"
-        "*) echo '[ RUN      ] A.hangs'; exec sleep 600;; esac\n"
-    )
-    program.chmod(0o755)
+    (out / "charonia_cuda_tests").touch()
     monkeypatch.setattr(gpu_check, "ENGINE", out)
-    monkeypatch.setattr(gpu_check, "QUIET_S", 0.5)
+    results = iter([(None, "[ RUN      ] A.hangs\n"), (0, "[ RUN      ] A.good\n[       OK ] A.good (1 ms)\n")])
+    seen = []
+
+    def run(
+        command: Sequence[object], log: str, limit_s: float, env: dict[str, str], quiet_s: float
+    ) -> tuple[int | None, str]:
+        seen.append((command[1], env["CHARONIA_CUDA_MEASURE_S"], quiet_s))
+        return next(results)
+
+    monkeypatch.setattr(gpu_check, "run", run)
     outcome = gpu_check.cpp_tests(None, 500)
     assert outcome.status == "failed" and outcome.summary == "1 passed, 1 failed: A.hangs (killed)"
     unproven = ":".join(gpu_check.UNPROVEN_TESTS)
-    assert (out / "seen").read_text().splitlines() == [
-        f"--gtest_filter=*-{unproven} 2", f"--gtest_filter=*-{unproven}:A.hangs 2"
-    ]  # fmt: skip
+    filters = (f"--gtest_filter=*-{unproven}", f"--gtest_filter=*-{unproven}:A.hangs")
+    assert seen == [(one, "2", gpu_check.QUIET_S) for one in filters]
 
 
 def test_engines_measure_unproven_kernels_until_a_stage_shows_that_they_hang_or_are_wrong(out: Path) -> None:
@@ -103,7 +105,7 @@ def test_engines_measure_unproven_kernels_until_a_stage_shows_that_they_hang_or_
 
         (out / "results.json").unlink(missing_ok=True)
         gpu_check.check(
-            {name: (1, stage(gpu_check.failed(summary, ""))), "lib": (1, stage(Outcome("passed")))}, None, 9.0
+            {name: (1, stage(gpu_check.failed(summary, ""))), "lib": (1, stage(Outcome("passed")))}, None, 900.0
         )
         assert seen == ["1", later], (name, summary)
 
@@ -132,28 +134,30 @@ def test_busy_time_counts_overlapping_kernels_once() -> None:
     assert busy_and_gaps(kernels) == (7.0, [(4.0, "c", "d"), (1.0, "d", "e")])
 
 
-def test_stage_that_does_not_fit_is_left_out_and_results_are_written(out: Path) -> None:
+def test_stage_that_does_not_fit_is_left_out_and_results_are_written(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = gpu_check.check({"limits": (1, passing), "decode": (1000, passing)}, None, 100.0)
     assert {name: one.status for name, one in now.items()} == {"limits": "passed", "decode": "left out"}
     assert list(gpu_check.check({"lib": (1, passing)}, None, 100.0)) == ["lib"]
     stages = json.loads((out / "results.json").read_text())["stages"]
     assert set(stages) == {"limits", "decode", "lib"}  # includes the stages of the earlier call
     assert "it takes about 1000 s" in stages["decode"]["summary"] and stages["limits"]["records"] == [FIGURE]
-    page = (out / "results.md").read_text()
-    assert "one \\| figure" in page and "| time, us |" in page and "| 2.5 |" in page
+    printed = capsys.readouterr().out
+    assert "limits: passed (0 s, estimate 1 s), one | figure" in printed and "time, us" in printed and "2.5" in printed
 
 
-def test_failed_build_ends_the_check_with_the_end_of_the_log(out: Path) -> None:
+def test_failed_build_ends_the_check_with_the_end_of_the_log(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad: Run = lambda emulated, limit_s: gpu_check.failed("not compiled", "an error")  # noqa: E731
     assert list(gpu_check.check({"build": (1, bad), "limits": (1, passing)}, None, 100.0)) == ["build"]
-    assert "    an error" in (out / "results.md").read_text()
+    assert "\nan error\n" in capsys.readouterr().out
 
 
 def test_default_run_checks_correctness_first_and_fits_the_budget() -> None:
     default = [name for name in STAGES if name not in LATER]
-    assert default[:4] == ["build", "probe", "cpp_tests", "python_tests"]
-    for names in (default, ["build", *LATER]):
-        assert sum(STAGES[name][0] for name in names) <= gpu_check.BUDGET_S
+    assert default == ["build", "probe", "cpp_tests", "python_tests", "limits", "bf16", "pdl"]
+    assert sum(STAGES[name][0] for name in default) <= gpu_check.BUDGET_S
+    assert all(STAGES[name][0] <= 100 for name in LATER)
 
 
 def test_default_run_leaves_out_no_stage_that_takes_its_time(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,48 +177,76 @@ def test_default_run_leaves_out_no_stage_that_takes_its_time(out: Path, monkeypa
     assert {one.status for one in now.values()} == {"passed"}
 
 
-def test_command_that_runs_too_long_is_killed(out: Path) -> None:
-    assert gpu_check.run(["sleep", "600"], "log", 0.1, {"PATH": "/usr/bin:/bin"})[0] is None
+def test_command_that_runs_too_long_or_writes_nothing_is_killed(out: Path) -> None:
+    env = {"PATH": "/usr/bin:/bin"}
+    assert gpu_check.run(["sleep", "600"], "log", 0.1, env)[0] is None
+    assert gpu_check.run(["sleep", "600"], "log", 500, env, quiet_s=0.1)[0] is None
 
 
-def test_an_engine_that_does_not_start_ends_its_measurement(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """
-import time
-from charonia import Engine
-from gpu_check_starts import limited_starts
-
-Engine.from_pretrained = lambda *model, **settings: time.sleep(settings["seconds"])
-with limited_starts():
-    Engine.from_pretrained("quick", seconds=0)
-print("started", flush=True)
-with limited_starts(0.5):
-    Engine.from_pretrained("hangs", seconds=600)
-"""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
-    assert done.returncode == 1 and done.stdout == "started\n" and "in limited" in done.stderr
-    monkeypatch.setattr(gpu_check, "run", lambda *arguments: (done.returncode, done.stderr))
-    outcome = gpu_check.measured("decode", None, 140)
-    assert outcome.summary == "killed: an engine did not start in 60 s"
-    assert not gpu_check.measures_unproven({"decode": outcome})
+def program(out: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Let measurements call a shell script instead of `charonia benchmark`. The last argument is the file."""
+    file = out / "benchmark"
+    file.write_text(f"#!/bin/bash\nfile=${{@: -1}}\n{script}\n")
+    file.chmod(0o755)
+    monkeypatch.setattr(gpu_check, "BENCHMARK", [str(file)])
+    monkeypatch.setattr(gpu_check, "MODELS", out / "models")
 
 
-def test_pdl_measures_each_setting_in_a_process_of_its_own_session(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = json.dumps({**FIGURE, "name": "decode", "case": {"weights": "bf16"}})
+WRITES = f"echo '{json.dumps({'records': [{**FIGURE, 'case': {'batch': 1}}]})}' > $file"
+
+
+def test_measurement_that_writes_nothing_is_killed_and_the_others_figures_are_kept(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(out, monkeypatch, f"case $2 in --first) {WRITES};; *) exec sleep 600;; esac")
+    commands = [Command("static", "--first", labels={"weights": "fp8"}), Command("static", "--second")]
+    monkeypatch.setitem(MEASUREMENTS, "fp8", (75, commands))
+    outcome = gpu_check.measured("fp8", None, 3.0)
+    assert outcome.status == "failed" and outcome.summary.startswith("static killed, it wrote nothing")
+    assert [one["case"] for one in outcome.records] == [{"batch": 1, "weights": "fp8"}]
+    assert not gpu_check.measures_unproven({"fp8": outcome})
+
+
+def test_library_that_fails_is_a_line_in_the_results(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = f"case $* in *flashinfer*) echo a traceback; echo flashinfer is missing; exit 1;; *) {WRITES}; esac"
+    program(out, monkeypatch, f"echo 'xqa, rows 1: ERROR no such page size'; {script}")
+    commands = [
+        Command("kernels", f"--library {name}", labels={"library": name}, optional=True)
+        for name in ("xqa", "flashinfer")
+    ]
+    monkeypatch.setitem(MEASUREMENTS, "w8a8", (75, commands))
+    outcome = gpu_check.measured("w8a8", None, 60)
+    assert (outcome.status, outcome.summary) == ("passed", "1 figures")
+    assert "w8a8: xqa, rows 1: ERROR no such page size" in outcome.decisions
+    assert "w8a8, flashinfer: ERROR flashinfer is missing" in outcome.decisions
+
+
+def test_pdl_measures_each_setting_with_each_model(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ",".join(f"$CHARONIA_CUDA_{name}" for name in ("PDL", "PREFETCH", "DECODE_SPLIT"))
-    program = out / "python"
-    program.write_text(
-        f"#!/bin/sh\necho '{figure}' > {out}/pdl_one.jsonl\necho \"{settings} $3 $(ps -o sid= -p $$)\" >> {out}/seen\n"
+    script = (
+        f'[ $1 = make-model ] && mkdir -p $2 || {{ echo "{settings} $2 $CHARONIA_DEVICE" >> {out}/seen; {WRITES}; }}'
     )
-    program.chmod(0o755)
-    monkeypatch.setattr(gpu_check.sys, "executable", str(program))
+    program(out, monkeypatch, script)
     for name in ("PDL", "PREFETCH", "DECODE_SPLIT"):
         monkeypatch.delenv(f"CHARONIA_CUDA_{name}", raising=False)
-    records = list(gpu_check.measure_pdl(cast(gpu_check.Clock, None)))
-    assert [one["case"] for one in records] == [{"weights": "bf16", "setting": name} for name in gpu_check.PDL]
+    outcome = gpu_check.measured("pdl", None, 60)
+    assert outcome.status == "passed", outcome.text
+    labels = [(one["case"]["setting"], one["case"]["weights"]) for one in outcome.records]
+    names = ("off", "early", "late", "late, prefetch", "splits of 64")
+    assert labels == [(name, weights) for name in names for weights in ("bf16", "w4a16")]
     seen = [line.split() for line in (out / "seen").read_text().splitlines()]
-    assert [line[0] for line in seen] == ["off,,", "early,,", "late,,", "late,16,", ",,64"]
-    assert {(line[1], int(line[2])) for line in seen} == {("pdl_one", os.getsid(0))}
+    assert [line[0] for line in seen[::2]] == ["off,,", "early,,", "late,,", "late,16,", ",,64"]
+    assert {line[1].rpartition("-")[2] for line in seen} == {"bf16", "w4a16"} and seen[0][2] == "cuda"
+
+
+def test_every_goal_has_a_stage_that_measures_its_batch() -> None:
+    for stage, goals in GOALS.items():
+        commands = MEASUREMENTS[stage][1]
+        assert not commands[0].labels["reproducible"]
+        assert all(f"--case {batch}," in commands[0].options for _, batch in goals)
+        if stage != "gpt_oss_20b":
+            assert [command.labels["reproducible"] for command in commands] == [False, True]
+            assert all(f"--case {batch}," in command.options for command in commands for batch in PRICES)
 
 
 def test_unknown_stage_is_rejected() -> None:
@@ -223,48 +255,51 @@ def test_unknown_stage_is_rejected() -> None:
 
 
 def test_decisions_name_the_faster_way_and_missed_bars() -> None:
-    def figure(name: str, value: float, **case: object) -> gpu_check.Record:
+    def figure(name: str, value: float, **case: object) -> Figure:
         return {"name": name, "value": value, "case": case}
 
     rates = {"early": 100.0, "late": 104.0, "off": 90.0}
     pdl = [figure("decode", rate, weights="bf16", setting=name) for name, rate in rates.items()]
-    assert list(gpu_check.decide("pdl", pdl)) == ["bf16: early 1.000, late 1.040, off 0.900 of early: take late"]
+    assert list(decide("pdl", pdl)) == ["bf16: early 1.000, late 1.040, off 0.900 of early: take late"]
     pdl[1]["value"] = 101.0
-    assert next(gpu_check.decide("pdl", pdl)).endswith("take early, as no other is 2 % faster")
-    lib = [figure("time", us, weight="o", type="bf16", rows=rows) for rows, us in ((1, 9.0), (16, 8.0), (2048, 50.0))]
-    lib.append(figure("time", 25.0, weight="o", type="s8", rows=2048))
-    assert list(gpu_check.decide("lib", lib)) == [
-        "o: 1 row 9.0 us, 16 rows 8.0 us: pad",
-        "o: int8 2.00 times bf16: cuBLASLt for W8A8",
+    assert next(decide("pdl", pdl)).endswith("take early, as no other is 2 % faster")
+    lib = [figure("time", us, weight="o", format=kind, rows=rows, kernel=f"kernel of {rows}") for kind, rows, us in (
+        ("bf16", 1, 9.0), ("bf16", 2048, 50.0), ("w8a8", 2048, 25.0))]  # fmt: skip
+    assert list(decide("lib", lib)) == [
+        "o: w8a8 is 2.00 times as fast as bf16 with 2048 rows; 1 row in bf16: kernel of 1"
     ]
-    yard = [figure("rate", rate, kernel=name, rows=8) for name, rate in (
-        ("charonia tiles", 80.0), ("a", 90.0), ("b", 100.0))]  # fmt: skip
-    best = "has 80% of the best library: below 85 %, the exit rule counts"
-    assert list(gpu_check.decide("yard", yard)) == [f"8 rows: charonia tiles {best}"]
-    yard += [figure("rate", rate, kernel=f"charonia {name}", rows=8) for name, rate in (
-        ("wgmma", 88.0), ("tiles, 8-bit KV", 50.0), ("wgmma, 8-bit KV", 50.5), ("wgmma, 4-bit KV", 40.0))]  # fmt: skip
-    assert list(gpu_check.decide("yard", yard)) == [
-        "8 rows: charonia wgmma has 88% of the best library: keep our attention",
-        "8 rows: charonia wgmma 1.10 times tiles: prove it",
-        "8 rows: charonia wgmma, 8-bit KV 1.01 times tiles: keep tiles",
+    yard = [figure("time", us, rows=8, library=name) for name, us in (
+        ("charonia, proven", 125.0), ("charonia", 120.0), ("a", 110.0), ("b", 100.0))]  # fmt: skip
+    assert list(decide("yard_attention", yard)) == [
+        "rows 8: 83% of the speed of b: below 85 %",
+        "rows 8: with unproven kernels 1.04 times as fast: prove them",
     ]
-    ours = [one for one in yard if one["case"]["kernel"].startswith("charonia")]
-    assert list(gpu_check.decide("yard", ours[:2])) == ["8 rows: charonia wgmma 1.10 times tiles: prove it"]
-    decode = [
-        figure("decode", rate, weights="bf16", reproducible=how, batch=batch, prompt=prompt)
-        for batch, prompt, how, rate in ((1, 32, False, 200.0), (1, 32, True, 180.0), (64, 32, False, 9000.0),
-                                         (64, 1024, False, 8000.0), (64, 1024, True, 7000.0))
+    yard[1]["value"] = 124.0
+    assert list(decide("yard_attention", yard[:3])) == [
+        "rows 8: 89% of the speed of a: keep our kernel",
+        "rows 8: with unproven kernels 1.01 times as fast: keep the proven ones",
+    ]
+    assert list(decide("yard_gemm", yard[1:2])) == []
+    speeds = [
+        figure(name, rate, reproducible=how, batch=batch, prompt=prompt)
+        for name, batch, prompt, how, rate in (
+            ("decode", 1, 32, False, 200.0), ("decode", 1, 32, True, 180.0), ("decode", 64, 1024, False, 10000.0),
+            ("decode", 64, 1024, True, 9000.0), ("prefill", 4, 2048, False, 44000.0), ("prefill", 1, 32, False, 9.0))
     ]  # fmt: skip
-    assert list(gpu_check.decide("decode", decode)) == [
-        "bf16, batch 1: 200 tokens/s; goal for an H200: 265 / 560 in bf16 / w4a16",
-        "bf16, batch 1: reproducible costs 10% of at most 5%: missed",
-        "bf16, batch 64: 8000 tokens/s; goal for an H200: 9,500 / 12,000 in bf16 / w4a16",
-        "bf16, batch 64: reproducible costs 12% of at most 15%: kept",
+    assert list(decide("bf16", speeds)) == [
+        "bf16, batch 1: decode 200 tokens/s, goal for an H200 265: missed by 24.5%",
+        "bf16, batch 64: decode 10000 tokens/s, goal for an H200 9500: reached",
+        "bf16, batch 4: prefill 44000 tokens/s, goal for an H200 45000: missed by 2.2%",
+        "bf16, batch 1: reproducible costs 10.0 % of at most 5 %: missed by 5.0 points",
+        "bf16, batch 64: reproducible costs 10.0 % of at most 15 %: reached",
+    ]
+    assert list(decide("w8a8", speeds[:2])) == [
+        "w8a8, batch 1: reproducible costs 10.0 % of at most 5 %: missed by 5.0 points"
     ]
     gap = [figure("first to last kernel", 50.0), figure("kernels", 42.0)]
-    assert list(gpu_check.decide("gap", gap)) == ["8.00 of 50.00 ms of a step are in no kernel: shorten the gaps first"]
+    assert list(decide("gap", gap)) == ["8.00 of 50.00 ms of a step are in no kernel: shorten the gaps first"]
     limits = [
         figure("read", 4.5),
         *(figure("bf16 GEMM", rate, what=w) for w, rate in (("burst", 820), ("after 5 s", 700))),
     ]
-    assert "4.50 TB/s and 700 T operations/s in bf16 (820" in next(gpu_check.decide("limits", limits))
+    assert "4.50 TB/s and 700 T operations/s in bf16 (820" in next(decide("limits", limits))

@@ -138,7 +138,7 @@ def gtest(program: str, folder: Path) -> tuple[Path, list[str]]:
 def test_interrupted_shards_end_and_name_the_running_test(number: signal.Signals, tmp_path: Path) -> None:
     program, script = gtest(
         'echo "[ RUN      ] Suite.passes"; echo "[       OK ] Suite.passes (0 ms)"; echo "[ RUN      ] Suite.hangs"\n'
-        'echo $$ >"$TEST_TMPDIR/pid-$GTEST_SHARD_INDEX"; exec sleep 300',
+        'echo $$ >"$TEST_TMPDIR/pid-$GTEST_SHARD_INDEX"; exec sleep 3000',
         tmp_path,
     )
     running = subprocess.Popen(

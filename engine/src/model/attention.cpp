@@ -42,7 +42,7 @@ class Attention final : public Block {
     const auto qkv = prefix_ + "w_qkv" + number, out = prefix_ + "wo";
     cache_layer_ = loader.cache_layer;
     if (config_.qk_norm) load_norms(loader);
-    if (config_.kv_scales != "none" && !shard_.is_mtp) {
+    if (loader.fp8_cache && config_.kv_scales != "none" && !shard_.is_mtp) {
       k_scales_ = load_scales(loader, "k_scale.weight");
       v_scales_ = load_scales(loader, "v_scale.weight");
     }

@@ -68,6 +68,7 @@ void Decoder::load(const WeightFiles& files) {
   const std::int64_t hidden = config_.hidden_units;
   const auto type = plan_.precision.weight;
   WeightLoader loader(files, ops_, type, config_.norm_unit_offset, tables_);
+  loader.fp8_cache = plan_.kv_layout.quant_bits == ops::kKvFp8;
   for (const auto& part : plan_.parts) {
     auto& norms = norms_.emplace_back();
     const bool joined = is_head(config_) && norms_.size() == 1;  // the attention of a head reads other norms

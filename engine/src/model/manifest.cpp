@@ -437,6 +437,7 @@ Manifest::Elements Manifest::elements(int rank, bool dense_output) const {
   Elements out;
   for (const auto& [name, tensor] : tensors_) {
     if (tensor.rank.value_or(rank) != rank) continue;
+    if (name.ends_with(".k_scale.weight") || name.ends_with(".v_scale.weight")) continue;
     // These are dequantised when they are loaded (mla.cpp, WeightLoader::embedding() and unit_rows()).
     const auto has = [&name](std::string_view word) { return name.find(word) != std::string::npos; };
     const bool dequantised = has(".wkv_b.") || has(".wk_b.") || has(".wv_b.") || name.ends_with("_embeddings.weight") ||

@@ -109,7 +109,8 @@ class Manifest {
 
   // Finds a tensor by its canonical name. Throws Error(invalid_argument) if there is none.
   const Tensor& tensor(std::string_view name) const;
-  // Sums over all tensors that a rank reads. dense_output: a quantised output layer counts as dense. Throws
+  // Sums over all tensors that a rank reads, without the scales of an FP8 cache, which are loaded for each head.
+  // dense_output: a quantised output layer counts as dense. Throws
   // Error(invalid_argument) if they exceed the memory of any machine.
   Elements elements(int rank, bool dense_output = false) const;
 

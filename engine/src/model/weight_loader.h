@@ -77,6 +77,7 @@ class WeightLoader {
   const PositionTables& tables;
   const DType weight;  // the type of weights that are not quantised
   int cache_layer = 0;  // the layer of the next block's KV cache
+  bool fp8_cache = false;  // the KV cache stores FP8, with the model's scales
   LinearPlaces places;  // of the weights that linear() has made
   std::int64_t bytes = 0, bytes_per_step = 0;  // of the loaded matrices, and what a step of one token reads
 

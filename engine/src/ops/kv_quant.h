@@ -38,7 +38,8 @@ inline constexpr float kKvF16Max = 65504;
 inline constexpr int kKvFp8 = 16;
 
 // `bits`, here and below: 8 or 4 for integers, kKvFp8 for FP8; the values of the setting quant_policy.
-constexpr bool is_kv_quant_bits(int bits) { return bits == 4 || bits == 8 || bits == kKvFp8; }
+constexpr bool kv_holds_integers(int bits) { return bits == 4 || bits == 8; }  // and scales and zeros
+constexpr bool is_kv_quant_bits(int bits) { return kv_holds_integers(bits) || bits == kKvFp8; }
 
 // Largest integer: 15 or 255.
 constexpr int kv_quant_max(int bits) { return (1 << bits) - 1; }
@@ -47,7 +48,7 @@ constexpr int kv_quant_max(int bits) { return (1 << bits) - 1; }
 constexpr std::size_t kv_quant_row_bytes(int head_dim, int bits) {
   return static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(bits == kKvFp8 ? 8 : bits) / 8;
 }
-constexpr std::size_t kv_quant_scale_bytes(int bits) { return bits == kKvFp8 ? 0 : 4; }
+constexpr std::size_t kv_quant_scale_bytes(int bits) { return kv_holds_integers(bits) ? 4 : 0; }
 constexpr std::size_t kv_quant_token_bytes(int head_dim, int bits) {
   return kv_quant_row_bytes(head_dim, bits) + kv_quant_scale_bytes(bits);
 }

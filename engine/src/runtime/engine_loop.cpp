@@ -171,8 +171,7 @@ void Engine::Impl::fill(Step& step, StepPlan plan) {
   step.hidden_rows.clear();
   const auto kinds = blocks_->kinds();
   for (const auto& kind : kinds) {
-    // Units before the window stay 0: no row attends to them. GPU kernels read whole tiles of 64 tokens, so with
-    // shorter units they may read block 0, mask its keys, and multiply its values by 0.
+    // Units before the window stay 0: no row attends to them, and no kernel uses the values of block 0 for them.
     if (kind.kind() == CacheKind::window) step.block_tables.window.assign(step.block_tables.full.size(), 0);
   }
 

@@ -80,7 +80,7 @@ std::size_t graph_bytes(const ModelConfig& model, int max_rows, int sampled_rows
 
 // Upper bound of the memory for 16-bit copies of blocks of the KV cache (PromptKernels).
 std::size_t wide_bytes(const ops::KvLayout& layout, const ops::StepLimits& limits, bool reproducible) {
-  if ((layout.quant_bits != 4 && layout.quant_bits != 8) || reproducible || !cuda::unproven_setting()) return 0;
+  if (layout.quant_bits == 0 || reproducible || !cuda::unproven_setting()) return 0;
   auto copies = layout;
   copies.quant_bits = 0;
   std::size_t block = 0;
@@ -321,6 +321,11 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   if (model.alibi) floats += static_cast<std::size_t>(shard.heads);
   const model::DecoderPlan plan(model, manifest.layers(), shard, rules, limits);
   plan.kv_layout.check();
+  if (limits.kv_quant_bits == ops::kKvFp8 && model.kv_scales != "none" && !shard.is_mtp) {
+    for (const auto& layer : plan.kv_layout.layers) {
+      if (layer.kind != CacheKind::state) floats += 2 * static_cast<std::size_t>(layer.kv_heads);
+    }
+  }
   if (device != "null") {  // the null device keeps no weights
     out.tables = model::RotaryTables(model, limits.max_positions, limits.max_rows).bytes();
     out.weights = static_cast<std::size_t>(elements.matrices) * size_of(precision.weight) +

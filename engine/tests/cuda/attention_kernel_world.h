@@ -1,7 +1,7 @@
 // Sequences with random q, k and v, the device's attention over their blocks, and the expected result in double.
 //
-// Cache slots that a step must not read hold NaN, and so do padding rows. Block tables end with invalid blocks, and
-// begin with invalid blocks before a window.
+// Cache slots whose values a step must not use hold NaN, and so do padding rows. Block tables end with invalid blocks, and
+// begin with a block of NaN before a window: the engine's tables begin with block 0, which may be of any sequence.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -52,6 +52,7 @@ struct World {
   std::vector<Matrix> qkv;  // [sequence][length, (heads + 2 kv_heads) * head_dim]
   std::vector<std::vector<std::int32_t>> tables;
   int blocks = 0;
+  std::int32_t unowned;  // a block of no sequence
   float scale;
   int window = 0;
   float soft_cap = 0;
@@ -77,6 +78,7 @@ struct World {
       tables.emplace_back(free.end() - needed, free.end());
       free.resize(free.size() - static_cast<std::size_t>(needed));
     }
+    unowned = free.front();
   }
 
   // Bit 0 of `kinds` sets a window, bit 1 a soft cap, bit 2 slopes, bit 3 sinks.
@@ -123,19 +125,19 @@ struct World {
     return {data, type, shape.kv_heads, shape.head_dim, shape.block_len, quant_bits};
   }
 
-  // The first position that is read for rows from `position` on.
-  int first_read(int position) const {
-    return window == 0 ? 0 : std::max(0, position - window + 1) / kAttentionTile * kAttentionTile;
+  // The first position in the blocks of a sequence whose rows from `position` on are computed.
+  int first_stored(int position) const {
+    return window == 0 ? 0 : std::max(0, position - window + 1) / shape.block_len * shape.block_len;
   }
 
-  // The cache after the rows of `chunks` are stored. Data beyond them or before the window is NaN, or has NaN as its
-  // zero.
+  // The cache after the rows of `chunks` are stored. Data beyond them or in blocks before the window is NaN, or has NaN
+  // as its zero.
   std::vector<std::byte> cache(const Chunks& chunks) const {
     const auto there = layer(nullptr);
     std::vector<std::byte> out(static_cast<std::size_t>(there.block_bytes() * blocks), std::byte{0xff});
     for (const auto& chunk : chunks) {
       const auto s = static_cast<std::size_t>(chunk.sequence);
-      for (int position = first_read(chunk.begin); position < chunk.end; ++position) {
+      for (int position = first_stored(chunk.begin); position < chunk.end; ++position) {
         const auto block = tables[s][static_cast<std::size_t>(position / shape.block_len)];
         const int slot = position % shape.block_len;
         for (int h = 0; h < 2 * shape.kv_heads; ++h) {
@@ -182,7 +184,7 @@ struct World {
       begin.push_back(static_cast<std::int32_t>(flat.size()));
       const auto& table = tables[static_cast<std::size_t>(chunk.sequence)];
       flat.insert(flat.end(), table.begin(), table.begin() + divide_up(chunk.end, shape.block_len));
-      std::fill_n(flat.begin() + begin.back(), first_read(chunk.begin) / shape.block_len, 1 << 28);
+      std::fill_n(flat.begin() + begin.back(), first_stored(chunk.begin) / shape.block_len, unowned);
       flat.push_back(1 << 28);
       last = std::max(last, chunk.end);
     }

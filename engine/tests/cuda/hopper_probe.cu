@@ -81,11 +81,16 @@ CHARONIA_DEVICE void load_factor(std::uint32_t (&to)[4], const void* a, int row,
   }
 }
 
-template <int n>
-CHARONIA_DEVICE void store_sums(const ProductProbe& p, const float (&d)[n / 2], int row) {
+// The place of sum i of a lane.
+template <class Sum, int n>
+CHARONIA_DEVICE Sum& sum_at(const ProductProbe& p, int row, int i) {
   const int g = lane_id() / 4, t = lane_id() % 4;
+  return static_cast<Sum*>(p.out)[(row + g + i % 4 / 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2];
+}
+template <int n, class Sum>
+CHARONIA_DEVICE void store_sums(const ProductProbe& p, const Sum (&d)[n / 2], int row) {
   CHARONIA_UNROLL
-  for (int i = 0; i < n / 2; ++i) p.out[(row + g + i % 4 / 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2] = d[i];
+  for (int i = 0; i < n / 2; ++i) sum_at<Sum, n>(p, row, i) = d[i];
 }
 
 constexpr int kWarpgroup = 128;
@@ -129,10 +134,9 @@ void wgmma_kernel(CHARONIA_GRID_CONSTANT const ProductProbe p) {
   } else {
     take_registers<232>();
     const int row = warp_id() % 4 * 16;
-    float d[n / 2];
-    const int g = lane_id() / 4, t = lane_id() % 4;
+    SumType<T> d[n / 2];
     CHARONIA_UNROLL
-    for (int i = 0; i < n / 2; ++i) d[i] = p.out[(row + g + i % 4 / 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2];
+    for (int i = 0; i < n / 2; ++i) d[i] = sum_at<SumType<T>, n>(p, row, i);
     std::uint32_t registers[kProbeK / 16][4];
     if constexpr (!kShared) {
       CHARONIA_UNROLL
@@ -208,6 +212,14 @@ bool launch_wgmma(Stream& stream, Factor factor, const ProductProbe& p) {
   return true;
 }
 
+template <int n>
+bool launch_integers(Stream& stream, Factor factor, const ProductProbe& p) {
+  if (factor != Factor::shared) return false;
+  launch(stream, "wgmma of integers", {.threads = 2 * kWarpgroup, .dynamic_shared_bytes = (kProbeM + n) * kProbeK * 2},
+         &wgmma_kernel<i8x2, n, Factor::shared>, p);
+  return true;
+}
+
 }  // namespace
 
 void probe_bulk(Stream& stream, const BulkProbe& probe) {
@@ -222,13 +234,17 @@ void probe_box(Stream& stream, const BoxProbe& probe) {
 }
 
 void probe_wgmma(Stream& stream, DType type, int n, Factor factor, const ProductProbe& probe) {
-  const bool known = with_half(type, [&]<class T>(T) {
+  const auto launch_half = [&]<class T>(T) {
     return n == 32    ? launch_wgmma<T, 32>(stream, factor, probe)
            : n == 64  ? launch_wgmma<T, 64>(stream, factor, probe)
            : n == 128 ? launch_wgmma<T, 128>(stream, factor, probe)
            : n == 256 ? launch_wgmma<T, 256>(stream, factor, probe)
                       : false;
-  });
+  };
+  const bool known = type != DType::i8 ? with_half(type, launch_half)
+                     : n == 128        ? launch_integers<128>(stream, factor, probe)
+                     : n == 256        ? launch_integers<256>(stream, factor, probe)
+                                       : false;
   if (!known) throw Error(ErrorCode::internal, "no probe of this type and size");
 }
 

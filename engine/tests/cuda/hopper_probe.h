@@ -25,7 +25,9 @@ struct BoxProbe {
 };
 void probe_box(Stream& stream, const BoxProbe& probe);
 
-// out [64, n] = a [64, 64] * b [n, 64]^T, with wgmma or mma; added to out if `add`.
+// out [64, n] = a [64, 64] * b [n, 64]^T, with wgmma or mma; added to out if `add`. With DType::i8 the elements are
+// pairs of int8 numbers, out has int, and only Factor::shared is known.
+//
 // Factor: the place of operand a: copied to shared memory or written there by threads, or registers.
 enum class Factor { shared, written, registers, registers_transposed };  // the last: operand b is [64, n]
 inline constexpr int kProbeM = 64, kProbeK = 64;
@@ -33,7 +35,7 @@ struct ProductProbe {
   TensorMap a_map, b_map;  // boxes of all rows and one width of the swizzle, or 16 bytes
   const void* a;
   const void* b;
-  float* out;
+  void* out;
   Swizzle swizzle;
   bool add;
 };

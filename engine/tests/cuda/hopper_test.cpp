@@ -55,13 +55,14 @@ TEST_F(HopperTest, bulk_copies_fill_a_ring_through_many_phases) {
 
 // The bytes of a box in shared memory.
 std::vector<unsigned char> expected_box(const TensorBox& box, const Halves& data, const int* at) {
-  const auto width = static_cast<std::size_t>(box.box[0]) * 2;
+  const auto size = size_of(box.type), width = static_cast<std::size_t>(box.box[0]) * size;
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(data.data());
   std::size_t rows = 1;
   for (int i = 1; i < box.rank; ++i) rows *= static_cast<std::size_t>(box.box[static_cast<std::size_t>(i)]);
   std::vector<unsigned char> out(rows * width);
   for (std::size_t row = 0; row < rows; ++row) {
     for (int column = 0; column < box.box[0]; ++column) {
-      std::int64_t index = at[0] + column, offset = index * 2;
+      std::int64_t index = at[0] + column, offset = index * static_cast<std::int64_t>(size);
       bool inside = index >= 0 && index < box.sizes[0];
       auto rest = static_cast<std::int64_t>(row);
       for (std::size_t i = 1; i < static_cast<std::size_t>(box.rank); ++i) {
@@ -70,13 +71,12 @@ std::vector<unsigned char> expected_box(const TensorBox& box, const Halves& data
         inside = inside && index >= 0 && index < box.sizes[i];
         offset += index * box.strides[i];
       }
-      const auto value = inside ? data[static_cast<std::size_t>(offset / 2)] : std::uint16_t{0};
+      if (!inside) continue;
       // Pieces of 16 bytes change places within 8 rows: piece p of row r goes to p ^ (r / (128 / width)).
-      std::size_t piece = static_cast<std::size_t>(column) / 8;
+      const std::size_t in_row = static_cast<std::size_t>(column) * size;
+      std::size_t piece = in_row / 16;
       if (box.swizzle != Swizzle::none) piece ^= row / (128 / width) % (width / 16);
-      const auto to = row * width + piece * 16 + static_cast<std::size_t>(column) % 8 * 2;
-      out[to] = static_cast<unsigned char>(value);
-      out[to + 1] = static_cast<unsigned char>(value >> 8);
+      std::memcpy(out.data() + row * width + piece * 16 + in_row % 16, bytes + offset, size);
     }
   }
   return out;
@@ -86,20 +86,23 @@ TEST_F(HopperTest, boxes_of_every_swizzle_and_rank_are_copied) {
   const auto data = numbers(DType::bf16, 8 * 6 * 40 * 72, 1, false);
   const DeviceArray<std::uint16_t> from(stream_, data);
   for (const auto swizzle : kSwizzles) {
-    const int columns = swizzle == Swizzle::none ? 24 : static_cast<int>(swizzle) / 2;
-    for (const int rank : {2, 3, 4}) {
+    for (const int rank : {2, 3, 4, -2, -4}) {
+      const auto type = rank < 0 ? DType::i8 : DType::bf16;
+      const int element = static_cast<int>(size_of(type));
+      const int columns = (swizzle == Swizzle::none ? 48 : static_cast<int>(swizzle)) / element;
       TensorBox box{.data = from.data(),
-                    .rank = rank,
-                    .sizes = {70, 40, 6, 8},
+                    .type = type,
+                    .rank = std::abs(rank),
+                    .sizes = {140 / element, 40, 6, 8},
                     .strides = {0, 144, 40 * 144, 6 * 40 * 144},
                     .box = {columns, 16, 3, 2},
                     .swizzle = swizzle};
       // Inside, and beyond the end and the beginning of several dimensions.
       for (const std::array<int, 4> at : {std::array{0, 0, 0, 0}, {8, 3, 2, 5}, {48, 30, 5, 7}, {-8, -3, -1, -1}}) {
-        SCOPED_TRACE(cat("swizzle ", static_cast<int>(swizzle), " rank ", rank, " at ", at[0]));
+        SCOPED_TRACE(cat(to_string(type), " swizzle ", static_cast<int>(swizzle), " rank ", box.rank, " at ", at[0]));
         const auto expected = expected_box(box, data, at.data());
         const DeviceArray<unsigned char> to(stream_, std::vector<unsigned char>(expected.size(), 0xee));
-        BoxProbe probe{make_tensor_map(box), {}, rank, static_cast<int>(expected.size()), to.data()};
+        BoxProbe probe{make_tensor_map(box), {}, box.rank, static_cast<int>(expected.size()), to.data()};
         std::ranges::copy(at, probe.at);
         probe_box(stream_, probe);
         ASSERT_EQ(to.host(), expected);
@@ -113,8 +116,9 @@ struct Factors {
 };
 
 // Runs wgmma, or mma if `factor` is empty, and returns [64, n]. d: the initial sums.
-std::vector<float> product(Stream& stream, DType type, int n, std::optional<Factor> factor, Swizzle swizzle, bool add,
-                           const Factors& host, const std::vector<float>& d) {
+template <class Sum>
+std::vector<Sum> product(Stream& stream, DType type, int n, std::optional<Factor> factor, Swizzle swizzle, bool add,
+                         const Factors& host, const std::vector<Sum>& d) {
   const bool transposed = factor == Factor::registers_transposed;
   auto turned = host.b;
   for (int row = 0; transposed && row < n; ++row) {
@@ -123,11 +127,11 @@ std::vector<float> product(Stream& stream, DType type, int n, std::optional<Fact
     }
   }
   const DeviceArray<std::uint16_t> a(stream, host.a), b(stream, turned);
-  const DeviceArray<float> out(stream, d);
+  const DeviceArray<Sum> out(stream, d);
   const int columns = swizzle == Swizzle::none ? 8 : static_cast<int>(swizzle) / 2;
   const auto map = [&](const DeviceArray<std::uint16_t>& of, int rows, int width) {
     return make_tensor_map({.data = of.data(),
-                            .type = type,
+                            .type = type == DType::i8 ? DType::f16 : type,  // in pairs
                             .sizes = {width, rows},
                             .strides = {0, 2 * width},
                             .box = {columns, rows},
@@ -175,6 +179,41 @@ TEST_F(HopperTest, products_of_every_shape_and_swizzle_are_exact) {
           const std::vector<float> before(plain.size(), add ? 3.0F : std::nanf(""));
           ASSERT_EQ(product(stream_, type, n, factor, swizzle, add, host, before), expected);
         }
+      }
+    }
+  }
+}
+
+TEST_F(HopperTest, products_of_integers_are_exact) {
+  if (!wgmma_) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
+  std::mt19937 random(6);
+  const auto pairs = [&](int rows) {
+    Halves out(static_cast<std::size_t>(rows) * kProbeK);
+    for (auto& x : out) x = static_cast<std::uint16_t>(random());
+    std::fill_n(out.begin(), kProbeK, std::uint16_t{0x8080});  // the greatest sum
+    return out;
+  };
+  for (const int n : {128, 256}) {
+    const Factors host{pairs(kProbeM), pairs(n)};
+    const auto number = [](std::uint16_t pair, int i) {
+      return static_cast<int>(static_cast<std::int8_t>(pair >> 8 * i));
+    };
+    std::vector<int> plain(static_cast<std::size_t>(kProbeM * n));
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      for (std::size_t k = 0; k < 2 * kProbeK; ++k) {
+        plain[i] += number(host.a[i / static_cast<std::size_t>(n) * kProbeK + k / 2], k % 2) *
+                    number(host.b[i % static_cast<std::size_t>(n) * kProbeK + k / 2], k % 2);
+      }
+    }
+    for (const auto swizzle : kSwizzles) {
+      for (const bool add : {false, true}) {
+        SCOPED_TRACE(cat("n ", n, " swizzle ", static_cast<int>(swizzle), " add ", add));
+        constexpr int kBefore = (1 << 30) + 1;  // more bits than a float has
+        auto expected = plain;
+        for (auto& x : expected) x += add ? kBefore : 0;
+        ASSERT_EQ(
+            product(stream_, DType::i8, n, Factor::shared, swizzle, add, host, std::vector<int>(plain.size(), kBefore)),
+            expected);
       }
     }
   }

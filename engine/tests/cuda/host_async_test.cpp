@@ -346,6 +346,17 @@ TEST(HostAsyncTest, products_are_computed_at_the_wait) {
   expect_of_product("the sums of a product changed", [](float (&d)[kN / 2], auto&) { d[2] = 0; });
   expect_of_product("the registers of operand a changed", [](auto&, std::uint32_t (&a)[4]) { a[0] = 0; });
   expect_of_product("operand in shared memory was written", [](auto&, auto&) { swizzled_shared()[100] = 1; });
+  expect_error("", [] {
+    make_operands();
+    int d[64];
+    for (auto& x : d) x = 7;
+    wgmma_fence();
+    wgmma<i8x2, 128>(d, operand(), operand(), true);
+    wgmma_commit();
+    EXPECT_EQ(d[3], -1);
+    wgmma_wait<0>();
+    EXPECT_EQ(d[3], 7);
+  });
   // A second product may use the same sums and registers, after a new fence if a wait was between them.
   expect_of_product("", [](float (&d)[kN / 2], std::uint32_t (&a)[4]) {
     multiply(d, a);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "attention_kernel_world.h"
 #include "charonia/error.h"
@@ -20,11 +21,14 @@ class PromptKernelsTest : public ::testing::Test {
     broken_ = nullptr;
     broken_rows_ = 0;
     least_units_ = 1e9;
+    times_ = 0;
   }
 
   // Options whose measurements say that wgmma takes this many times as long as the other kernel.
   PromptKernels::Options options(double ratio = 0.5) {
-    PromptKernels::Options out{.unproven = true};
+    PromptKernels::Options out;
+    out.unproven = true;
+    out.seconds = 3600;
     out.attention = [](Stream& stream, const DeviceInfo& device, const Tensor& to, const Tensor& qkv,
                        const CacheLayer& cache, const AttentionShape& shape, const ops::AttentionParams& how,
                        const AttentionWork& work) {
@@ -38,9 +42,22 @@ class PromptKernelsTest : public ::testing::Test {
     };
     out.timer = [ratio](Stream& stream, double expected, const std::function<void(int)>& issue) {
       EXPECT_GT(expected, 0);
+      ++times_;
       issue(0);
       stream.wait("test");
       return wgmma_ ? 1000 * ratio : 1000;
+    };
+    return out;
+  }
+  // The same, without steps; wgmma takes these times for the measured steps, in their order, tiles 1000 us.
+  static PromptKernels::Options timed(std::vector<double> wgmma) {
+    PromptKernels::Options out;
+    out.unproven = true;
+    out.seconds = 3600;
+    out.timer = [wgmma](Stream&, double, const std::function<void(int)>& issue) {
+      issue(0);
+      const auto at = static_cast<std::size_t>(times_++);
+      return at % 2 == 0 ? 1000 : wgmma.at(at / 2);
     };
     return out;
   }
@@ -52,11 +69,13 @@ class PromptKernelsTest : public ::testing::Test {
   }
 
   // Prepares one plan.
-  PromptKernels chosen(const PromptLayers& of, PromptKernels::Options with, int max_rows = 64) {
+  PromptKernels chosen(const PromptLayers& of, PromptKernels::Options with, int max_rows = 64,
+                       int max_positions = 256) {
     PromptKernels kernels(device_info(0), std::move(with));
-    kernels.prepare(stream_, {&of, 1}, max_rows);
+    kernels.prepare(stream_, {&of, 1}, max_rows, max_positions);
     return kernels;
   }
+  static constexpr const char* kName = "attention of prompts, 4 heads over 1 of 64, bf16, blocks of 64";
 
   Stream stream_;
   using Change = void(ops::AttentionParams&);
@@ -64,25 +83,76 @@ class PromptKernelsTest : public ::testing::Test {
   static inline std::int64_t broken_rows_;  // only in steps with this number of rows; 0: in all steps
   static inline bool wgmma_ = false;        // of the last call
   static inline double least_units_;        // of a thread block of wgmma, in steps that are not measured
-  static constexpr int kMeasuredRows = 128;  // two prompts of 64 rows
+  static inline int times_;                  // calls of the timer
+  static constexpr int kMeasuredRows = 256;  // four chunks of 64 rows
 };
 
 TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
-  for (const int bits : {0, 8, 4}) {
+  for (const int bits : {0, 8, 4, ops::kKvFp8}) {
     const auto faster = chosen(layers(bits), options());
     EXPECT_TRUE(faster.chosen(0));
-    EXPECT_TRUE(faster.uses_wgmma(0, 64));
-    EXPECT_FALSE(faster.uses_wgmma(0, 63));
+    EXPECT_TRUE(faster.uses_wgmma(0, 64, 0));
+    EXPECT_FALSE(faster.uses_wgmma(0, 63, 0));
+    EXPECT_FALSE(faster.uses_wgmma(1, 64, 0)) << "a plan that does not exist";
     EXPECT_EQ(faster.warning(), "");
     EXPECT_GE(least_units_, 3) << "the check does not reach a thread block's second unit";
     ASSERT_EQ(faster.report().size(), 1U);
-    EXPECT_EQ(faster.report()[0], std::string("attention of prompts, 4 heads over 1 of 64") +
-                                      (bits == 0 ? "" : bits == 8 ? ", 8-bit cache" : ", 4-bit cache") +
-                                      ": wgmma, measured with 64 rows: wgmma 500 us, tiles 1000 us");
+    EXPECT_EQ(faster.report()[0], std::string("attention of prompts, 4 heads over 1 of 64, bf16") +
+                                      (bits == 0   ? ""
+                                       : bits == 8 ? " in 8 bits"
+                                       : bits == 4 ? " in 4 bits"
+                                                   : " in FP8") +
+                                      ", blocks of 64, plain, after 0 and 192 positions: wgmma, measured with 64 rows: "
+                                      "wgmma 500 us, tiles 1000 us");
     const auto slower = chosen(layers(bits), options(1.5));
     EXPECT_FALSE(slower.chosen(0));
     EXPECT_EQ(slower.warning(), "");
   }
+}
+
+TEST_F(PromptKernelsTest, each_number_of_rows_has_its_own_choice) {
+  const auto kernels = chosen(layers(), timed({1500, 500}), 300, 512);
+  EXPECT_TRUE(kernels.chosen(0));
+  for (const auto& [rows, wgmma] : {std::pair{64, false}, {255, false}, {256, true}, {2048, true}, {9000, true}}) {
+    EXPECT_EQ(kernels.uses_wgmma(0, rows, 0), wgmma) << rows;
+  }
+  EXPECT_FALSE(kernels.uses_wgmma(0, 256, 2048)) << "not measured after many positions";
+  ASSERT_EQ(kernels.report().size(), 2U);
+  EXPECT_EQ(kernels.report()[1], std::string(kName) + ", plain, after 0 positions: wgmma, measured with 256 rows: wgmma "
+                                                      "500 us, tiles 1000 us");
+}
+
+TEST_F(PromptKernelsTest, chunks_after_many_positions_have_their_own_choice) {
+  const auto kernels = chosen(layers(), timed({500, 1500}), 64, 2048 + 64);
+  EXPECT_TRUE(kernels.uses_wgmma(0, 64, 2047));
+  EXPECT_FALSE(kernels.uses_wgmma(0, 64, 2048));
+  ASSERT_EQ(kernels.report().size(), 2U);
+  EXPECT_EQ(kernels.report()[1], std::string(kName) + ", plain, after 2048 positions: tiles, measured with 64 rows: "
+                                                      "wgmma 1500 us, tiles 1000 us");
+}
+
+TEST_F(PromptKernelsTest, times_are_stored_and_results_are_compared_again) {
+  const auto file = testing::TempDir() + "prompt_kernels_test.json";
+  std::filesystem::remove(file);
+  const auto stored = [&](double ratio) {
+    auto out = options(ratio);
+    out.memory = file;
+    return out;
+  };
+  EXPECT_TRUE(chosen(layers(), stored(0.5)).chosen(0));
+  EXPECT_EQ(times_, 2);
+  EXPECT_TRUE(chosen(layers(), stored(1.5)).chosen(0));
+  EXPECT_EQ(times_, 2) << "a stored time is measured again";
+  auto other = layers();
+  other.scores = {{.scale = 0.1F, .window = 90}};
+  EXPECT_FALSE(chosen(other, stored(1.5)).chosen(0)) << "other layers have their own times";
+  EXPECT_EQ(times_, 4);
+  broken_ = [](ops::AttentionParams& how) { how.scale *= 1.25F; };
+  const auto wrong = chosen(layers(), stored(0.5));
+  EXPECT_FALSE(wrong.chosen(0));
+  EXPECT_NE(wrong.warning(), "");
+  EXPECT_EQ(times_, 4);
+  std::filesystem::remove(file);
 }
 
 // Also with scores that have no exact probabilities.
@@ -103,9 +173,22 @@ TEST_F(PromptKernelsTest, right_results_agree_in_every_version_of_the_kernels) {
       add_scores(of, {.scale = 0.2F, .window = 30, .sinks = sinks.data()});  // the same version
       EXPECT_EQ(of.scores.size(), 5U);
     }
-    const auto kernels = chosen(of, options());
+    const auto kernels = chosen(of, options(), 64, 64);
     EXPECT_TRUE(kernels.chosen(0)) << dim << ' ' << kernels.report()[0];
   }
+}
+
+// Scales of v have their own version of the kernels. The check uses scales of its own.
+TEST_F(PromptKernelsTest, scales_of_values_belong_to_the_check) {
+  const DeviceArray<float> scales(stream_, {3e4F, 1e-5F});
+  auto of = layers(ops::kKvFp8);
+  of.shape.heads = 8, of.shape.kv_heads = of.cache.kv_heads = 2;
+  add_scores(of, {.scale = 0.1F, .v_scales = scales.data()});
+  add_scores(of, {.scale = 0.2F, .v_scales = scales.data()});  // the same version
+  EXPECT_EQ(of.scores.size(), 2U);
+  EXPECT_TRUE(chosen(of, options()).chosen(0));
+  broken_ = [](auto& how) { how.v_scales = nullptr; };
+  EXPECT_FALSE(chosen(of, options()).chosen(0));
 }
 
 TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
@@ -129,10 +212,12 @@ TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
       broken_ = change;
       const auto kernels = chosen(of, options());
       EXPECT_FALSE(kernels.chosen(0)) << &change - &faults[0].change;
-      EXPECT_EQ(kernels.warning(),
-                std::string("the kernel 'wgmma' for attention of prompts, 4 heads over 1 of 64") +
-                    (bits == 4 ? ", 4-bit cache" : "") +
-                    " gave results that differ from the other kernel's, and is not used. Please report this");
+      EXPECT_EQ(kernels.warning().find(std::string("the kernel 'wgmma' for attention of prompts, 4 heads over 1 of 64, ") +
+                                       (bits == 4 ? "bf16 in 4 bits, " : "bf16, ")),
+                0U);
+      EXPECT_NE(kernels.warning().find(
+                    " gave results that differ from the other kernel's, and is not used. Please report this"),
+                std::string::npos);
     }
   }
 }
@@ -143,7 +228,7 @@ TEST_F(PromptKernelsTest, a_kernel_with_wrong_results_in_the_measurement_only_is
   const auto kernels = chosen(layers(), options());
   EXPECT_FALSE(kernels.chosen(0));
   EXPECT_EQ(kernels.report()[0],
-            "attention of prompts, 4 heads over 1 of 64: tiles, because the results of wgmma were wrong");
+            std::string(kName) + ", plain, after 0 and 192 positions: tiles, because the results of wgmma were wrong");
   EXPECT_NE(kernels.warning(), "");
 }
 
@@ -161,7 +246,8 @@ TEST_F(PromptKernelsTest, without_a_measurement_the_kernel_is_not_chosen) {
   with.timer = nullptr;
   for (const auto& kernels : {chosen(layers(), with), chosen(layers(), options(), 63)}) {
     EXPECT_FALSE(kernels.chosen(0));
-    EXPECT_EQ(kernels.report()[0], "attention of prompts, 4 heads over 1 of 64: tiles, because nothing was measured");
+    EXPECT_EQ(kernels.report()[0].find(std::string(kName) + ", plain"), 0U);
+    EXPECT_NE(kernels.report()[0].find(": tiles, because nothing was measured"), std::string::npos);
   }
 }
 
@@ -170,8 +256,8 @@ TEST_F(PromptKernelsTest, layers_that_the_kernel_cannot_compute_keep_the_other_o
   const auto kernels = chosen(of, options());
   EXPECT_FALSE(kernels.chosen(0));
   EXPECT_EQ(kernels.report()[0],
-            "attention of prompts, 4 heads over 1 of 96: tiles, because of wgmma: it supports heads of 64, 128 and "
-            "256");
+            "attention of prompts, 4 heads over 1 of 96, bf16, blocks of 64, plain: tiles, because of wgmma: it supports "
+            "heads of 64, 128 and 256");
   of = layers();
   of.shape.reproducible = true;
   EXPECT_FALSE(chosen(of, options()).chosen(0));
@@ -185,7 +271,8 @@ TEST_F(PromptKernelsTest, a_kernel_that_cannot_be_launched_is_not_chosen) {
   const auto kernels = chosen(layers(), options());
   EXPECT_FALSE(kernels.chosen(0));
   EXPECT_EQ(kernels.report()[0],
-            "attention of prompts, 4 heads over 1 of 64: tiles, because wgmma failed: no room for the block");
+            std::string(kName) +
+                ", plain, after 0 and 192 positions: tiles, because wgmma failed: no room for the block");
   EXPECT_EQ(kernels.warning(), kernels.report()[0]);
 }
 
@@ -194,7 +281,8 @@ TEST_F(PromptKernelsTest, a_measurement_without_memory_is_a_warning) {
   const auto kernels = chosen(layers(), options());
   EXPECT_FALSE(kernels.chosen(0));
   EXPECT_EQ(kernels.warning(),
-            "attention of prompts, 4 heads over 1 of 64: tiles, because there is no memory to measure with");
+            std::string(kName) +
+                ", plain, after 0 and 192 positions: tiles, because there is no memory to measure with");
 }
 
 TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
@@ -203,7 +291,12 @@ TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
     with.wgmma = wgmma;
     EXPECT_EQ(chosen(layers(), with).chosen(0), wgmma);
     with.unproven = false;
-    EXPECT_EQ(chosen(layers(), with).chosen(0), wgmma);
+    const auto kernels = chosen(layers(), with);
+    EXPECT_EQ(kernels.report().size(), 1U);
+    for (const int before : {0, 10'000}) {
+      EXPECT_EQ(kernels.uses_wgmma(0, 64, before), wgmma);
+      EXPECT_FALSE(kernels.uses_wgmma(0, 63, before));
+    }
   }
 }
 
@@ -219,6 +312,11 @@ class Attention {
                                   .dtype = DType::bf16,
                                   .quant_bits = bits},
                                  {2 * stride_});
+    if (bits == ops::kKvFp8) {
+      Matrix scales(DType::f32, 1, kKvHeads);
+      for (int h = 0; h < kKvHeads; ++h) scales.set(0, h, 0.5F / static_cast<float>(h + 1));
+      scales_ = std::make_unique<ops::DeviceMatrix>(*ops_, scales);
+    }
     qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
     out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
     ops_->prepare({.max_rows = kRows,
@@ -255,13 +353,16 @@ class Attention {
  private:
   static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kPositions = 200;
   void issue(const ops::StepShape& shape) {
-    ops_->rotary_store(qkv_->slice(0, shape.rows), {}, *cache_, 0, kHeads);
-    ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads, {.scale = 0.125F});
+    const float* const scales = scales_ ? scales_->floats() : nullptr;
+    ops_->rotary_store(qkv_->slice(0, shape.rows), {.k_scales = scales, .v_scales = scales}, *cache_, 0, kHeads);
+    ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads,
+                    {.scale = 0.125F, .v_scales = scales});
   }
   std::unique_ptr<ops::Ops> ops_;
   int stride_;  // of the block tables
   std::unique_ptr<ops::KvCache> cache_;
   std::unique_ptr<ops::DeviceMatrix> qkv_, out_;
+  std::unique_ptr<ops::DeviceMatrix> scales_;  // of an FP8 cache
 };
 
 void expect_near(const Matrix& a, const Matrix& b, int rows) {
@@ -271,7 +372,7 @@ void expect_near(const Matrix& a, const Matrix& b, int rows) {
 }
 
 TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
-  for (const int bits : {0, 8, 4}) {
+  for (const int bits : {0, 8, 4, ops::kKvFp8}) {
     Attention with(bits, true), without(bits, false);
     EXPECT_EQ(with.report().back().find("attention of prompts, 4 heads over 2 of 64"), 0U) << with.report().back();
     for (const auto& [begin, end] : {std::pair{0, 70}, {70, 71}, {71, 190}}) {

@@ -90,6 +90,7 @@ class W8a8Test : public ::testing::Test {
       rows.rows = n;
       Prepared prepared(stream_, linear, rows);
       for (const auto& tactic : gemm_tactics(info, prepared.gemm, order)) {
+        if (unproven(tactic)) continue;  // W8a8WgmmaTest
         const int gap = tactic.stages % 3 == 0 ? 0 : 3;  // aligned or not
         const MatrixOnDevice out(stream_, Matrix(out_type, n, prepared.gemm.n, gap));
         prepared.set_out(out.tensor());
@@ -297,6 +298,194 @@ TEST_F(W8a8Test, fp8_of_the_library_equals_built_in_kernels_except_for_rounding)
       for (std::int64_t o = 0; o < kN; ++o) {
         ASSERT_NEAR(found.at(r, o), right.at(r, o), 0.01 * std::abs(right.at(r, o)) + 0.5) << r << ", " << o;
       }
+    }
+  }
+}
+
+// int8 with wgmma (w8a8_wgmma.cu), compared with the tile kernel bit for bit.
+class W8a8WgmmaTest : public W8a8Test {
+ protected:
+  void SetUp() override {
+    if (!device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
+  }
+
+  static std::vector<GemmTactic> wgmma_tactics(const DeviceInfo& device, const Gemm& gemm,
+                                               SumOrder order = SumOrder::fixed) {
+    auto tactics = gemm_tactics(device, gemm, order);
+    std::erase_if(tactics, [](const GemmTactic& one) { return one.kernel != GemmTactic::Kernel::wgmma; });
+    return tactics;
+  }
+  Matrix run(const Prepared& prepared, const GemmTactic& tactic, const MatrixOnDevice& out, const Matrix& before) {
+    const DeviceMemory workspace(gemm_workspace_bytes(tactic, prepared.gemm));
+    out.upload(before);
+    cuda::gemm(stream_, device_info(0), prepared.gemm, tactic, workspace.data());
+    std::vector<int> counters(kGemmCounterBytes / sizeof(int), -1);
+    stream_.download(counters.data(), workspace.data(), kGemmCounterBytes, "counters");
+    auto found = out.host();
+    EXPECT_TRUE(std::ranges::all_of(counters, [](int count) { return count == 0; }));
+    return found;
+  }
+};
+
+// Tiles beyond the rows, outputs and columns, outputs that are not aligned, both layouts, and blocks that compute one
+// to many tiles, or parts of them.
+TEST_F(W8a8WgmmaTest, every_tile_and_number_of_blocks_gives_the_bits_of_the_tile_kernel) {
+  struct Case {
+    std::int64_t n, k, rows;
+    DType type, out;
+    Activations how;
+    bool packed, bias;
+    std::int64_t gap;
+  };
+  const Case cases[] = {{520, 1040, 18, DType::bf16, DType::bf16, i8_token, false, true, 0},
+                        {264, 400, 64, DType::f16, DType::f16, i8_tensor, true, false, 3},
+                        {333, 272, 130, DType::bf16, DType::f32, i8_token, true, true, 3},
+                        {300, 144, 300, DType::bf16, DType::bf16, i8_token, false, true, 4},
+                        {128, 16, 65, DType::f32, DType::f32, i8_token, false, false, 0}};
+  for (const auto& c : cases) {
+    const auto source = MemoryQuantSource::random(random_, c.n, c.k, whole_rows(c.k, c.how));
+    const auto bias = Matrix::random(random_, DType::f32, c.n, 1);
+    const ops::HostMatrix biases[] = {bias.host()};
+    const auto weight = linear(source, c.type, c.packed, {biases, c.bias ? std::size_t{1} : 0});
+    auto in = Matrix::random(random_, c.type, c.rows, c.k);
+    in.set(c.rows - 1, 3, INFINITY);  // its outputs are NaN
+    const MatrixOnDevice on_device(stream_, in);
+    Prepared prepared(stream_, weight, on_device.tensor());
+    const Matrix untouched(c.out, c.rows, c.n, c.gap);
+    const MatrixOnDevice out(stream_, untouched);
+    prepared.set_out(out.tensor());
+    const auto expected = run(prepared, reference_tactic(device_info(0), prepared.gemm), out, untouched);
+    std::vector<GemmTactic> tiles;
+    for (auto tactic : wgmma_tactics(device_info(0), prepared.gemm)) {
+      if (tactic.sums == GemmTactic::Sums::parts) tiles.push_back(tactic);
+    }
+    ASSERT_EQ(tiles.size(), c.rows > 128 ? 2U : 1U);
+    for (auto tactic : tiles) {
+      for (const int blocks : {1, 2, 5, 60}) {
+        for (const auto sums : {GemmTactic::Sums::parts, GemmTactic::Sums::blocks}) {
+          if (sums == GemmTactic::Sums::blocks && tactic.stages == 4) continue;  // the largest tile is never shared
+          tactic.k_blocks = blocks, tactic.sums = sums;
+          const auto found = run(prepared, tactic, out, untouched);
+          expect_same_bits(found, expected, to_string(tactic) + ", " + std::to_string(c.rows) + " rows");
+          if (HasFatalFailure() || HasNonfatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(W8a8WgmmaTest, tactics_are_offered_for_integers_and_17_rows_or_more) {
+  auto device = device_info(0);
+  device.sms = 132;
+  const auto offered = [&](Activations how, std::int64_t rows, std::int64_t n = 4096) {
+    const float scale = 1;
+    const Gemm gemm{.type = DType::bf16,
+                    .weight_stride = 4096,
+                    .rows = rows,
+                    .n = n,
+                    .k = 4096,
+                    .quant = QuantWeight{.format = whole_rows(4096, how), .column_scales = &scale}};
+    EXPECT_FALSE(unproven(gemm_tactics(device, gemm).front())) << "the choice without measurements";
+    const auto tactics = wgmma_tactics(device, gemm);
+    EXPECT_EQ(tactics, wgmma_tactics(device, gemm, SumOrder::any));
+    std::vector<std::string> out;
+    for (const auto& one : tactics) out.push_back(to_string(one));
+    return out;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(offered(i8_token, 16), Names{});
+  EXPECT_EQ(offered(f8_token, 64), Names{});
+  EXPECT_EQ(offered(i8_token, 64),
+            (Names{"wgmma 64 x 256, 5 stages, 16 blocks", "wgmma 64 x 256, 5 stages, 32 blocks over k, one sum each",
+                   "wgmma 64 x 256, 5 stages, 64 blocks over k, one sum each",
+                   "wgmma 64 x 256, 5 stages, 132 blocks over k, one sum each"}));
+  EXPECT_EQ(offered(i8_tensor, 2048, 28672),
+            (Names{"wgmma 128 x 128, 6 stages, 128 blocks", "wgmma 128 x 128, 6 stages, 132 blocks over k, one sum each",
+                   "wgmma 128 x 256, 4 stages, 128 blocks"}));
+  device.wgmma = false;
+  EXPECT_EQ(offered(i8_token, 64), Names{});
+}
+
+// On a GPU, the blocks of a launch run at the same time, and so do the ends and begins of launches. The first GEMM's
+// blocks compute whole tiles and parts of tiles.
+TEST_F(W8a8WgmmaTest, launches_in_a_graph_share_a_workspace) {
+  struct One {
+    std::int64_t n;
+    GemmTactic tactic;
+  };
+  const One ones[] = {{1000, {GemmTactic::Kernel::wgmma, 64, 256, 5, 3, GemmTactic::Sums::blocks}},
+                      {300, {GemmTactic::Kernel::wgmma, 64, 256, 5, 7, GemmTactic::Sums::blocks}}};
+  constexpr std::int64_t kRows = 40, kK = 656;
+  const MatrixOnDevice in(stream_, Matrix::random(random_, DType::bf16, kRows, kK));
+  std::vector<std::unique_ptr<CudaW8a8Linear>> weights;
+  std::vector<std::unique_ptr<Prepared>> prepared;
+  std::vector<Matrix> expected;
+  std::size_t workspace_bytes = 0;
+  for (const auto& one : ones) {
+    const auto source = MemoryQuantSource::random(random_, one.n, kK, whole_rows(kK, i8_token));
+    weights.push_back(std::make_unique<CudaW8a8Linear>(linear(source, DType::bf16, false)));
+    prepared.push_back(std::make_unique<Prepared>(stream_, *weights.back(), in.tensor()));
+    const Matrix untouched(DType::bf16, kRows, one.n);
+    const MatrixOnDevice out(stream_, untouched);
+    prepared.back()->set_out(out.tensor());
+    expected.push_back(run(*prepared.back(), reference_tactic(device_info(0), prepared.back()->gemm), out, untouched));
+    workspace_bytes = std::max(workspace_bytes, gemm_workspace_bytes(one.tactic, prepared.back()->gemm));
+  }
+  const DeviceMemory workspace(workspace_bytes);
+  constexpr std::size_t kLaunches = 24;
+  std::vector<std::unique_ptr<MatrixOnDevice>> outs;
+  for (std::size_t i = 0; i < kLaunches; ++i) {
+    outs.push_back(std::make_unique<MatrixOnDevice>(stream_, Matrix(DType::bf16, kRows, ones[i % 2].n)));
+  }
+  Graph::begin(stream_);
+  for (std::size_t i = 0; i < kLaunches; ++i) {
+    prepared[i % 2]->set_out(outs[i]->tensor());
+    cuda::gemm(stream_, device_info(0), prepared[i % 2]->gemm, ones[i % 2].tactic, workspace.data());
+  }
+  const auto graph = Graph::end(stream_);
+  for (int turn = 0; turn < 2; ++turn) {
+    for (std::size_t i = 0; i < kLaunches; ++i) outs[i]->upload(Matrix(DType::bf16, kRows, ones[i % 2].n));
+    graph.launch(stream_, "GEMMs");
+    stream_.wait("GEMMs");
+    for (std::size_t i = 0; i < kLaunches; ++i) {
+      expect_same_bits(outs[i]->host(), expected[i % 2], "launch " + std::to_string(i));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// The start's measurement finds each candidate faster than the one before it.
+TEST_F(W8a8WgmmaTest, the_fastest_candidate_at_the_start_computes_the_gemm_in_both_modes) {
+  constexpr std::int64_t kRows = 40, kN = 300, kK = 272;
+  const auto source = MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, i8_token));
+  const MatrixOnDevice in(stream_, Matrix::random(random_, DType::bf16, kRows, kK));
+  std::optional<Matrix> first;
+  for (const bool reproducible : {false, true}) {
+    const auto weight = linear(source, DType::bf16, reproducible);
+    for (const bool unproven : {false, true}) {
+      GemmRunner::Options options;
+      options.reproducible = reproducible;
+      options.unproven = unproven;
+      double time = 1000;
+      options.timer = [&](Stream&, double, const std::function<void(int)>& issue) {
+        issue(0);
+        return --time;
+      };
+      GemmRunner runner(device_info(0), std::move(options));
+      auto gemm = weight.gemm();
+      gemm.out_type = DType::bf16;
+      runner.reserve(gemm);
+      runner.prepare(stream_, {&gemm, 1}, kRows);
+      EXPECT_EQ(runner.warning().find("differ"), std::string::npos) << runner.warning();
+      const auto report = runner.report();
+      EXPECT_EQ(report.back().find("own wgmma 64 x 256, 5 stages") != std::string::npos, unproven) << report.back();
+      const MatrixOnDevice out(stream_, Matrix(DType::bf16, kRows, kN));
+      gemm.in = in.tensor().data, gemm.in_stride = kK, gemm.rows = kRows;
+      gemm.out = out.tensor().data, gemm.out_stride = kN;
+      runner.run(stream_, gemm);
+      if (first) expect_same_bits(out.host(), *first, report.back());
+      first = out.host();
+      if (HasFatalFailure()) return;
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "emulator/host_async.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -29,27 +30,30 @@ bool is_nan(const void* at, std::size_t bytes) {
 }
 
 // Registers in flight have a pattern; returns their values. The first use saves them.
-template <class T, class Held>
-const std::vector<T>& hold(std::vector<Held>& held, T* at, std::size_t n, std::string_view what) {
+template <class Held>
+const std::vector<std::uint32_t>& hold(std::vector<Held>& held, std::uint32_t* at, std::size_t n,
+                                       std::string_view what) {
+  const auto bytes = n * sizeof(std::uint32_t);
   auto found = std::ranges::find(held, at, &Held::at);
   if (found == held.end()) {
     for (const auto& other : held) {
       if (at < other.at + other.values.size() && other.at < at + n)
         misuse(what, " overlap those of a product in flight");
     }
-    held.push_back({at, std::vector<T>(at, at + n)});
-    std::memset(at, kNaNByte, n * sizeof(T));
+    held.push_back({at, std::vector<std::uint32_t>(n)});
+    std::memcpy(held.back().values.data(), at, bytes);
+    std::memset(at, kNaNByte, bytes);
     return held.back().values;
   }
   if (found->values.size() != n) misuse(what, " are those of a product of another shape in flight");
-  if (!is_nan(at, n * sizeof(T))) misuse(what, " changed while a product was in flight");
+  if (!is_nan(at, bytes)) misuse(what, " changed while a product was in flight");
   return found->values;
 }
 
-template <class T, class Held>
-void give_back(std::vector<Held>& held, T* at, std::string_view what) {
+template <class Held>
+void give_back(std::vector<Held>& held, std::uint32_t* at, std::string_view what) {
   const auto found = std::ranges::find(held, at, &Held::at);
-  const auto bytes = found->values.size() * sizeof(T);
+  const auto bytes = found->values.size() * sizeof(std::uint32_t);
   if (!is_nan(at, bytes)) misuse(what, " changed while a product was in flight");
   std::memcpy(at, found->values.data(), bytes);
   held.erase(found);
@@ -61,6 +65,13 @@ void learn(std::vector<std::uint64_t>& known, const std::vector<std::uint64_t>& 
 }
 
 constexpr std::string_view kSums = "the sums of a product", kFactors = "the registers of operand a";
+
+std::uint32_t* words_of_sums(const Product& product) { return static_cast<std::uint32_t*>(product.sums); }
+
+// The numbers in a row of an operand.
+std::size_t numbers_of_row(const Product& product) {
+  return static_cast<std::size_t>(kProductK) * (product.integers ? 2 : 1);
+}
 
 }  // namespace
 
@@ -240,7 +251,8 @@ void Async::copy(void* to, const void* from, std::size_t bytes, void* barrier) {
 }
 
 void Async::copy_box(void* to, const TensorBox& box, const int* at, void* barrier) {
-  const auto width = static_cast<std::uint32_t>(box.box[0]) * 2;
+  const auto element = static_cast<std::int64_t>(size_of(box.type));
+  const auto width = static_cast<std::uint32_t>(box.box[0] * element);
   std::array<std::int64_t, TensorBox::kMaxRank> from{};
   std::int64_t rows = 1;
   for (int i = 0; i < box.rank; ++i) {
@@ -270,8 +282,8 @@ void Async::copy_box(void* to, const TensorBox& box, const int* at, void* barrie
       const auto first = std::max<std::int64_t>(from[0], 0);
       const auto last = std::min<std::int64_t>(from[0] + box.box[0], box.sizes[0]);
       if (first < last) {
-        std::memcpy(data.data() + row * width + (first - from[0]) * 2, source + first * 2,
-                    static_cast<std::size_t>(last - first) * 2);
+        std::memcpy(data.data() + row * width + (first - from[0]) * element, source + first * element,
+                    static_cast<std::size_t>((last - first) * element));
       }
     }
     return data;
@@ -286,7 +298,7 @@ void Async::fence() {
 // Products.
 
 Async::Operand Async::gather(const std::byte* memory, std::uint64_t descriptor, int rows, bool transposed,
-                             ToFloat to_float) const {
+                             const Product& of) const {
   const auto field = [&](int at) { return static_cast<std::uint32_t>(descriptor >> at & 0x3fffU) << 4; };
   const std::uint32_t start = field(0), across = field(16), eights = field(32);
   constexpr std::array kModes{Swizzle::none, Swizzle::of_128, Swizzle::of_64, Swizzle::of_32};
@@ -315,7 +327,9 @@ Async::Operand Async::gather(const std::byte* memory, std::uint64_t descriptor, 
       std::uint16_t bits = 0;
       std::memcpy(&bits, memory + at, sizeof bits);
       out.bits.push_back(bits);
-      out.values.push_back(to_float(bits));
+      std::array<float, 2> numbers{};
+      of.numbers_of(bits, numbers.data());
+      out.values.insert(out.values.end(), numbers.begin(), numbers.begin() + (of.integers ? 2 : 1));
     }
   }
   return out;
@@ -337,16 +351,16 @@ void Async::issue(std::size_t thread, const Product& product) {
   const auto number = self.issued++;
   if (number == group.first + group.products.size()) {
     Issued issued{.by = product, .registers = std::vector<std::array<std::uint32_t, 4>>(kGroupThreads)};
-    issued.b = gather(view(), product.b, product.n, product.transposed, product.to_float);
-    if (product.registers == nullptr) issued.a = gather(view(), product.a, kProductRows, false, product.to_float);
+    issued.b = gather(view(), product.b, product.n, product.transposed, product);
+    if (product.registers == nullptr) issued.a = gather(view(), product.a, kProductRows, false, product);
     group.products.push_back(std::move(issued));
   }
   auto& issued = group.products[number - group.first];
   const auto same = [](const Product& x) {
-    return std::tuple(x.n, x.to_float, x.registers == nullptr, x.a, x.b, x.transposed, x.add);
+    return std::tuple(x.n, x.numbers_of, x.registers == nullptr, x.a, x.b, x.transposed, x.add);
   };
   if (same(issued.by) != same(product)) misuse("calls wgmma() with other operands than the rest of its warpgroup");
-  hold(self.sums, product.sums, static_cast<std::size_t>(product.n / 2), kSums);
+  hold(self.sums, words_of_sums(product), static_cast<std::size_t>(product.n / 2), kSums);
   if (product.registers != nullptr) {
     const auto& values = hold(self.registers, product.registers, 4, kFactors);
     std::ranges::copy(values, issued.registers[thread % kGroupThreads].begin());
@@ -371,7 +385,7 @@ void Async::wait(std::size_t thread, int all_but_last) {
       return std::ranges::any_of(
           self.pending, [&](const Pending& other) { return other.product.*member == pending.product.*member; });
     };
-    if (!used(&Product::sums)) give_back(self.sums, pending.product.sums, kSums);
+    if (!used(&Product::sums)) give_back(self.sums, words_of_sums(pending.product), kSums);
     if (pending.product.registers != nullptr && !used(&Product::registers)) {
       give_back(self.registers, pending.product.registers, kFactors);
     }
@@ -387,7 +401,7 @@ void Async::compute(std::size_t thread, const Pending& pending) {
   const auto in_group = thread % kGroupThreads, lane = in_group % 32, warp = in_group / 32;
   if (lane == 0) {
     const auto changed = [&](const Operand& before, std::uint64_t descriptor, int rows, bool transposed) {
-      return gather(shared_, descriptor, rows, transposed, product.to_float).bits != before.bits;
+      return gather(shared_, descriptor, rows, transposed, product).bits != before.bits;
     };
     if (changed(issued.b, product.b, product.n, product.transposed) ||
         (product.registers == nullptr && changed(issued.a, product.a, kProductRows, false))) {
@@ -397,23 +411,28 @@ void Async::compute(std::size_t thread, const Pending& pending) {
     }
   }
   const auto g = lane / 4, t = lane % 4;
-  std::array<std::array<float, kProductK>, 2> a{};  // rows g and g + 8 of the warp
+  const auto numbers = numbers_of_row(product);
+  std::array<std::array<float, kProductK>, 2> of_registers{};  // rows g and g + 8 of the warp
+  std::array<const float*, 2> a{};
   for (std::size_t half = 0; half < 2; ++half) {
-    for (std::size_t k = 0; k < kProductK; ++k) {
-      if (product.registers == nullptr) {
-        a[half][k] = issued.a.values[(16 * warp + g + 8 * half) * kProductK + k];
-      } else {
-        const auto& from = issued.registers[32 * warp + 4 * g + k % 8 / 2];
-        a[half][k] = product.to_float(static_cast<std::uint16_t>(from[half + k / 8 * 2] >> 16 * (k % 2)));
-      }
+    a[half] = of_registers[half].data();
+    if (product.registers == nullptr) a[half] = issued.a.values.data() + (16 * warp + g + 8 * half) * numbers;
+    for (std::size_t k = 0; product.registers != nullptr && k < kProductK; ++k) {
+      const auto& from = issued.registers[32 * warp + 4 * g + k % 8 / 2];
+      product.numbers_of(static_cast<std::uint16_t>(from[half + k / 8 * 2] >> 16 * (k % 2)), &of_registers[half][k]);
     }
   }
-  auto& sums = std::ranges::find(self.sums, product.sums, &Held<float>::at)->values;
+  auto& sums = std::ranges::find(self.sums, words_of_sums(product), &Held::at)->values;
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const auto column = i / 4 * 8 + 2 * t + i % 2;
-    float sum = 0;
-    for (std::size_t k = 0; k < kProductK; ++k) sum += a[i % 4 / 2][k] * issued.b.values[column * kProductK + k];
-    sums[i] = product.add ? sums[i] + sum : sum;
+    const float* const b = issued.b.values.data() + column * numbers;
+    float sum = 0;  // exact for integers: 32 products of 8 bits
+    for (std::size_t k = 0; k < numbers; ++k) sum += a[i % 4 / 2][k] * b[k];
+    if (product.integers) {
+      sums[i] = (product.add ? sums[i] : 0U) + static_cast<std::uint32_t>(static_cast<std::int32_t>(sum));
+    } else {
+      sums[i] = std::bit_cast<std::uint32_t>(product.add ? std::bit_cast<float>(sums[i]) + sum : sum);
+    }
   }
   if (++issued.done == static_cast<int>(kGroupThreads)) {
     while (!group.products.empty() && group.products.front().done == static_cast<int>(kGroupThreads)) {

@@ -39,13 +39,15 @@ struct Misuse {
   std::string text;
 };
 
-using ToFloat = float (*)(std::uint16_t);
+// Writes the number in an element of a product, or the two numbers in a pair of integers.
+using NumbersOf = void (*)(std::uint16_t, float*);
 
 // A product as one thread issues it.
 struct Product {
-  float* sums = nullptr;  // [n / 2]
+  void* sums = nullptr;  // [n / 2]: float, or int for integers
   int n = 0;
-  ToFloat to_float = nullptr;
+  NumbersOf numbers_of = nullptr;
+  bool integers = false;               // the elements are pairs
   std::uint32_t* registers = nullptr;  // 4 of operand a; null: in shared memory
   std::uint64_t a = 0, b = 0;          // descriptors
   bool transposed = false, add = false;
@@ -103,7 +105,7 @@ class Async {
   };
   struct Operand {
     std::vector<std::uint16_t> bits;  // [rows, 16]
-    std::vector<float> values;
+    std::vector<float> values;        // the same, or [rows, 32] of pairs
   };
   struct Issued {
     Product by;  // of the first thread
@@ -119,18 +121,16 @@ class Async {
     Product product;
     std::size_t number, group;
   };
-  // Registers in flight, and their values.
-  template <class T>
+  // Registers in flight, and the bits of their values.
   struct Held {
-    T* at;
-    std::vector<T> values;
+    std::uint32_t* at;
+    std::vector<std::uint32_t> values;
   };
   struct Thread {
     bool fenced = false;
     std::size_t issued = 0, groups = 0;
     std::deque<Pending> pending;
-    std::vector<Held<float>> sums;
-    std::vector<Held<std::uint32_t>> registers;
+    std::vector<Held> sums, registers;
   };
 
   void check_swizzle(Swizzle swizzle) const;
@@ -140,7 +140,7 @@ class Async {
   void add_copy(void* to, std::vector<std::uint32_t> places, std::function<std::vector<std::byte>()> read,
                 void* barrier);
   void check_place(const void* to, std::size_t bytes, std::size_t alignment) const;
-  Operand gather(const std::byte* memory, std::uint64_t descriptor, int rows, bool transposed, ToFloat to_float) const;
+  Operand gather(const std::byte* memory, std::uint64_t descriptor, int rows, bool transposed, const Product& of) const;
   void compute(std::size_t thread, const Pending& pending);
   std::byte* view();
 

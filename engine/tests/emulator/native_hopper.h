@@ -45,11 +45,23 @@ void leave_registers() {
   take_registers<n>();
 }
 
+// The number in an element, or the two numbers in a pair.
+template <class T>
+void numbers_of(std::uint16_t bits, float* to) {
+  if constexpr (std::is_same_v<T, i8x2>) {
+    for (int i = 0; i < 2; ++i) to[i] = static_cast<std::int8_t>(bits >> 8 * i);
+  } else {
+    *to = to_float(T{bits});
+  }
+}
+
 template <class T, int n, bool kTransposed = false>
-void wgmma(float (&d)[n / 2], std::uint64_t a, std::uint64_t b, bool add) {
+void wgmma(SumType<T> (&d)[n / 2], std::uint64_t a, std::uint64_t b, bool add) {
+  static_assert(!kIsPair<T> || (!kTransposed && (n == 128 || n == 256)));
   host_grid::issue_product({.sums = d,
                             .n = n,
-                            .to_float = [](std::uint16_t bits) { return to_float(T{bits}); },
+                            .numbers_of = numbers_of<T>,
+                            .integers = kIsPair<T>,
                             .a = a,
                             .b = b,
                             .transposed = kTransposed,
@@ -57,13 +69,9 @@ void wgmma(float (&d)[n / 2], std::uint64_t a, std::uint64_t b, bool add) {
 }
 template <class T, int n, bool kTransposed = false>
 void wgmma(float (&d)[n / 2], std::uint32_t* a, std::uint64_t b, bool add) {
-  host_grid::issue_product({.sums = d,
-                            .n = n,
-                            .to_float = [](std::uint16_t bits) { return to_float(T{bits}); },
-                            .registers = a,
-                            .b = b,
-                            .transposed = kTransposed,
-                            .add = add});
+  static_assert(!kIsPair<T>);
+  host_grid::issue_product(
+      {.sums = d, .n = n, .numbers_of = numbers_of<T>, .registers = a, .b = b, .transposed = kTransposed, .add = add});
 }
 
 }  // namespace charonia::cuda

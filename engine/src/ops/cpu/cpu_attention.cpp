@@ -109,8 +109,8 @@ void store_fp8(std::byte* kv, int slot, int block_len, int head_dim, const float
 }
 
 // The same as integers; `kv` points to the head's k in the block that holds `slot`.
-void store_quantised(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, int dim, const float* k,
-                     const float* v) {
+void store_integers(const Kernels& kernels, std::byte* kv, int slot, const KvLayout& layout, int dim, const float* k,
+                    const float* v) {
   const int bits = layout.quant_bits, half = dim / 2;
   const std::int64_t block_len = layout.block_len;
   const auto row_bytes = static_cast<std::int64_t>(kv_quant_row_bytes(dim, bits));
@@ -240,10 +240,10 @@ void CpuOps::rotary_store(const Tensor& qkv, const RotaryParams& how, KvCache& c
       const float* const k = q + static_cast<std::int64_t>(heads + h) * dim;
       const float* const v = k + static_cast<std::int64_t>(kv_heads) * dim;
       auto* const at = of_layer.head(h) + block;
-      if (layout.quant_bits == kKvFp8) {
+      if (kv_holds_integers(layout.quant_bits)) {
+        store_integers(kernels_, at, slot, layout, dim, k, v);
+      } else if (layout.quant_bits == kKvFp8) {
         store_fp8(at, slot, block_len, dim, k, v, scaled ? how.k_scales[h] : 1, scaled ? how.v_scales[h] : 1);
-      } else if (layout.quant_bits != 0) {
-        store_quantised(kernels_, at, slot, layout, dim, k, v);
       } else {
         store_floats(kernels_, at, slot, layout, dim, k, v);
       }

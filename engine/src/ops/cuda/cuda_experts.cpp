@@ -131,6 +131,47 @@ std::optional<QuantWeight> CudaExperts::down_quant() const {
   return quant;
 }
 
+ExpertGemm CudaExperts::gate_up_gemm() const {
+  const auto hidden = round_up(hidden_, kExpertVector);
+  return {.type = type_,
+          .in_stride = hidden,
+          .weight = gate_up(),
+          .bias = gate_up_bias(),
+          .n = 2 * round_up(inter_, kExpertVector),
+          .k = hidden,
+          .gated = true,
+          .quant = gate_up_quant()};
+}
+
+ExpertGemm CudaExperts::down_gemm() const {
+  const auto inter = round_up(inter_, kExpertVector);
+  return {.type = type_,
+          .in_stride = inter,
+          .weight = down(),
+          .bias = down_bias(),
+          .n = round_up(hidden_, kExpertVector),
+          .k = inter,
+          .quant = down_quant()};
+}
+
+RouteParams route_params(const ExpertsWorkspace& space, void* memory, int experts, const ops::RouterParams& how,
+                         int tile_rows) {
+  const auto part = [&]<class T>(std::size_t offset, T*) {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(memory) + offset);
+  };
+  constexpr std::int32_t* kIntegers = nullptr;
+  return {.rows = static_cast<int>(space.assignments / how.top_k),
+          .experts = experts,
+          .how = how,
+          .tile_rows = tile_rows,
+          .num_tiles = static_cast<int>(max_expert_tiles(space.assignments, experts, tile_rows)),
+          .chosen = part(space.chosen, kIntegers),
+          .weights = part(space.weights, static_cast<float*>(nullptr)),
+          .places = part(space.places, kIntegers),
+          .rows_of = part(space.rows_of, kIntegers),
+          .tiles = part(space.tiles, static_cast<ExpertTile*>(nullptr))};
+}
+
 CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weight, MatrixUpload& upload)
     : type_(weight) {
   check_count(experts.size());
@@ -251,7 +292,7 @@ void check_experts(const ops::Tensor& out, const ops::Tensor& in, const ops::Ten
 class ExpertsRun {
  public:
   ExpertsRun(Stream& stream, const DeviceInfo& device, const CudaExperts& weights, std::int64_t rows,
-             const ops::RouterParams& how, void* scratch, bool wgmma)
+             const ops::RouterParams& how, void* scratch, ExpertKernels::Use wgmma)
       : stream_(stream),
         device_(device),
         weights_(weights),
@@ -265,16 +306,7 @@ class ExpertsRun {
         gate_up_ ? quant_expert_tile_rows(type, {gate_up_->format, space_.hidden}, {down_->format, space_.inter},
                                           space_.assignments, weights.count())
                  : expert_tile_rows(type, space_.assignments, weights.count());
-    route_ = {.rows = static_cast<int>(rows),
-              .experts = weights.count(),
-              .how = how,
-              .tile_rows = tile_rows,
-              .num_tiles = static_cast<int>(max_expert_tiles(space_.assignments, weights.count(), tile_rows)),
-              .chosen = part<std::int32_t>(space_.chosen),
-              .weights = part<float>(space_.weights),
-              .places = part<std::int32_t>(space_.places),
-              .rows_of = part<std::int32_t>(space_.rows_of),
-              .tiles = part<ExpertTile>(space_.tiles)};
+    route_ = route_params(space_, memory_, weights.count(), how, tile_rows);
   }
 
   // real_rows: see RouteParams.
@@ -309,17 +341,13 @@ class ExpertsRun {
     } else if (!readable) {
       pad_rows(stream_, in, padded_in, space_.hidden);
     }
-    multiply({.in = readable ? in.data : padded_in,
-              .in_stride = readable ? in.stride : space_.hidden,
-              .rows_of = by_place ? nullptr : route_.rows_of,
-              .weight = weights_.gate_up(),
-              .bias = weights_.gate_up_bias(),
-              .out = memory_ + space_.gated,
-              .n = 2 * space_.inter,
-              .k = space_.hidden,
-              .gated = true,
-              .activation = activation,
-              .quant = quant});
+    auto gemm = weights_.gate_up_gemm();
+    if (readable) gemm.in_stride = in.stride;
+    gemm.rows_of = by_place ? nullptr : route_.rows_of;
+    gemm.activation = activation;
+    gemm.quant = quant;
+    gemm.wgmma = wgmma_.gate_up;
+    multiply(gemm, readable ? in.data : padded_in, memory_ + space_.gated);
   }
 
   void down() {
@@ -335,14 +363,10 @@ class ExpertsRun {
                                      .padded = space_.inter,
                                      .scales = part<float>(space_.gated_scales)});
     }
-    multiply({.in = gated,
-              .in_stride = space_.inter,
-              .weight = weights_.down(),
-              .bias = weights_.down_bias(),
-              .out = memory_ + space_.down,
-              .n = space_.hidden,
-              .k = space_.inter,
-              .quant = quant});
+    auto gemm = weights_.down_gemm();
+    gemm.quant = quant;
+    gemm.wgmma = wgmma_.down;
+    multiply(gemm, gated, memory_ + space_.down);
   }
 
   void add(const ops::Tensor& out, const ops::SharedExpert& shared) {
@@ -362,12 +386,12 @@ class ExpertsRun {
     return reinterpret_cast<T*>(memory_ + offset);
   }
 
-  void multiply(ExpertGemm gemm) {
-    gemm.type = weights_.type();
+  void multiply(ExpertGemm& gemm, const void* in, void* out) {
+    gemm.in = in;
+    gemm.out = out;
     gemm.tiles = route_.tiles;
     gemm.num_tiles = route_.num_tiles;
     gemm.tile_rows = route_.tile_rows;
-    gemm.wgmma = wgmma_;
     multiply_experts(stream_, device_, gemm);
   }
 
@@ -377,7 +401,7 @@ class ExpertsRun {
   ExpertsWorkspace space_;
   std::byte* memory_;
   std::optional<QuantWeight> gate_up_, down_;  // empty: the weights are not quantised
-  bool wgmma_;
+  ExpertKernels::Use wgmma_;
   RouteParams route_;
 };
 
@@ -388,13 +412,16 @@ void CudaOps::experts(const ops::Tensor& out, const ops::Tensor& in, const ops::
                       void* scratch, const ops::SharedExpert& shared) {
   const auto& w = static_cast<const CudaExperts&>(weights);
   check_experts(out, in, router, w, how, shared.out);
-  if (tracing_ || in.rows == 0) return;
+  if (tracing_) {
+    if (w.gate_up_quant()) ExpertKernels::add(trace_.experts, w, how.top_k, activation);
+    return;
+  }
+  if (in.rows == 0) return;
   // The padding rows of a step must not activate experts.
   const auto* const real_rows = begun_.any && in.rows == begun_.capacity.rows
                                     ? uploaded<std::int32_t>(begun_.layout.counts) + kCountOfRows
                                     : nullptr;
-  const bool wgmma = !options_.reproducible && (options_.wgmma_experts || unproven_setting());
-  ExpertsRun run(stream_, device_, w, in.rows, how, scratch, wgmma);
+  ExpertsRun run(stream_, device_, w, in.rows, how, scratch, experts_.use(w, how.top_k, in.rows));
   run.route(router, real_rows);
   run.gate_and_up(in, activation);
   run.down();

@@ -8,6 +8,7 @@
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/cuda_weights.h"
 #include "ops/cuda/device/runtime.h"
+#include "ops/cuda/kernels/experts.h"
 #include "ops/device.h"
 
 namespace charonia::cuda {
@@ -33,6 +34,9 @@ class CudaExperts : public ops::Experts {
   // Empty if they are not quantised.
   std::optional<QuantWeight> gate_up_quant() const;
   std::optional<QuantWeight> down_quant() const;
+  // The GEMMs without inputs, outputs and tiles. Rows of inputs have k elements.
+  ExpertGemm gate_up_gemm() const;
+  ExpertGemm down_gemm() const;
 
  private:
   void check_count(std::size_t count);
@@ -47,5 +51,9 @@ class CudaExperts : public ops::Experts {
   DeviceMemory order_;  // [experts][hidden]: order of gate's and up's columns; empty: ascending
   float gate_up_input_scale_ = 0, down_input_scale_ = 0;
 };
+
+// The assignment of rows to experts, with its parts of the memory of `space`. The logits are still missing.
+RouteParams route_params(const ExpertsWorkspace& space, void* memory, int experts, const ops::RouterParams& how,
+                         int tile_rows);
 
 }  // namespace charonia::cuda

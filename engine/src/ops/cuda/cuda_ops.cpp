@@ -68,7 +68,8 @@ CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup
       group_(std::move(group)),
       rank_(rank),
       gemms_(device_, options.reproducible),
-      prompts_(device_, {.wgmma = options.wgmma_prompts}) {}
+      prompts_(device_, {{.wgmma = options.wgmma_prompts, .memory = autotune_cache_path()}}),
+      experts_(device_, {{.wgmma = options.wgmma_experts, .memory = autotune_cache_path()}, options.reproducible}) {}
 
 CudaOps::~CudaOps() {
   const OnDevice on(device_.index);

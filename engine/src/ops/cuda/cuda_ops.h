@@ -24,6 +24,7 @@
 #include "ops/check_step.h"
 #include "ops/cuda/cuda_weights.h"
 #include "ops/cuda/device/runtime.h"
+#include "ops/cuda/expert_kernels.h"
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/graph/step_upload.h"
 #include "ops/cuda/kernels/attention.h"
@@ -156,6 +157,7 @@ class CudaOps final : public ops::Ops {
     bool f32_adapters = false;         // the inputs of weights that adapters change have f32
     std::map<std::pair<const void*, const void*>, std::int64_t> row_capacity;  // of GEMMs, by in and out
     std::vector<PromptLayers> prompts;                             // of each plan; without scores: no candidates
+    std::vector<ExpertLayers> experts;                             // with quantised weights
     std::vector<std::size_t> attention;                            // for each attention, the number of GEMMs before it
     std::vector<std::vector<std::span<const std::byte>>> weights;  // the weights that follow each attention
   };
@@ -201,6 +203,7 @@ class CudaOps final : public ops::Ops {
     bool attention = false, decode = false;
     DecodeKind kind;
     std::int64_t longest = 1;  // the most rows of a sequence
+    std::int64_t before = 0;   // positions before these rows
     bool samples = false;  // it has rows to sample: `packed` and sampling_ belong to this step
     bool sampled = false;  // sample() was called
     StepCapacity capacity;
@@ -270,6 +273,7 @@ class CudaOps final : public ops::Ops {
   Stream stream_;
   GemmRunner gemms_;
   PromptKernels prompts_;
+  ExpertKernels experts_;
   std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
 
   const ops::Linear* announced_linear_ = nullptr;  // the weight of announce_linear()

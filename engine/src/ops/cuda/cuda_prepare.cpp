@@ -38,8 +38,7 @@ std::vector<std::string> CudaOps::report() const {
                           captured_[kind.index()]));
   }
   lines.insert(lines.begin(), first.begin(), first.end());
-  const auto prompts = prompts_.report();
-  lines.insert(lines.end(), prompts.begin(), prompts.end());
+  for (const auto* more : {&prompts_.report(), &experts_.report()}) lines.insert(lines.end(), more->begin(), more->end());
   return lines;
 }
 
@@ -54,8 +53,11 @@ std::vector<CudaOps::DecodeKind> CudaOps::decode_kinds() const {
 }
 
 std::string CudaOps::warning() const {
-  const auto gemms = gemms_.warning(), prompts = prompts_.warning();
-  return cat(gemms, gemms.empty() || prompts.empty() ? "" : "; ", prompts);
+  std::string all;
+  for (const auto& one : {gemms_.warning(), prompts_.warning(), experts_.warning()}) {
+    if (all.find(one) == std::string::npos) all += cat(all.empty() ? "" : "; ", one);
+  }
+  return all;
 }
 
 void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
@@ -74,6 +76,7 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   attention_.clear();
   wide_ = {};
   collective_ = {};
+  experts_.prepare(stream_, trace_.experts, limits.max_rows, gemms_.seconds_left());
   choose_prompt_kernels(limits);
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
@@ -136,7 +139,7 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
 
 void CudaOps::choose_prompt_kernels(const ops::StepLimits& limits) {
   for (std::size_t i = 0; i < trace_.prompts.size(); ++i) trace_.prompts[i].shape = needs_.attention[i];
-  prompts_.prepare(stream_, trace_.prompts, limits.max_rows);
+  prompts_.prepare(stream_, trace_.prompts, limits.max_rows, limits.max_positions);
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < trace_.prompts.size(); ++i) {
     const auto& cache = trace_.prompts[i].cache;

@@ -46,7 +46,9 @@ void CudaOps::begin_step(const StepInput& input) {
   group_adapters(input);
   const auto& starts = input.attention.query_start;
   for (std::size_t s = 0; s + 1 < starts.size(); ++s) {
-    begun_.longest = std::max<std::int64_t>(begun_.longest, starts[s + 1] - starts[s]);
+    if (starts[s + 1] - starts[s] <= begun_.longest) continue;
+    begun_.longest = starts[s + 1] - starts[s];
+    begun_.before = begun_.attention ? input.attention.positions[static_cast<std::size_t>(starts[s])] : 0;
   }
   begun_.decode = samples_every_row(input) && std::ssize(starts) - 1 <= begun_.rows &&
                   (begun_.longest == 1 || proposes_);
@@ -113,7 +115,7 @@ void CudaOps::pack(const StepInput& input) {
 // so does a step whose copies of a quantised cache would need too much memory.
 void CudaOps::plan_prompts(std::size_t plan, const ops::AttentionBatch& batch) {
   auto shape = needs_.attention[plan];
-  shape.wgmma = !begun_.decode && prompts_.uses_wgmma(plan, begun_.longest);
+  shape.wgmma = !begun_.decode && prompts_.uses_wgmma(plan, begun_.longest, begun_.before);
   const auto& begin = tables_.begin[shape.kind];
   plan_attention(shape, batch, begin, plans_[plan]);
   if (!shape.wgmma || trace_.prompts[plan].cache.quant_bits == 0) return;

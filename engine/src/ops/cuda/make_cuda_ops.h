@@ -41,11 +41,9 @@ struct CudaOptions {
   int device = 0;             // index among the devices that the process sees
   bool reproducible = false;  // one instruction path and one order of sums for any batch
   bool graphs = true;         // capture decode steps and replay them
-  // Experts with quantised weights use wgmma, also with $CHARONIA_CUDA_UNPROVEN. Not in reproducible mode.
-  bool wgmma_experts = false;
-  // Whether attention of prompts uses wgmma where it can, without a measurement (see PromptKernels). Not in reproducible
-  // mode.
-  std::optional<bool> wgmma_prompts{};
+  // Whether experts with quantised weights (ExpertKernels) and attention of prompts (PromptKernels) use wgmma where they
+  // can, without a measurement. Not in reproducible mode.
+  std::optional<bool> wgmma_experts{}, wgmma_prompts{};
 };
 
 // The group of ranks of one process that communicate through NCCL, in the order of `devices`. Throws Error(unavailable)

@@ -15,41 +15,74 @@
 namespace charonia::cuda {
 namespace {
 
-constexpr int kMeasuredRows = 2048;
+using Chunk = PromptKernels::Chunk;
+
+// Measured steps: rows of each chunk, and positions before it in some chunks of a step, or after many positions.
+constexpr int kMeasuredRows[] = {PromptKernels::kMinRows, 256, 2048};
+constexpr int kMeasuredBefore = 1024, kMeasuredMany = 8192;
+constexpr int kRowsOfStep = 256;  // at least, if chunks are shorter
+
 constexpr int kCheckedWindow = 1100;  // at most, so that windows begin within the longest checked sequence
 constexpr int kCheckedSms = 4;        // so that a thread block takes several items
 
-// Rows of a sequence after `prefix` positions.
-struct Prompt {
-  int prefix, rows;
-};
 // Ends before, at and after ends of blocks and tiles, and is long enough for splits, also of kCheckedWindow positions.
-constexpr Prompt kChecked[] = {{0, 130}, {62, 66}, {77, 64}, {1300, 40}};
+constexpr Chunk kChecked[] = {{0, 130}, {62, 66}, {77, 64}, {1300, 40}};
 
+std::string name_of(const ops::AttentionParams& how) {
+  const auto name = cat(how.window > 0 ? cat(", window ", how.window) : "", how.soft_cap != 0 ? ", cap" : "",
+                        how.alibi != nullptr ? ", slopes" : "", how.sinks != nullptr ? ", sinks" : "",
+                        how.v_scales != nullptr ? ", scales" : "");
+  return name.empty() ? "plain" : name.substr(2);
+}
+
+// Has everything that a measurement depends on, except the chunks of the step.
 std::string name_of(const PromptLayers& layers) {
   const auto& shape = layers.shape;
   const int bits = layers.cache.quant_bits;
-  return cat("attention of prompts, ", shape.heads, " heads over ", shape.kv_heads, " of ", shape.head_dim,
-             bits == ops::kKvFp8 ? ", FP8 cache" : bits != 0 ? cat(", ", bits, "-bit cache") : "");
+  std::string scores;
+  for (const auto& how : layers.scores) scores += cat(scores.empty() ? ", " : " and ", name_of(how));
+  return cat("attention of prompts, ", shape.heads, " heads over ", shape.kv_heads, " of ", shape.head_dim, ", ",
+             to_string(layers.cache.dtype),
+             bits == ops::kKvFp8 ? " in FP8" : bits != 0 ? cat(" in ", bits, " bits") : "", ", blocks of ", shape.block_len,
+             scores);
+}
+
+// Chunks of this number of rows: as many as fill a step, at the beginning of prompts and within them, or one after many
+// positions. Empty if sequences are too short.
+std::vector<Chunk> step_of(int rows, bool after_many, int max_positions) {
+  const int most = max_positions - rows;
+  if (after_many) {
+    return most < PromptKernels::kManyPositions ? std::vector<Chunk>{}
+                                                : std::vector<Chunk>{{std::min(kMeasuredMany, most), rows}};
+  }
+  std::vector<Chunk> step;
+  for (int i = 0; most >= 0 && (i == 0 || i * rows < kRowsOfStep); ++i) {
+    step.push_back({i % 2 == 0 ? 0 : std::min(kMeasuredBefore, most), rows});
+  }
+  return step;
+}
+
+std::string name_of(std::span<const Chunk> step) {
+  return cat(", after ", step[0].before, step.size() > 1 ? cat(" and ", step[1].before) : "", " positions");
 }
 
 // A step of prompts with operands: elements of q and k are -1, 0 and 1, and elements of v are multiples of a quarter
-// from -1 to 1. Slots of the cache that no row attends to are NaN.
+// from -1 to 1. Slots of the cache that no row attends to are NaN. Scales of v are 1, 1/2 and 1/4.
 class Problem {
  public:
-  Problem(Stream& stream, const PromptLayers& layers, AttentionShape shape, std::span<const Prompt> prompts)
+  Problem(Stream& stream, const PromptLayers& layers, AttentionShape shape, std::span<const Chunk> prompts)
       : stream_(stream), shape_(shape), cache_(layers.cache) {
     std::vector<std::int32_t> tables, table_begin;
     int rows = 0, positions = 0;
     starts_.push_back(0);
-    for (const auto& [prefix, count] : prompts) {
+    for (const auto& [before, count] : prompts) {
       table_begin.push_back(static_cast<std::int32_t>(tables.size()));
-      for (int i = 0; i < divide_up(prefix + count, shape.block_len); ++i) {
+      for (int i = 0; i < divide_up(before + count, shape.block_len); ++i) {
         tables.push_back(static_cast<std::int32_t>(tables.size()));
       }
-      for (int i = 0; i < count; ++i) positions_.push_back(prefix + i);
+      for (int i = 0; i < count; ++i) positions_.push_back(before + i);
       starts_.push_back(rows += count);
-      positions = std::max(positions, prefix + count);
+      positions = std::max(positions, before + count);
     }
     const auto sequences = static_cast<int>(prompts.size());
     std::shuffle(tables.begin(), tables.end(), random_);
@@ -70,20 +103,28 @@ class Problem {
       items.workspace = DeviceMemory(attention_workspace_bytes(shape_, items.bounds), kWhat);
     }
     tables_ = upload<std::int32_t>(tables);
+    std::vector<float> scales;
+    for (int h = 0; h < shape_.kv_heads; ++h) scales.push_back(1.0F / static_cast<float>(1 << h % 3));
+    v_scales_ = upload(scales);
   }
 
-  // Upper bound of the bytes of a problem with this number of rows and positions, without the workspace.
-  static std::size_t bytes(const PromptLayers& layers, std::int64_t rows, std::int64_t positions) {
+  // The bytes of a problem, without the workspace and small arrays.
+  static std::size_t bytes(const PromptLayers& layers, std::span<const Chunk> prompts) {
     const auto& shape = layers.shape;
-    const auto blocks = divide_up(positions, shape.block_len) + 2;
+    std::int64_t rows = 0, blocks = 0;
+    for (const auto& one : prompts) {
+      rows += one.rows;
+      blocks += divide_up(one.before + one.rows, shape.block_len);
+    }
     const auto wide = layers.cache.quant_bits != 0 ? dequantised(layers.cache, nullptr).block_bytes() : 0;
     return static_cast<std::size_t>(3 * rows * shape.heads * shape.head_dim * 2 +
                                     blocks * (layers.cache.block_bytes() + wide));
   }
 
   // Writes output 1 if wgmma, otherwise output 0. sms: which the launch may use.
-  void issue(PromptKernels::Attention* attention, const DeviceInfo& device, const ops::AttentionParams& how, bool wgmma,
+  void issue(PromptKernels::Attention* attention, const DeviceInfo& device, ops::AttentionParams how, bool wgmma,
              int sms) {
+    if (how.v_scales != nullptr) how.v_scales = v_scales_.as<float>();
     const auto& items = items_[wgmma ? 1 : 0];
     auto shape = shape_;
     shape.wgmma = wgmma;
@@ -151,11 +192,11 @@ class Problem {
     out_ = DeviceMemory(2 * out_bytes(), kWhat);
   }
 
-  void make_cache(std::span<const Prompt> prompts, const std::vector<std::int32_t>& tables,
+  void make_cache(std::span<const Chunk> prompts, const std::vector<std::int32_t>& tables,
                   const std::vector<std::int32_t>& begin) {
     std::vector<std::byte> memory(static_cast<std::size_t>(num_blocks_ * cache_.block_bytes()), std::byte{0xff});
     for (std::size_t s = 0; s < prompts.size(); ++s) {
-      for (int position = 0; position < prompts[s].prefix + prompts[s].rows; ++position) {
+      for (int position = 0; position < prompts[s].before + prompts[s].rows; ++position) {
         const auto block = tables[static_cast<std::size_t>(begin[s] + position / shape_.block_len)];
         for (int head = 0; head < 2 * shape_.kv_heads; ++head) {
           write_head(memory.data(), block, head, position % shape_.block_len);
@@ -180,6 +221,12 @@ class Problem {
     }
     const int row = head * shape_.block_len + slot;
     auto* const to = memory + cache_.integers_at(block, row);
+    if (!ops::kv_holds_integers(cache_.quant_bits)) {
+      for (int d = 0; d < cache_.row_bytes(); ++d) {
+        to[d] = static_cast<std::byte>(float_to_e4m3(scale * static_cast<float>(next(numbers)) - 1));
+      }
+      return;
+    }
     for (int d = 0; d < cache_.row_bytes(); ++d) {
       to[d] = static_cast<std::byte>(next(numbers) + (cache_.quant_bits == 4 ? 16 * next(numbers) : 0));
     }
@@ -199,7 +246,7 @@ class Problem {
   std::mt19937 random_;
   std::vector<std::int32_t> starts_, positions_;
   std::int64_t num_blocks_ = 0;
-  DeviceMemory q_, out_, keys_, tables_, wide_;
+  DeviceMemory q_, out_, keys_, tables_, v_scales_, wide_;
   Items items_[2];
 };
 
@@ -208,7 +255,8 @@ class Problem {
 void add_scores(PromptLayers& layers, const ops::AttentionParams& how) {
   const auto same = [&](const ops::AttentionParams& other) {
     return (other.window > 0) == (how.window > 0) && (other.soft_cap != 0) == (how.soft_cap != 0) &&
-           (other.alibi != nullptr) == (how.alibi != nullptr) && (other.sinks != nullptr) == (how.sinks != nullptr);
+           (other.alibi != nullptr) == (how.alibi != nullptr) && (other.sinks != nullptr) == (how.sinks != nullptr) &&
+           (other.v_scales != nullptr) == (how.v_scales != nullptr);
   };
   if (std::ranges::none_of(layers.scores, same)) layers.scores.push_back(how);
 }
@@ -239,24 +287,26 @@ bool PromptKernels::agrees(Stream& stream, const PromptLayers& layers, const ops
   const int sms = std::min(shape.sms, kCheckedSms);
   Problem problem(stream, layers, shape, kChecked);
   problem.clear();
-  problem.issue(options_.attention, device_, checked, false, sms);
+  problem.issue(attention_, device_, checked, false, sms);
   stream.wait("attention by the kernel for all devices");
-  problem.issue(options_.attention, device_, checked, true, sms);
+  problem.issue(attention_, device_, checked, true, sms);
   return outputs_agree(problem, layers, how);
 }
 
-// A step has a prompt, and a chunk of as many rows after three times its positions. Returns nothing if the last results
-// of the kernels differ.
-std::optional<PromptKernels::Times> PromptKernels::measure(Stream& stream, const PromptLayers& layers, int rows) const {
-  const Prompt prompts[] = {{0, rows}, {3 * rows, rows}};
-  Problem problem(stream, layers, layers.shape, prompts);
-  const double operations = 4.0 * layers.shape.heads * layers.shape.head_dim * 4.0 * rows * rows;
-  Times sum;
+// Returns nothing if the last results of the kernels differ.
+std::optional<KernelTimes> PromptKernels::measure(Stream& stream, const PromptLayers& layers,
+                                                  std::span<const Chunk> step) const {
+  Problem problem(stream, layers, layers.shape, step);
+  double operations = 0;
+  for (const auto& [before, rows] : step) {
+    operations += 4.0 * layers.shape.heads * layers.shape.head_dim * rows * (before + rows / 2.0);
+  }
+  KernelTimes sum;
   for (const auto& how : layers.scores) {
     const auto measured = exact_scores(how);
     const auto time_of = [&](bool wgmma) {
-      return options_.timer(stream, 5 + operations / 3e8, [&](int) {
-        problem.issue(options_.attention, device_, measured, wgmma, layers.shape.sms);
+      return choice_.timer()(stream, 5 + operations / 3e8, [&](int) {
+        problem.issue(attention_, device_, measured, wgmma, layers.shape.sms);
       });
     };
     problem.clear();
@@ -267,77 +317,66 @@ std::optional<PromptKernels::Times> PromptKernels::measure(Stream& stream, const
   return sum;
 }
 
-void PromptKernels::warn(const std::string& text) { warning_ = cat(warning_, warning_.empty() ? "" : "; ", text); }
-
-bool PromptKernels::choose(Stream& stream, const PromptLayers& layers, int max_rows, std::string& result) {
-  if (const auto why = why_no_wgmma(device_, layers.shape, layers.cache); !why.empty()) {
-    result = cat("tiles, because of wgmma: ", why);
-    return false;
+std::vector<PromptKernels::Choice> PromptKernels::choose(Stream& stream, const PromptLayers& layers, int max_rows,
+                                                         int max_positions) {
+  const auto name = name_of(layers);
+  const std::string why_not(why_no_wgmma(device_, layers.shape, layers.cache));
+  const auto for_all = [&] {
+    const bool wgmma = choice_.choose(stream, {.name = name, .unsupported = why_not});
+    return std::vector<Choice>{{kMinRows, false, wgmma}, {kMinRows, true, wgmma}};
+  };
+  if (asked_ || !why_not.empty()) return for_all();
+  std::vector<Choice> choices;
+  std::optional<bool> agree;  // compared once
+  bool failed = false;
+  for (const int rows : kMeasuredRows) {
+    for (const bool after_many : {false, true}) {
+      const auto step = step_of(rows, after_many, max_positions);
+      if (rows > max_rows || step.empty() || Problem::bytes(layers, step) > kGemmOperandBytes) continue;
+      const auto compare = [&] {
+        if (agree) return *agree;
+        failed = true;
+        agree = std::ranges::all_of(layers.scores, [&](const auto& how) { return agrees(stream, layers, how); });
+        failed = !*agree;
+        return *agree;
+      };
+      const auto time = [&] {
+        failed = true;
+        const auto times = measure(stream, layers, step);
+        failed = !times;
+        return times;
+      };
+      const KernelChoice::Computation one{
+          .name = cat(name, name_of(step)), .rows = rows, .agrees = compare, .measure = time};
+      choices.push_back({rows, after_many, choice_.choose(stream, one)});
+      if (failed) return {};
+    }
   }
-  if (options_.wgmma) {
-    result = *options_.wgmma ? "wgmma, as asked for" : "tiles, as asked for";
-    return *options_.wgmma;
-  }
-  int rows = std::min(max_rows, kMeasuredRows);
-  const auto bytes = [&] { return Problem::bytes(layers, 2 * std::int64_t{rows}, 5 * std::int64_t{rows}); };
-  while (rows > kMinRows && bytes() > kGemmOperandBytes) rows /= 2;
-  if (!options_.timer || rows < kMinRows) {
-    result = "tiles, because nothing was measured";
-    return false;
-  }
-  std::optional<Times> times;
-  if (std::ranges::all_of(layers.scores, [&](const auto& how) { return agrees(stream, layers, how); })) {
-    times = measure(stream, layers, rows);
-  }
-  if (!times) {
-    result = "tiles, because the results of wgmma were wrong";
-    warn(cat("the kernel 'wgmma' for ", name_of(layers),
-             " gave results that differ from the other kernel's, and is not used. Please report this"));
-    return false;
-  }
-  const auto [tiles, wgmma] = *times;
-  const auto whole = [](double x) { return static_cast<std::int64_t>(std::lround(x)); };
-  result = cat(wgmma < tiles ? "wgmma" : "tiles", ", measured with ", rows, " rows: wgmma ", whole(wgmma),
-               " us, tiles ", whole(tiles), " us");
-  return wgmma < tiles;
+  return choices.empty() ? for_all() : choices;
 }
 
-namespace {
-
-// Call after an error of the kernel. Throws if every later call fails too, as after an illegal address.
-void require_device(Stream& stream, const PromptLayers& layers, const Error& error) {
-  try {
-    stream.wait("the device after an error of attention");
-  } catch (const Error&) {
-    throw Error(error.code(),
-                cat("the device fails since the kernel 'wgmma' for ", name_of(layers), " ran: ", error.what(),
-                    ". No GPU has run this kernel yet. Set CHARONIA_CUDA_UNPROVEN=0"));
-  }
-}
-
-}  // namespace
-
-void PromptKernels::prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows) {
-  chosen_.assign(plans.size(), false);
-  report_.clear();
-  warning_.clear();
-  if (!options_.wgmma && !options_.unproven) return;
+void PromptKernels::prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows, int max_positions) {
+  chosen_.assign(plans.size(), {});
+  choice_.begin();
+  if (!choice_.considers_wgmma()) return;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (plans[i].scores.empty()) continue;  // of another kernel
-    std::string result;
-    try {
-      chosen_[i] = choose(stream, plans[i], max_rows, result);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::resource_exhausted) {
-        result = "tiles, because there is no memory to measure with";
-      } else {
-        require_device(stream, plans[i], error);
-        result = cat("tiles, because wgmma failed: ", error.what());
-      }
-      warn(cat(name_of(plans[i]), ": ", result));
-    }
-    report_.push_back(cat(name_of(plans[i]), ": ", result));
+    chosen_[i] = choose(stream, plans[i], max_rows, max_positions);
   }
+  choice_.end();
+}
+
+bool PromptKernels::uses_wgmma(std::size_t plan, std::int64_t rows, std::int64_t before) const {
+  bool wgmma = false;
+  if (plan >= chosen_.size()) return wgmma;
+  for (const auto& choice : chosen_[plan]) {
+    if (choice.rows <= rows && choice.after_many == (before >= kManyPositions)) wgmma = choice.wgmma;
+  }
+  return wgmma;
+}
+
+bool PromptKernels::chosen(std::size_t plan) const {
+  return plan < chosen_.size() && std::ranges::any_of(chosen_[plan], &Choice::wgmma);
 }
 
 }  // namespace charonia::cuda

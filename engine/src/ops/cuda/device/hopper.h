@@ -28,10 +28,12 @@
 // 1024 bytes as swizzled data needs.
 //
 // PRODUCTS. wgmma<T, n>(d, a, b, add): d [64, n] = a [64, 16] * b [n, 16]^T (+ d if add), 16-bit elements and sums in
-// float. All 128 threads of a warpgroup (warps 4i to 4i + 3) call it. With warp = warp_id() % 4,
+// float; or T = i8x2, whose elements are pairs of int8 numbers (32 of them in a row), with sums in int. All 128 threads
+// of a warpgroup (warps 4i to 4i + 3) call it. With warp = warp_id() % 4,
 //   d[4j + c]  element (16 warp + g + 8 (c / 2), 8j + 2t + c % 2), for g and t of tensor_core.h
 //   a          a descriptor of shared memory, or 4 registers: the warp's 16 rows as operand A of mma.m16n8k16
 //   b          a descriptor. Rows of K; or kTransposed: rows of n, so that b [16, n].
+// With pairs, n is 128 or 256, a is a descriptor, and b is not transposed.
 // wgmma_fence() comes before the first product, before a product whose registers (d, a) were changed, and before the
 // first product after a wgmma_wait() that has completed a group (stricter than the device).
 // wgmma_commit() makes a group of the products since the last one, and wgmma_wait<n>(registers...) waits until at most n

@@ -38,4 +38,20 @@ CHARONIA_DEVICE std::uint32_t pack(float low, float high) {
   return static_cast<std::uint32_t>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
 }
 
+// Lane t of each quad gets word t of its four lanes, in their order.
+CHARONIA_DEVICE void transpose_quad(std::uint32_t (&words)[4]) {
+  CHARONIA_UNROLL
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = (lane_id() & bit) != 0;
+    CHARONIA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      const auto other =
+          static_cast<std::uint32_t>(shuffle_xor(static_cast<int>(upper ? words[i] : words[i + bit]), bit));
+      words[i] = upper ? other : words[i];
+      words[i + bit] = upper ? words[i + bit] : other;
+    }
+  }
+}
+
 }  // namespace charonia::cuda

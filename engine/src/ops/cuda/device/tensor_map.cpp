@@ -9,8 +9,8 @@ void check(const TensorBox& box) {
   const auto fail = [](auto... text) { throw Error(ErrorCode::internal, cat("a tensor map: ", text...)); };
   constexpr std::int64_t kMaxSize = std::int64_t{1} << 32, kMaxStride = std::int64_t{1} << 40;
   constexpr int kMaxBox = 256;
-  if (box.type != DType::bf16 && box.type != DType::f16)
-    fail("elements of ", to_string(box.type), "; they have 16 bits");
+  if (box.type != DType::bf16 && box.type != DType::f16 && box.type != DType::i8)
+    fail("elements of ", to_string(box.type), "; they are bf16, f16 or i8");
   if (box.rank < 2 || box.rank > TensorBox::kMaxRank) fail(box.rank, " dimensions; it has 2 to ", TensorBox::kMaxRank);
   if (reinterpret_cast<std::uintptr_t>(box.data) % 16 != 0) fail("the data is not aligned to 16 bytes");
   for (int i = 0; i < box.rank; ++i) {

@@ -14,11 +14,11 @@ struct alignas(128) TensorMap {
   std::array<unsigned char, 128> bytes{};
 };
 
-// A tensor of 16-bit elements and the box that one copy takes. Dimensions are ordered from the innermost one.
+// A tensor of 16-bit or 8-bit elements and the box that one copy takes. Dimensions are ordered from the innermost one.
 struct TensorBox {
   static constexpr int kMaxRank = 4;
   const void* data = nullptr;                    // aligned to 16 bytes
-  DType type = DType::bf16;                      // or f16
+  DType type = DType::bf16;                      // or f16, i8
   int rank = 2;                                  // 2 to 4
   std::array<std::int64_t, kMaxRank> sizes{};    // elements
   std::array<std::int64_t, kMaxRank> strides{};  // bytes, multiples of 16; the first one is not used

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
@@ -98,6 +99,12 @@ std::string to_string(const GemmShape& shape) {
                                         : ", gelu gate");
 }
 
+std::string autotune_key(const DeviceInfo& device, const std::string& library, Overlap overlap, bool unproven) {
+  constexpr std::array kOverlaps{"off", "early", "late"};
+  return cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ", driver_version(), ", ", library,
+             ", overlap ", kOverlaps[static_cast<std::size_t>(overlap)], unproven ? ", unproven kernels" : "");
+}
+
 AutotuneCache::AutotuneCache(std::filesystem::path path, std::string key)
     : path_(std::move(path)), key_(std::move(key)) {
   if (path_.empty()) return;
@@ -115,14 +122,14 @@ AutotuneCache::AutotuneCache(std::filesystem::path path, std::string key)
   }
 }
 
-std::optional<GemmCandidate> AutotuneCache::find(const GemmShape& shape, int rows) const {
-  const auto found = known_.find({to_string(shape), rows});
+std::optional<GemmCandidate> AutotuneCache::find_named(const std::string& name, int rows) const {
+  const auto found = known_.find({name, rows});
   return found == known_.end() ? std::nullopt : std::optional(found->second);
 }
 
-void AutotuneCache::keep(const GemmShape& shape, int rows, const GemmCandidate& tactic) {
-  known_[{to_string(shape), rows}] = tactic;
-  added_[{to_string(shape), rows}] = tactic;
+void AutotuneCache::keep_named(const std::string& name, int rows, const GemmCandidate& tactic) {
+  known_[{name, rows}] = tactic;
+  added_[{name, rows}] = tactic;
 }
 
 std::string AutotuneCache::save() {
@@ -152,7 +159,7 @@ std::string AutotuneCache::save() {
   }
   std::error_code ignored;
   std::filesystem::remove(temporary, ignored);
-  return cat("the measured tactics of GEMMs cannot be written to ", path_.string(),
+  return cat("the measured times of kernels cannot be written to ", path_.string(),
              "; they will be measured again at the next start. Set CHARONIA_CACHE_DIR to a folder that can be written");
 }
 

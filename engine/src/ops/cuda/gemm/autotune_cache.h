@@ -1,4 +1,4 @@
-// The file that stores the fastest kernel candidate of each GEMM.
+// The file that stores the fastest kernel candidate of each GEMM, and the times of other kernels (kernel_choice.h).
 //
 // All processes of a user share it. It is replaced as a whole, never modified in place, and entries of other processes
 // are kept. Entries that cannot be read or have another format are ignored.
@@ -42,13 +42,23 @@ struct GemmCandidate {
   }
 };
 
+// The key of results. It has everything that changes a measurement; library: with the version, and with the mode.
+std::string autotune_key(const DeviceInfo& device, const std::string& library, Overlap overlap, bool unproven);
+
 class AutotuneCache {
  public:
-  // `key`: device, versions and mode. Results with other keys are kept and ignored. An empty path: no file.
+  // `key`: see autotune_key(). Results with other keys are kept and ignored. An empty path: no file.
   AutotuneCache(std::filesystem::path path, std::string key);
 
-  std::optional<GemmCandidate> find(const GemmShape& shape, int rows) const;
-  void keep(const GemmShape& shape, int rows, const GemmCandidate& tactic);
+  std::optional<GemmCandidate> find(const GemmShape& shape, int rows) const {
+    return find_named(to_string(shape), rows);
+  }
+  void keep(const GemmShape& shape, int rows, const GemmCandidate& tactic) {
+    keep_named(to_string(shape), rows, tactic);
+  }
+  // The same for a kernel that is not a GEMM's, by a name of the computation.
+  std::optional<GemmCandidate> find_named(const std::string& name, int rows) const;
+  void keep_named(const std::string& name, int rows, const GemmCandidate& tactic);
 
   // Writes the new results. Returns an empty text, or why the file could not be written.
   std::string save();

@@ -65,21 +65,26 @@ void put(DType type, float x, std::byte* to) {
   }
 }
 
-// Fills memory with repetitions of `block`.
+// The weights [n, k] of experts as one.
+Gemm stacked(Gemm gemm, std::int64_t matrices) {
+  if (matrices > 1) gemm.n = matrices * round_up(gemm.n, kQuantRows);
+  return gemm;
+}
+
+}  // namespace
+
 void repeat(Stream& stream, std::byte* to, const std::vector<std::byte>& block, std::size_t bytes) {
   auto done = std::min(bytes, block.size());
   stream.upload(to, block.data(), done, "operands of a GEMM");
   for (; done < bytes; done *= 2) stream.copy(to + done, to, std::min(done, bytes - done), "operands of a GEMM");
 }
 
-}  // namespace
-
 std::size_t GemmOperands::bytes(const DeviceInfo& device, const Gemm& gemm) {
   return copies_of(device, gemm) * rounded(weight_bytes(gemm)) + row_bytes(gemm);
 }
 
-std::size_t GemmOperands::exact_bytes(const Gemm& gemm) {
-  const auto parts = exact_parts(gemm);
+std::size_t GemmOperands::exact_bytes(const Gemm& gemm, std::int64_t matrices) {
+  const auto parts = exact_parts(stacked(gemm, matrices));
   return rounded(parts.weight.bytes) + rounded(parts.bias.bytes) + rounded(parts.scales.bytes) +
          rounded(parts.zeros.bytes) + row_bytes(gemm);
 }
@@ -184,11 +189,11 @@ Gemm GemmOperands::lay_out(Stream& stream, const DeviceInfo& device, const Gemm&
   return out;
 }
 
-Gemm GemmOperands::lay_out_exact(Stream& stream, const Gemm& gemm) {
-  check_room(exact_bytes(gemm));
+Gemm GemmOperands::lay_out_exact(Stream& stream, const Gemm& gemm, std::int64_t matrices) {
+  check_room(exact_bytes(gemm, matrices));
   auto out = gemm;
   auto* at = memory_.as<std::byte>();
-  const auto parts = exact_parts(gemm);
+  const auto parts = exact_parts(stacked(gemm, matrices));
   const auto lay = [&](const Part& part) {
     auto* const to = at;
     if (part.bytes > 0) repeat(stream, to, random(part.numbers, part.type), part.bytes);

@@ -11,13 +11,16 @@
 
 namespace charonia::cuda {
 
+// Fills memory with repetitions of `block`.
+void repeat(Stream& stream, std::byte* to, const std::vector<std::byte>& block, std::size_t bytes);
+
 class GemmOperands {
  public:
   explicit GemmOperands(std::size_t bytes) : memory_(bytes, "operands to measure GEMMs with") {}
 
   // The bytes that lay_out() and lay_out_exact() need.
   static std::size_t bytes(const DeviceInfo& device, const Gemm& gemm);
-  static std::size_t exact_bytes(const Gemm& gemm);
+  static std::size_t exact_bytes(const Gemm& gemm, std::int64_t matrices = 1);
 
   // Returns `gemm` with operands to measure it with: copies of its weight, so many that each has left the L2 cache
   // before its next use; an input of random numbers, or of random codes where the kernel gets prepared inputs; and two
@@ -28,7 +31,8 @@ class GemmOperands {
   // numbers up to 15 or multiples of 0.5 up to 6, and scales are 0.5, 1 and 2. So float represents every sum of
   // products of up to 90,000 columns: kernels with any order of additions get the same sum, also with tensor cores that
   // drop low bits. Tensor cores keep 14 bits of sums of FP8 products. These sums stay below 2^13.
-  Gemm lay_out_exact(Stream& stream, const Gemm& gemm);
+  // matrices: the number of quantised weights [n, k], one after the other, as experts have them.
+  Gemm lay_out_exact(Stream& stream, const Gemm& gemm, std::int64_t matrices = 1);
 
   // The input of such a GEMM from its second row on. There is one more row than the GEMM has, so as many rows follow.
   static const void* second_row(const Gemm& gemm);

@@ -120,12 +120,9 @@ std::string name_of(const GemmCandidate& tactic) {
   return tactic.padded_rows > 0 ? cat("cuBLASLt, padded to ", tactic.padded_rows, " rows") : "cuBLASLt";
 }
 
-// Results are stored by this key, which has everything that changes a measurement.
 std::string key_of_results(const DeviceInfo& device, const GemmRunner::Options& options, const std::string& library) {
-  constexpr std::array kOverlaps{"off", "early", "late"};
-  return cat(device.name, ", sm_", device.major, device.minor, ", ", device.sms, " SMs, ", driver_version(), ", ", library,
-             options.reproducible ? ", packed weights" : "", ", overlap ",
-             kOverlaps[static_cast<std::size_t>(options.overlap)], options.unproven ? ", unproven kernels" : "");
+  return autotune_key(device, cat(library, options.reproducible ? ", packed weights" : ""), options.overlap,
+                      options.unproven);
 }
 
 }  // namespace
@@ -486,19 +483,10 @@ bool GemmRunner::Impl::agrees_with_fallback(Stream& stream, const Gemm& gemm, Ge
   return true;
 }
 
-// Call after an error of a candidate. Throws if every later call fails too, as after an illegal address.
 void GemmRunner::Impl::require_device(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic,
                                       const Error& error) const {
-  try {
-    stream.wait("the device after an error of a GEMM");
-  } catch (const Error&) {
-    const bool is_unproven = !tactic.blas && !tactic.apart && unproven(tactic.own);
-    throw Error(error.code(),
-                cat("the device fails since the kernel '", name_of(tactic), "' ran for rows ", gemm.rows, " ",
-                    to_string(shape_of(gemm)), ": ", error.what(),
-                    is_unproven ? ". No GPU has run this kernel yet. Set CHARONIA_CUDA_UNPROVEN=0"
-                                : ". Please report this. CHARONIA_CUDA_MEASURE_S=0 measures no kernels"));
-  }
+  cuda::require_device(stream, name_of(tactic), cat("rows ", gemm.rows, " ", to_string(shape_of(gemm))),
+                       !tactic.blas && !tactic.apart && unproven(tactic.own), error);
 }
 
 void GemmRunner::Impl::note_wrong(const Gemm& gemm, const GemmCandidate& tactic) {
@@ -703,6 +691,18 @@ GemmRunner::Options default_options(bool reproducible) {
 
 }  // namespace
 
+void require_device(Stream& stream, const std::string& kernel, const std::string& computation, bool is_unproven,
+                    const Error& error) {
+  try {
+    stream.wait("the device after an error of a kernel");
+  } catch (const Error&) {
+    throw Error(error.code(),
+                cat("the device fails since the kernel '", kernel, "' ran for ", computation, ": ", error.what(),
+                    is_unproven ? ". No GPU has run this kernel yet. Set CHARONIA_CUDA_UNPROVEN=0"
+                                : ". Please report this. CHARONIA_CUDA_MEASURE_S=0 measures no kernels"));
+  }
+}
+
 double measure_seconds() {
   const char* const said = std::getenv("CHARONIA_CUDA_MEASURE_S");
   if (said == nullptr) return GemmRunner::Options{}.seconds;
@@ -771,7 +771,9 @@ std::string to_string(const GemmTactic& tactic) {
   constexpr std::array kSums{"", ", one sum each", ", a cluster"};
   return cat(kNames[static_cast<std::size_t>(tactic.kernel)], " ", tactic.tile_rows, " x ", tactic.tile_columns, ", ",
              tactic.stages, " stages",
-             tactic.kernel == GemmTactic::Kernel::bulk ? cat(", ", tactic.k_blocks, " blocks")
+             tactic.kernel == GemmTactic::Kernel::bulk ||
+                     (tactic.kernel == GemmTactic::Kernel::wgmma && tactic.sums == GemmTactic::Sums::parts)
+                 ? cat(", ", tactic.k_blocks, " blocks")
              : tactic.k_blocks > 1
                  ? cat(", ", tactic.k_blocks, " blocks over k", kSums[static_cast<std::size_t>(tactic.sums)])
                  : "");
@@ -824,5 +826,7 @@ std::string GemmRunner::library() const {
 }
 
 std::string GemmRunner::warning() const { return impl_->warning; }
+
+double GemmRunner::seconds_left() const { return impl_->seconds_left; }
 
 }  // namespace charonia::cuda

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "charonia/error.h"
 #include "ops/cuda/gemm/blas.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/kernels/gemm.h"
@@ -31,6 +32,11 @@ std::filesystem::path autotune_cache_path();
 // $CHARONIA_CUDA_MEASURE_S: seconds for the measurement of GEMMs; 0: no kernel is measured. Throws
 // Error(invalid_argument) if the variable is not a number, or below 0.
 double measure_seconds();
+
+// Call after an error of a kernel that is measured or checked. Throws Error if every later call fails too, as after an
+// illegal address. The message names the kernel and the computation. is_unproven: no GPU has run the kernel yet.
+void require_device(Stream& stream, const std::string& kernel, const std::string& computation, bool is_unproven,
+                    const Error& error);
 
 std::string to_string(const GemmTactic& tactic);  // "tile 32 x 64, 6 stages, 2 blocks over k, a cluster"
 
@@ -99,6 +105,9 @@ class GemmRunner {
   // A warning for the user: that cuBLASLt is missing, with what to install, that results could not be written, or that
   // kernels had wrong results. Otherwise empty.
   std::string warning() const;
+
+  // Seconds that prepare() has left of Options::seconds.
+  double seconds_left() const;
 
  private:
   struct Impl;

@@ -68,7 +68,6 @@ std::string_view why_no_wgmma(const DeviceInfo& device, const AttentionShape& sh
   if (shape.reproducible) return "reproducible mode needs the sums of the other kernels";
   if (!with_head_size(WgmmaHeadSizes{}, shape.head_dim, [](auto) {})) return "it supports heads of 64, 128 and 256";
   if (cache.dtype == DType::f32) return "it supports 16-bit types";
-  if (cache.quant_bits != 0 && cache.quant_bits != 4 && cache.quant_bits != 8) return "it reads no FP8 cache";
   if (shape.group() > kWgmmaPrefillRows / 2) return "it supports groups of up to 64 heads";
   if (wgmma_box_positions(shape.block_len) == 0) return "blocks must have a multiple of 64 slots, or 8, 16 or 32";
   return {};
@@ -92,7 +91,7 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.heads = shape.heads;
   params.group = shape.group();
   params.max_blocks = shape.sms * kBlocksPerSm;
-  params.k_outside = shape.k_outside && !shape.reproducible;
+  params.k_outside = shape.k_outside && !shape.reproducible && ops::kv_holds_integers(cache.quant_bits);
   params.chunk = shape.reproducible ? kAttentionChunk : kNoChunks;
   params.span = shape.reproducible ? kAttentionSpan : kNoChunks;
   auto& score_mod = params.score_mod;

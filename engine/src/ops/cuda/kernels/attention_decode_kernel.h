@@ -63,7 +63,7 @@ struct DecodeLayout {
 CHARONIA_HD constexpr DecodeLayout decode_layout(int head_dim, int quant_bits) {
   return {copied_tile_bytes(head_dim, quant_bits), kDecodeTileRows * head_dim * 2,
           kDecodeTileRows * tile_positions(head_dim) * 2,
-          quant_bits == 0 || quant_bits == ops::kKvFp8 ? 0 : tile_positions(head_dim) * 8};
+          ops::kv_holds_integers(quant_bits) ? tile_positions(head_dim) * 8 : 0};
 }
 constexpr std::size_t decode_shared_bytes(int head_dim, int stages, int quant_bits) {
   const auto layout = decode_layout(head_dim, quant_bits);
@@ -158,17 +158,226 @@ CHARONIA_DEVICE void narrow_q(unsigned char* q) {
   }
 }
 
+// The types and sizes of a kernel.
+template <class T_, int kDim_, bool kScoreMod_, int kBits_, bool kOutside_>
+struct DecodeShape {
+  using T = T_;
+  using Product = std::conditional_t<kOutside_, f16, T>;  // of q and k
+  static constexpr int kDim = kDim_, kBits = kBits_;
+  static constexpr bool kScoreMod = kScoreMod_, kOutside = kOutside_;
+  static constexpr bool kQuantised = kBits != 0, kFp8 = kBits == ops::kKvFp8;
+  static constexpr int kRows = kDecodeTileRows, kPositions = tile_positions(kDim), kSteps = kPositions / kStep;
+  static constexpr int kUnits = kDim / 8, kPUnits = kPositions / 8;
+  static constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // column tiles of out per warp
+  // Bytes of a row's codes.
+  static constexpr int kCodes = kQuantised ? static_cast<int>(ops::kv_quant_row_bytes(kDim, kBits)) : kUnitBytes;
+  static constexpr int kCodeUnits = kCodes / kUnitBytes, kCodeBytes = kPositions * kCodes;  // of k, or of v
+};
+
+// score += q k^T of a warp's 16 positions, over a quantised cache. Columns 2t, 2t + 1, 2t + 8, 2t + 9 of 16 are a B
+// operand, as in the prefill kernel. q_at, k_at: offsets of the lane's first row. by: of the lane's two positions.
+template <class S, bool kFolded>
+CHARONIA_DEVICE void multiply_k_codes(float (&score)[2][4], const unsigned char* q, int q_at, const unsigned char* k,
+                                      int k_at, const ScaleZero (&by)[2]) {
+  using T = typename S::T;
+  const auto load = [&](int row, int unit, int half) -> std::uint32_t {
+    const auto* const at = k + unit_offset_by<S::kCodeUnits>(k_at, unit) + row * 8 * S::kCodes + half * 8;
+    return *reinterpret_cast<const std::uint16_t*>(at);
+  };
+  [[maybe_unused]] std::uint32_t both[S::kBits == 4 ? S::kCodeUnits : 1][2];
+  CHARONIA_UNROLL
+  for (int i = 0; i < S::kDim / 16; ++i) {
+    std::uint32_t a[4];
+    load_matrix_x4(a, q + unit_offset_by<S::kUnits>(q_at, 2 * i));
+    CHARONIA_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      std::uint32_t b[2];
+      if constexpr (S::kOutside && S::kBits == 8) {
+        b[0] = above_1024(load(j, i, 0), 0, 1);
+        b[1] = above_1024(load(j, i, 1), 0, 1);
+      } else if constexpr (S::kFp8) {
+        b[0] = widen_fp8<T>(load(j, i, 0), 0, 1);
+        b[1] = widen_fp8<T>(load(j, i, 1), 0, 1);
+      } else if constexpr (S::kBits == 8) {
+        CHARONIA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          b[half] = widen_pair<T, S::kBits, kFolded>(load(j, i, half), 0, by[j], 1, by[j]);
+        }
+      } else {
+        const bool high = i >= S::kCodeUnits;
+        auto& word = both[high ? i - S::kCodeUnits : i][j];
+        if (!high) word = load(j, i, 0) | load(j, i, 1) << 16;
+        const auto codes = (high ? word >> 4 : word) & kLowHalves;
+        const auto widened = [&](int first, int second) {
+          if constexpr (S::kOutside) return above_1024(codes, first, second);
+          return widen_pair<T, S::kBits, kFolded>(codes, first, by[j], second, by[j]);
+        };
+        b[0] = widened(0, 1);
+        b[1] = widened(2, 3);
+      }
+      mma_m16n8k16<typename S::Product>(score[j], a, b);
+    }
+  }
+}
+
+// The same with the scales and zeros of k. scale_zero(position): of the tile. q_sum: sums of the lane's two rows of q.
+template <class S, class ScaleZeroOf>
+CHARONIA_DEVICE void multiply_k_codes(float (&score)[2][4], const unsigned char* q, int q_at, const unsigned char* k,
+                                      int k_at, [[maybe_unused]] ScaleZeroOf scale_zero,
+                                      [[maybe_unused]] const float (&q_sum)[2]) {
+  [[maybe_unused]] const int g = lane_id() / 4, t = lane_id() % 4, first = warp_id() * 16;
+  if constexpr (S::kFp8 || S::kOutside) {
+    multiply_k_codes<S, true>(score, q, q_at, k, k_at, {{1, 0}, {1, 0}});
+  } else {
+    const ScaleZero by[2] = {scale_zero(first + g), scale_zero(first + 8 + g)};
+    const FoldedZero<S::kBits> other[2] = {FoldedZero<S::kBits>(by[0]), FoldedZero<S::kBits>(by[1])};
+    if (any_lane(!other[0].exact || !other[1].exact)) {
+      multiply_k_codes<S, false>(score, q, q_at, k, k_at, by);
+    } else {
+      multiply_k_codes<S, true>(score, q, q_at, k, k_at, {{by[0].scale, other[0].zero}, {by[1].scale, other[1].zero}});
+    }
+  }
+  if constexpr (S::kOutside) {
+    CHARONIA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const auto by = scale_zero(first + i / 2 * 8 + 2 * t + i % 2);
+      const float zero = fmaf(-1024.0F, by.scale, by.zero);
+      CHARONIA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        auto& x = score[i / 2][2 * half + i % 2];
+        x = fmaf(x, by.scale, zero * q_sum[half]);
+      }
+    }
+  }
+}
+
+// Products of q and k become scores; those of positions that the row does not attend to become minus infinity. begin:
+// the tile's first position; slope: of the lane's two heads.
+template <class S>
+CHARONIA_DEVICE void score_positions(float (&score)[2][4], const AttentionParams& p, const AttentionItem& item,
+                                     int begin, [[maybe_unused]] const float (&slope)[2]) {
+  const int t = lane_id() % 4;
+  const auto position_of = [&](int i) { return begin + warp_id() * 16 + i / 4 * 8 + 2 * t + i % 2; };
+  if constexpr (S::kScoreMod) {
+    const int at = item.first_position, first = window_begin(p, at);
+    if (p.score_mod.changes) {
+      CHARONIA_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        auto& x = score[i / 4][i % 4];
+        x = modify_score(p, x, slope[i % 4 / 2], position_of(i) - at);
+      }
+    }
+    if (begin < first) {
+      CHARONIA_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        if (position_of(i) < first) score[i / 4][i % 4] = kMinusInfinity;
+      }
+    }
+  }
+  if (begin + S::kPositions > item.kv_end) {
+    CHARONIA_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if (position_of(i) >= item.kv_end) score[i / 4][i % 4] = kMinusInfinity;
+    }
+  }
+}
+
+// out += p v of the warp's columns for a step, over a quantised cache. v: codes of the step. v_by: scales and zeros of
+// the step.
+template <class S, bool kFolded>
+CHARONIA_DEVICE void multiply_v_codes(RowTile<S::kColumnTiles>& rows, const std::uint32_t (&a)[2][4],
+                                      const unsigned char* v, [[maybe_unused]] const unsigned char* v_by) {
+  using T = typename S::T;
+  using Columns = QuantColumns<S::kDim, S::kBits>;
+  // Tiles of one unit that a warp always has together.
+  constexpr int kTogether = S::kColumnTiles % Columns::kInUnit == 0 ? Columns::kInUnit
+                            : S::kColumnTiles % 2 == 0              ? 2
+                                                                    : 1;
+  const int lane = lane_id(), first_tile = warp_id() * S::kColumnTiles;
+  [[maybe_unused]] float4 by[4];  // of positions 8 m + 2t and the next one
+  CHARONIA_UNROLL
+  for (int m = 0; m < 4 && !S::kFp8; ++m) {
+    by[m] = *reinterpret_cast<const float4*>(v_by + (8 * m + 2 * (lane % 4)) * 8);
+  }
+  CHARONIA_UNROLL
+  for (int first = 0; first < S::kColumnTiles; first += kTogether) {
+    std::uint32_t codes[4];
+    load_matrix_x4_transposed(codes, v + unit_offset<S::kCodeUnits>(lane, Columns(first_tile + first).unit));
+    CHARONIA_UNROLL
+    for (int j = first; j < first + kTogether; ++j) {
+      // A compile-time constant, if that is enough for `byte` and `high`.
+      const Columns columns(kTogether == Columns::kInUnit ? j : first_tile + j);
+      const int byte = kTogether == 1 ? columns.byte : j % 2;
+      std::uint32_t b[4];
+      CHARONIA_UNROLL
+      for (int m = 0; m < 4; ++m) {
+        if constexpr (S::kFp8) {
+          b[m] = widen_fp8<T>(codes[m], byte, 2 + byte);
+          continue;
+        }
+        const auto word = S::kBits == 8 ? codes[m] : codes[m] >> 4 * columns.high & kLowHalves;
+        b[m] = widen_pair<T, S::kBits, kFolded>(word, byte, ScaleZero(by[m].x, by[m].y), 2 + byte,
+                                                ScaleZero(by[m].z, by[m].w));
+      }
+      const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+      mma_m16n8k16<T>(rows.out[j], a[0], b0);
+      mma_m16n8k16<T>(rows.out[j], a[1], b1);
+    }
+  }
+}
+
+// Stores the outputs of a unit, or its partial results.
+template <class S>
+CHARONIA_DEVICE void store_unit(const AttentionParams& p, const AttentionUnit& ended,
+                                const RowTile<S::kColumnTiles>& rows) {
+  using T = typename S::T;
+  constexpr int kDim = S::kDim;
+  const int warp = warp_id(), g = lane_id() / 4, t = lane_id() % 4;
+  CHARONIA_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int of_group = ended.tile * S::kRows + half * 8 + g;
+    if (of_group >= p.group) continue;
+    const int head = ended.kv_head * p.group + of_group;
+    const int column = warp * 8 + 2 * t;  // and every 32nd column, if the cache is not quantised
+    const auto column_of = [&](int j, int i) {
+      return QuantColumns<kDim, S::kBits>(warp * S::kColumnTiles + j).column(2 * t + i);
+    };
+    if (ended.item.splits == 1) {
+      const float norm = norm_of<S::kScoreMod>(p, rows.sum[half], rows.maximum[half], head);
+      T* const to = static_cast<T*>(p.out) + ended.item.first_row * p.out_stride + head * kDim;
+      CHARONIA_UNROLL
+      for (int j = 0; j < S::kColumnTiles; ++j) {
+        if constexpr (S::kQuantised) {
+          CHARONIA_UNROLL
+          for (int i = 0; i < 2; ++i) to[column_of(j, i)] = from_float<T>(rows.out[j][2 * half + i] * norm);
+        } else {
+          *reinterpret_cast<std::uint32_t*>(to + column + 32 * j) =
+              pack<T>(rows.out[j][2 * half] * norm, rows.out[j][2 * half + 1] * norm);
+        }
+      }
+    } else {
+      float* const to = partial_at<kDim>(p, ended.item.partial + ended.item.split, head);
+      CHARONIA_UNROLL
+      for (int j = 0; j < S::kColumnTiles; ++j) {
+        if constexpr (S::kQuantised) {
+          CHARONIA_UNROLL
+          for (int i = 0; i < 2; ++i) to[column_of(j, i)] = rows.out[j][2 * half + i];
+        } else {
+          *reinterpret_cast<float2*>(to + column + 32 * j) = {rows.out[j][2 * half], rows.out[j][2 * half + 1]};
+        }
+      }
+      if (warp == 0 && t == 0) *reinterpret_cast<float2*>(to + kDim) = {rows.maximum[half], rows.sum[half]};
+    }
+  }
+}
+
 template <class T, int kDim, bool has_score_mod, int kBits, bool kOutside>
 CHARONIA_KERNEL(kAttentionThreads, decode_blocks_per_sm(kDim, kBits, kCompiledMajor))
 void decode_kernel(const AttentionParams p) {
-  constexpr int kRows = kDecodeTileRows;
-  constexpr int kPositions = tile_positions(kDim), kUnits = kDim / 8, kPUnits = kPositions / 8;
-  constexpr int kSteps = kPositions / kStep, kKBytes = kPositions * kDim * 2;
-  constexpr int kColumnTiles = kDim / 8 / kAttentionWarps;  // column tiles of out per warp
-  constexpr bool quantised = kBits != 0, kFp8 = kBits == ops::kKvFp8;
-  // Bytes of a row's codes.
-  constexpr int kCodes = quantised ? static_cast<int>(ops::kv_quant_row_bytes(kDim, kBits)) : kUnitBytes;
-  constexpr int kCodeUnits = kCodes / kUnitBytes, kCodeBytes = kPositions * kCodes;  // of k, or of v
+  using S = DecodeShape<T, kDim, has_score_mod, kBits, kOutside>;
+  constexpr int kRows = S::kRows, kPositions = S::kPositions, kUnits = S::kUnits, kPUnits = S::kPUnits;
+  constexpr int kSteps = S::kSteps, kColumnTiles = S::kColumnTiles, kKBytes = kPositions * kDim * 2;
+  constexpr bool quantised = S::kQuantised, kFp8 = S::kFp8;
   constexpr auto layout = decode_layout(kDim, kBits);
   using Row = typename CacheRow<quantised>::Shared;
   unsigned char* const stages = dynamic_shared();
@@ -186,7 +395,7 @@ void decode_kernel(const AttentionParams p) {
   const int k_at = unit_offset<kUnits>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const int v_at = unit_offset<kUnits>(lane, warp);
   // With a quantised cache: for k, the offset of the lane's codes in its first row.
-  [[maybe_unused]] const int k_codes_at = unit_offset<kCodeUnits>(warp * 16 + g, 0) + 2 * t;
+  [[maybe_unused]] const int k_codes_at = unit_offset<S::kCodeUnits>(warp * 16 + g, 0) + 2 * t;
 
   // This kernel has no register left for a late trigger.
   const bool late_trigger = p.late_trigger && !(kDim == 96 && kBits == 4);
@@ -198,7 +407,7 @@ void decode_kernel(const AttentionParams p) {
   if (!ahead.unit.valid) return;
 
   // Rows of the cache are looked up one tile before they are needed, one position per thread.
-  const auto look_up = [&] { return cache_row<quantised>(p, ahead.unit, ahead.position + thread); };
+  const auto look_up = [&] { return cache_row<quantised, has_score_mod>(p, ahead.unit, ahead.position + thread); };
   CacheRow<quantised> row_ahead;
   if (thread < kPositions) row_ahead = look_up();
   // With a quantised cache q stays in shared memory to save registers, in the stages' q tiles, used alternately by
@@ -262,11 +471,11 @@ void decode_kernel(const AttentionParams p) {
       copy_ahead(stage == 0 ? p.stages - 1 : stage - 1);
       const unsigned char* const tile = stages + stage * layout.stage_bytes();
       [[maybe_unused]] const unsigned char* const k = tile;
-      [[maybe_unused]] const unsigned char* const v = tile + (quantised ? kCodeBytes : kKBytes);
+      [[maybe_unused]] const unsigned char* const v = tile + (quantised ? S::kCodeBytes : kKBytes);
       [[maybe_unused]] const auto scale_zero = [&](int row) {  // row: k's rows, then v's rows
-        return ScaleZero(*reinterpret_cast<const std::uint32_t*>(tile + 2 * kCodeBytes + 4 * row));
+        return ScaleZero(*reinterpret_cast<const std::uint32_t*>(tile + 2 * S::kCodeBytes + 4 * row));
       };
-      if constexpr (quantised && !kFp8) {
+      if constexpr (ops::kv_holds_integers(kBits)) {
         // Each warp writes the scales and zeros of v for one step. They are read after the next barrier.
         if (thread < kPositions) {
           auto by = scale_zero(kPositions + thread);
@@ -299,55 +508,7 @@ void decode_kernel(const AttentionParams p) {
       float score[2][4] = {};
       if (warp * 16 < kPositions) {
         if constexpr (quantised) {
-          // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of 16: the layout of a B operand, as in the prefill kernel.
-          const auto multiply = [&](auto folded, const ScaleZero(&by)[2]) {
-            [[maybe_unused]] constexpr bool kFolded = decltype(folded)::value;
-            const auto load = [&](int row, int unit, int half) -> std::uint32_t {
-              const auto* const at = k + unit_offset_by<kCodeUnits>(k_codes_at, unit) + row * 8 * kCodes + half * 8;
-              return *reinterpret_cast<const std::uint16_t*>(at);
-            };
-            [[maybe_unused]] std::uint32_t both[kBits == 4 ? kCodeUnits : 1][2];
-            CHARONIA_UNROLL
-            for (int i = 0; i < kDim / 16; ++i) {
-              std::uint32_t a[4];
-              load_matrix_x4(a, q_tile(q_now) + unit_offset_by<kUnits>(q_at, 2 * i));
-              CHARONIA_UNROLL
-              for (int j = 0; j < 2; ++j) {
-                std::uint32_t b[2];
-                if constexpr (kOutside && kBits == 8) {
-                  b[0] = above_1024(load(j, i, 0), 0, 1);
-                  b[1] = above_1024(load(j, i, 1), 0, 1);
-                } else if constexpr (kFp8) {
-                  b[0] = widen_fp8<T>(load(j, i, 0), 0, 1);
-                  b[1] = widen_fp8<T>(load(j, i, 1), 0, 1);
-                } else if constexpr (kBits == 8) {
-                  CHARONIA_UNROLL
-                  for (int half = 0; half < 2; ++half) {
-                    b[half] = widen_pair<T, kBits, kFolded>(load(j, i, half), 0, by[j], 1, by[j]);
-                  }
-                } else {
-                  const bool high = i >= kCodeUnits;
-                  auto& word = both[high ? i - kCodeUnits : i][j];
-                  if (!high) word = load(j, i, 0) | load(j, i, 1) << 16;
-                  const auto codes = (high ? word >> 4 : word) & kLowHalves;
-                  b[0] = kOutside ? above_1024(codes, 0, 1) : widen_pair<T, kBits, kFolded>(codes, 0, by[j], 1, by[j]);
-                  b[1] = kOutside ? above_1024(codes, 2, 3) : widen_pair<T, kBits, kFolded>(codes, 2, by[j], 3, by[j]);
-                }
-                mma_m16n8k16<std::conditional_t<kOutside, f16, T>>(score[j], a, b);
-              }
-            }
-          };
-          if constexpr (kFp8 || kOutside) {
-            multiply(std::true_type{}, {{1, 0}, {1, 0}});
-          } else {
-            const ScaleZero by[2] = {scale_zero(warp * 16 + g), scale_zero(warp * 16 + 8 + g)};
-            const FoldedZero<kBits> other[2] = {FoldedZero<kBits>(by[0]), FoldedZero<kBits>(by[1])};
-            if (any_lane(!other[0].exact || !other[1].exact)) {
-              multiply(std::false_type{}, by);
-            } else {
-              multiply(std::true_type{}, {{by[0].scale, other[0].zero}, {by[1].scale, other[1].zero}});
-            }
-          }
+          multiply_k_codes<S>(score, q_tile(q_now), q_at, k, k_codes_at, scale_zero, q_sum);
         } else {
           CHARONIA_UNROLL
           for (int i = 0; i < kDim / 16; ++i) {
@@ -358,41 +519,7 @@ void decode_kernel(const AttentionParams p) {
             mma_m16n8k16<T>(score[1], q[i], b1);
           }
         }
-        if constexpr (kOutside) {
-          CHARONIA_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const auto by = scale_zero(warp * 16 + i / 2 * 8 + 2 * t + i % 2);
-            const float zero = fmaf(-1024.0F, by.scale, by.zero);
-            CHARONIA_UNROLL
-            for (int half = 0; half < 2; ++half) {
-              auto& x = score[i / 2][2 * half + i % 2];
-              x = fmaf(x, by.scale, zero * q_sum[half]);
-            }
-          }
-        }
-        const auto position_of = [&](int i) { return begin + warp * 16 + i / 4 * 8 + 2 * t + i % 2; };
-        if constexpr (has_score_mod) {
-          const int at = unit.item.first_position, first = window_begin(p, at);
-          if (p.score_mod.changes) {
-            CHARONIA_UNROLL
-            for (int i = 0; i < 8; ++i) {
-              auto& x = score[i / 4][i % 4];
-              x = modify_score(p, x, slope[i % 4 / 2], position_of(i) - at);
-            }
-          }
-          if (begin < first) {
-            CHARONIA_UNROLL
-            for (int i = 0; i < 8; ++i) {
-              if (position_of(i) < first) score[i / 4][i % 4] = kMinusInfinity;
-            }
-          }
-        }
-        if (begin + kPositions > unit.item.kv_end) {
-          CHARONIA_UNROLL
-          for (int i = 0; i < 8; ++i) {
-            if (position_of(i) >= unit.item.kv_end) score[i / 4][i % 4] = kMinusInfinity;
-          }
-        }
+        score_positions<S>(score, p, unit.item, begin, slope);
         CHARONIA_UNROLL
         for (int half = 0; half < 2; ++half) {
           const float greatest = quad_max(fmaxf(fmaxf(score[0][2 * half], score[0][2 * half + 1]),
@@ -454,50 +581,11 @@ void decode_kernel(const AttentionParams p) {
           add_row_sums<T>(rows.sum, a[half]);
         }
         if constexpr (quantised) {
-          using Columns = QuantColumns<kDim, kBits>;
-          // Tiles of one unit that a warp always has together.
-          constexpr int kTogether = kColumnTiles % Columns::kInUnit == 0 ? Columns::kInUnit
-                                    : kColumnTiles % 2 == 0              ? 2
-                                                                         : 1;
-          const auto multiply = [&](auto folded) {
-            [[maybe_unused]] constexpr bool kFolded = decltype(folded)::value;
-            [[maybe_unused]] float4 by[4];  // of positions 8 m + 2t and the next one
-            CHARONIA_UNROLL
-            for (int m = 0; m < 4 && !kFp8; ++m) {
-              by[m] = *reinterpret_cast<const float4*>(v_by + (i * kStep + 8 * m + 2 * t) * 8);
-            }
-            CHARONIA_UNROLL
-            for (int first = 0; first < kColumnTiles; first += kTogether) {
-              std::uint32_t codes[4];
-              load_matrix_x4_transposed(
-                  codes,
-                  v + kStep * i * kCodes + unit_offset<kCodeUnits>(lane, Columns(warp * kColumnTiles + first).unit));
-              CHARONIA_UNROLL
-              for (int j = first; j < first + kTogether; ++j) {
-                // A compile-time constant, if that is enough for `byte` and `high`.
-                const Columns columns(kTogether == Columns::kInUnit ? j : warp * kColumnTiles + j);
-                const int byte = kTogether == 1 ? columns.byte : j % 2;
-                std::uint32_t b[4];
-                CHARONIA_UNROLL
-                for (int m = 0; m < 4; ++m) {
-                  if constexpr (kFp8) {
-                    b[m] = widen_fp8<T>(codes[m], byte, 2 + byte);
-                    continue;
-                  }
-                  const auto word = kBits == 8 ? codes[m] : codes[m] >> 4 * columns.high & kLowHalves;
-                  b[m] = widen_pair<T, kBits, kFolded>(word, byte, ScaleZero(by[m].x, by[m].y), 2 + byte,
-                                                       ScaleZero(by[m].z, by[m].w));
-                }
-                const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-                mma_m16n8k16<T>(rows.out[j], a[0], b0);
-                mma_m16n8k16<T>(rows.out[j], a[1], b1);
-              }
-            }
-          };
+          const unsigned char* const v_step = v + kStep * i * S::kCodes;
           if (kFp8 || flag[1 + i] != 0) {
-            multiply(std::true_type{});
+            multiply_v_codes<S, true>(rows, a, v_step, v_by + i * kStep * 8);
           } else {
-            multiply(std::false_type{});
+            multiply_v_codes<S, false>(rows, a, v_step, v_by + i * kStep * 8);
           }
         } else {
           CHARONIA_UNROLL
@@ -519,42 +607,7 @@ void decode_kernel(const AttentionParams p) {
     // Loads data again that is only needed at the end, to save registers.
     const auto again = quantised ? attention_unit<has_score_mod>(p, turn, units) : AttentionUnit{};
     const auto& ended = quantised ? again : unit;
-    CHARONIA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int of_group = ended.tile * kRows + half * 8 + g;
-      if (of_group >= p.group) continue;
-      const int head = ended.kv_head * p.group + of_group;
-      const int column = warp * 8 + 2 * t;  // and every 32nd column, if the cache is not quantised
-      const auto column_of = [&](int j, int i) {
-        return QuantColumns<kDim, kBits>(warp * kColumnTiles + j).column(2 * t + i);
-      };
-      if (ended.item.splits == 1) {
-        const float norm = norm_of<has_score_mod>(p, rows.sum[half], rows.maximum[half], head);
-        T* const to = static_cast<T*>(p.out) + ended.item.first_row * p.out_stride + head * kDim;
-        CHARONIA_UNROLL
-        for (int j = 0; j < kColumnTiles; ++j) {
-          if constexpr (quantised) {
-            CHARONIA_UNROLL
-            for (int i = 0; i < 2; ++i) to[column_of(j, i)] = from_float<T>(rows.out[j][2 * half + i] * norm);
-          } else {
-            *reinterpret_cast<std::uint32_t*>(to + column + 32 * j) =
-                pack<T>(rows.out[j][2 * half] * norm, rows.out[j][2 * half + 1] * norm);
-          }
-        }
-      } else {
-        float* const to = partial_at<kDim>(p, ended.item.partial + ended.item.split, head);
-        CHARONIA_UNROLL
-        for (int j = 0; j < kColumnTiles; ++j) {
-          if constexpr (quantised) {
-            CHARONIA_UNROLL
-            for (int i = 0; i < 2; ++i) to[column_of(j, i)] = rows.out[j][2 * half + i];
-          } else {
-            *reinterpret_cast<float2*>(to + column + 32 * j) = {rows.out[j][2 * half], rows.out[j][2 * half + 1]};
-          }
-        }
-        if (warp == 0 && t == 0) *reinterpret_cast<float2*>(to + kDim) = {rows.maximum[half], rows.sum[half]};
-      }
-    }
+    store_unit<S>(p, ended, rows);
     if (ended.item.splits > 1) split_done<T, kDim, kRows>(p, ended, flag);
   }
 }

@@ -72,13 +72,13 @@ class CacheVector<Quantised> {
     const int in_block = static_cast<int>(row % (2 * cache.half_rows()));
     const auto* const bytes = static_cast<const unsigned char*>(cache.data);
     integers_ = bytes + cache.integers_at(block, in_block);
-    if (bits_ == ops::kKvFp8) return;
+    if (!ops::kv_holds_integers(bits_)) return;
     const auto* const scale = reinterpret_cast<const f16*>(bytes + cache.scale_at(block, in_block));
     scale_ = to_float(scale[0]);
     zero_ = to_float(scale[1]);
   }
   CHARONIA_DEVICE float operator[](int d) const {
-    if (bits_ == ops::kKvFp8) {
+    if (!ops::kv_holds_integers(bits_)) {
       return to_float(f16{static_cast<std::uint16_t>(f16_from_e4m3(integers_[d], 0, 0))});
     }
     const unsigned q = bits_ == 8 ? integers_[d] : integers_[d % half_] >> (d < half_ ? 0 : 4) & 15U;

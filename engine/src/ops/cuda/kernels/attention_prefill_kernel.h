@@ -91,7 +91,7 @@ void prefill_kernel(const AttentionParams p) {
     if (thread == 0) unit = next;
     // Cache rows are looked up one tile before they are needed, one position per thread.
     const auto look_up = [&](const AttentionUnit& of, int begin) {
-      return thread < kPositions ? cache_row<quantised>(p, of, begin + thread) : CacheRow<quantised>{};
+      return thread < kPositions ? cache_row<quantised, has_score_mod>(p, of, begin + thread) : CacheRow<quantised>{};
     };
     auto row_ahead = look_up(next, next.item.kv_begin);
     if (thread < kPositions) k_rows[thread] = row_ahead.shared(p);

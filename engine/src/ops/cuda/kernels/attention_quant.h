@@ -40,7 +40,7 @@ template <>
 struct CacheRow<true> {
   using Shared = std::int64_t;  // byte offset in the layer; no_row() if there is no row: see copy_codes()
   int block = -1, row = 0;      // row of the block
-  CHARONIA_DEVICE static int no_row(const AttentionParams& p) { return p.cache.quant_bits == ops::kKvFp8 ? -1 : 0; }
+  CHARONIA_DEVICE static int no_row(const AttentionParams& p) { return ops::kv_holds_integers(p.cache.quant_bits) ? 0 : -1; }
   CHARONIA_DEVICE Shared shared(const AttentionParams& p) const {
     return block < 0 ? no_row(p) : block_at(p) + row * p.cache.row_bytes();
   }
@@ -52,10 +52,14 @@ constexpr int shared_row_bytes(int quant_bits) {
   return static_cast<int>(quant_bits == 0 ? sizeof(CacheRow<false>::Shared) : sizeof(CacheRow<true>::Shared));
 }
 
-// The row of the thread's own position; empty if it has none.
-template <bool quantised>
+// The row of the thread's own position; empty if it has none. Before the window of the item's first row, tables have
+// blocks of other sequences, whose values may be NaN.
+template <bool quantised, bool has_score_mod>
 CHARONIA_DEVICE CacheRow<quantised> cache_row(const AttentionParams& p, const AttentionUnit& unit, int position) {
   if (!unit.valid || position >= unit.item.kv_end) return {};
+  if constexpr (has_score_mod) {
+    if (position < window_begin(p, unit.item.first_position)) return {};
+  }
   const auto at = static_cast<unsigned>(position), block_len = static_cast<unsigned>(p.cache.block_len);
   const int block = load_readonly(p.tables + unit.item.table + at / block_len);
   const int slot = static_cast<int>(at % block_len);
@@ -78,7 +82,7 @@ CHARONIA_DEVICE void copy_codes(unsigned char* copied, const AttentionParams& p,
   const auto* const k = static_cast<const unsigned char*>(p.cache.data);
   const auto* const v = k + static_cast<std::int64_t>(p.cache.half_rows()) * kRowBytes;
   const auto copy = [&](std::int64_t row, int unit, int to) {
-    const bool valid = bits != ops::kKvFp8 || row >= 0;
+    const bool valid = ops::kv_holds_integers(bits) || row >= 0;
     const std::int64_t from = (valid ? row : 0) + unit * kUnitBytes;
     copy_async_16(copied + to, k + from, valid);
     copy_async_16(copied + kCopies * kUnitBytes + to, v + from, valid);
@@ -127,7 +131,7 @@ template <int kDim, int bits, bool swizzled_rows, int kUnroll>
 CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
                                      const CacheRow<true>& own) {
   copy_codes<kDim, bits, swizzled_rows, kUnroll>(copied, p, rows);
-  if constexpr (bits != ops::kKvFp8) copy_scales<kDim, bits>(copied, p, own);
+  if constexpr (ops::kv_holds_integers(bits)) copy_scales<kDim, bits>(copied, p, own);
 }
 template <int kDim, int kUnroll>
 CHARONIA_DEVICE void copy_quant_tile(unsigned char* copied, const AttentionParams& p, const std::int64_t* rows,
@@ -210,7 +214,7 @@ template <class T, int kDim, int bits, int kUnroll>
 CHARONIA_DEVICE void widen_codes(unsigned char* wide, const unsigned char* copied) {
   constexpr int kUnits = kDim / 8, kHalf = kUnits / 2, kRows = 2 * tile_positions(kDim);
   constexpr int kRowBytes = static_cast<int>(ops::kv_quant_row_bytes(kDim, bits));
-  constexpr bool kFp8 = bits == ops::kKvFp8;
+  constexpr bool kFp8 = !ops::kv_holds_integers(bits);
   static_assert(kRows * kHalf % kAttentionThreads == 0);
   const auto load = [&](int at) { return *reinterpret_cast<const uint2*>(copied + at); };
   const auto store = [&](int row, int unit, const uint4& x) {

@@ -12,8 +12,9 @@
 // Tiles come from the last one to the first, so that the tiles with masks come first. The products of q with the next k
 // and of the probabilities with v are in flight while a warpgroup computes its softmax. The warpgroups issue their
 // products alternately, so that the tensor cores work for one while the other computes exponentials. The first tile of
-// a unit may have slots of a block that the sequence does not own yet, whose v may be infinite or NaN: a warp of the
-// third warpgroup sets these rows to zero before the products.
+// a unit may have slots of a block that the sequence does not own yet, and the last tile blocks before the window, which
+// belong to other sequences. Their v may be infinite or NaN: a warp of the third warpgroup sets these rows to zero
+// before the products.
 //
 // Sums of probabilities are in float, before the probabilities are rounded, and tiles are not aligned to chunks of the
 // sequence. So a row has other bits than with the other kernels, and reproducible mode does not use this kernel.
@@ -73,8 +74,8 @@ struct Ring {
   CHARONIA_DEVICE std::uint64_t* turn_of(int consumer) const { return barriers + kTurns + consumer; }
   CHARONIA_DEVICE std::uint64_t* full(int tile, bool of_v) const { return stage_barrier(tile, of_v ? 1 : 0); }
   CHARONIA_DEVICE std::uint64_t* empty(int tile, bool of_v) const { return stage_barrier(tile, of_v ? 3 : 2); }
-  // Used for the copies of v instead of full() if rows beyond the item must become zero.
-  CHARONIA_DEVICE std::uint64_t* tail(int tile) const { return stage_barrier(tile, 4); }
+  // Used for the copies of v instead of full() if rows must become zero.
+  CHARONIA_DEVICE std::uint64_t* copied(int tile) const { return stage_barrier(tile, 4); }
   CHARONIA_DEVICE unsigned char* tile_at(int tile, bool of_v) const {
     return q + S::kQBytes + ((of_v ? S::kStages : 0) + tile % S::kStages) * S::kTileBytes;
   }
@@ -86,7 +87,7 @@ struct Ring {
     barrier_init(consumers(), kConsumers * kGroupThreads);
     for (int i = 0; i < kConsumers; ++i) barrier_init(turn_of(i), kGroupThreads / kWarp);
     for (int i = 0; i < S::kStages; ++i) {
-      barrier_init(tail(i), 1);
+      barrier_init(copied(i), 1);
       for (const bool of_v : {false, true}) barrier_init(full(i, of_v), 1), barrier_init(empty(i, of_v), kWarps);
     }
     barrier_init_fence();
@@ -106,6 +107,26 @@ CHARONIA_DEVICE AttentionUnit unit_at(const Params& p, int turn) {
 template <class S>
 CHARONIA_DEVICE int tiles_of(const AttentionItem& item) {
   return max(1, (item.kv_end - item.kv_begin + S::kPositions - 1) / S::kPositions);
+}
+
+// The rows of a tile's v that belong to the item's sequence. begin: the tile's first position. Blocks of 64 slots and
+// more begin no later than the tiles, so the first one contains a position within the window.
+struct OwnRows {
+  int begin, end;
+};
+template <class S>
+CHARONIA_DEVICE OwnRows own_rows(const Params& p, const AttentionItem& item, int begin) {
+  OwnRows rows{0, min(S::kPositions, item.kv_end - begin)};
+  if constexpr (S::kScoreMod) {
+    if (p.box_positions < kAttentionTile) {
+      rows.begin = min(max(0, window_begin(p, item.first_position) - begin), rows.end);
+    }
+  }
+  return rows;
+}
+template <class S>
+CHARONIA_DEVICE bool all_own(const OwnRows& rows) {
+  return rows.begin == 0 && rows.end == S::kPositions;
 }
 
 // Copies q, k and v. One thread calls it.
@@ -146,33 +167,40 @@ CHARONIA_DEVICE void produce(const Params& p, const Ring<S>& ring) {
         }
       }
       barrier_wait(ring.empty(tile, true), before);
-      copy(begin, true, begin + S::kPositions > item.kv_end ? ring.tail(tile) : ring.full(tile, true));
+      copy(begin, true, all_own<S>(own_rows<S>(p, item, begin)) ? ring.full(tile, true) : ring.copied(tile));
     }
   }
 }
 
-// Sets the rows of v to zero that are beyond the item, in the first tile of each unit. One warp calls it.
+// Sets the rows of v to zero that are not the item's own, in the first and the last tile of each unit. One warp calls
+// it.
 template <class S>
-CHARONIA_DEVICE void clear_tails(const Params& p, const Ring<S>& ring) {
+CHARONIA_DEVICE void clear_rows(const Params& p, const Ring<S>& ring) {
   int tile = 0;
   unsigned parities = 0;  // of the next wait, a bit for each stage
   for (int turn = 0;; ++turn) {
     const auto unit = unit_at<S>(p, turn);
     if (!unit.valid) return;
     const int tiles = tiles_of<S>(unit.item);
-    const int valid = unit.item.kv_end - unit.item.kv_begin - (tiles - 1) * S::kPositions;
-    if (valid < S::kPositions) {
-      const int stage = tile % S::kStages;
-      barrier_wait(ring.tail(tile), static_cast<int>(parities >> stage & 1U));
+    for (int left = tiles - 1; left >= 0; left = left > 0 ? 0 : -1) {
+      const auto own = own_rows<S>(p, unit.item, unit.item.kv_begin + left * S::kPositions);
+      if (all_own<S>(own)) continue;
+      const int at = tile + tiles - 1 - left, stage = at % S::kStages;
+      barrier_wait(ring.copied(at), static_cast<int>(parities >> stage & 1U));
       parities ^= 1U << stage;
-      for (int at = valid * kRowBytes + lane_id() * kUnitBytes; at < S::kTileSlab; at += kWarp * kUnitBytes) {
-        for (int i = 0; i < S::kSlabs; ++i) {
-          *reinterpret_cast<uint4*>(ring.tile_at(tile, true) + i * S::kTileSlab + at) = uint4{0, 0, 0, 0};
+      const auto clear = [&](int begin, int end) {
+        for (int byte = begin * kRowBytes + lane_id() * kUnitBytes; byte < end * kRowBytes;
+             byte += kWarp * kUnitBytes) {
+          for (int i = 0; i < S::kSlabs; ++i) {
+            *reinterpret_cast<uint4*>(ring.tile_at(at, true) + i * S::kTileSlab + byte) = uint4{0, 0, 0, 0};
+          }
         }
-      }
+      };
+      clear(0, own.begin);
+      clear(own.end, S::kPositions);
       async_fence();
       __syncwarp();
-      if (lane_id() == 0) barrier_arrive(ring.full(tile, true));
+      if (lane_id() == 0) barrier_arrive(ring.full(at, true));
     }
     tile += tiles;
   }
@@ -293,22 +321,6 @@ template <class S>
 CHARONIA_DEVICE void pack_operand(std::uint32_t (&a)[S::kPositions / 16][4], const float (&x)[S::kScores]) {
   CHARONIA_UNROLL
   for (int i = 0; i < S::kScores / 2; ++i) a[i / 4][i % 4] = pack_at_once<typename S::T>(x[2 * i], x[2 * i + 1]);
-}
-
-// Lane t of each quad gets word t of its four lanes, in their order.
-CHARONIA_DEVICE void transpose_quad(std::uint32_t (&words)[4]) {
-  CHARONIA_UNROLL
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = (lane_id() & bit) != 0;
-    CHARONIA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      const auto other = static_cast<std::uint32_t>(
-          shuffle_xor(static_cast<int>(upper ? words[i] : words[i + bit]), bit));
-      words[i] = upper ? other : words[i];
-      words[i + bit] = upper ? words[i + bit] : other;
-    }
-  }
 }
 
 // Stores the outputs of an item that is not divided, 16 bytes at a time.
@@ -450,7 +462,7 @@ void wgmma_prefill_kernel(CHARONIA_GRID_CONSTANT const Params p) {
     if (warp_id() < kGroupThreads / kWarp) {
       leave_registers<kProducerRegisters>();
       if (threadIdx.x == 0) produce<S>(p, ring);
-      if (warp_id() == 1) clear_tails<S>(p, ring);
+      if (warp_id() == 1) clear_rows<S>(p, ring);
     } else {
       take_registers<kConsumerRegisters>();
       consume<S>(p, ring, flag);

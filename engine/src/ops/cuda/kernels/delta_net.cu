@@ -70,12 +70,40 @@ CHARONIA_DEVICE void elements_of(const float4& four, float (&x)[4]) {
   x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
 }
 
+// Updates a thread's rows s of the state, of one column, with a row's k (k_tile), v, beta and alpha. Returns the sum of q
+// (q_tile) times the column over all threads of it. The tiles begin with the thread's first four rows.
+template <int kRows>
+CHARONIA_DEVICE float update(float (&s)[kRows], const float4* k_tile, const float4* q_tile, const float* v, float beta,
+                             float alpha) {
+  float sums[4] = {0, 0, 0, 0}, k[4], q[4];
+  CHARONIA_UNROLL
+  for (int i = 0; i < kRows / 4; ++i) {
+    elements_of(k_tile[i * kParts], k);
+    CHARONIA_UNROLL
+    for (int j = 0; j < 4; ++j) sums[j] = fmaf(k[j], s[4 * i + j], sums[j]);
+  }
+  const float delta = beta * fmaf(-alpha, column_sum(sums), *v);
+  CHARONIA_UNROLL
+  for (int j = 0; j < 4; ++j) sums[j] = 0;
+  CHARONIA_UNROLL
+  for (int i = 0; i < kRows / 4; ++i) {
+    elements_of(k_tile[i * kParts], k);
+    elements_of(q_tile[i * kParts], q);
+    CHARONIA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      s[4 * i + j] = fmaf(k[j], delta, multiply_rounded(alpha, s[4 * i + j]));
+      sums[j] = fmaf(q[j], s[4 * i + j], sums[j]);
+    }
+  }
+  return column_sum(sums);
+}
+
 // kRows: rows of the state in a thread, so k_dim is at most kRows * kParts. kRowStates: p.row_states is set. A template,
 // because it takes 16 to 24 registers.
 template <class T, int kRows, bool kRowStates>
 CHARONIA_KERNEL(kThreads, 2)
 void delta_kernel(const DeltaParams p) {
-  constexpr int kPadded = kRows * kParts, kFours = kRows / 4;
+  constexpr int kPadded = kRows * kParts;
   CHARONIA_SHARED(float4, q_tile, [kTile * kPadded / 4]);
   CHARONIA_SHARED(float4, k_tile, [kTile * kPadded / 4]);
   CHARONIA_SHARED(float, v_tile, [kTile * kStrip]);
@@ -124,30 +152,8 @@ void delta_kernel(const DeltaParams p) {
     }
     __syncthreads();
     for (int t = 0; t < count; ++t) {
-      const float beta = gate_tile[2 * t], alpha = gate_tile[2 * t + 1];
-      const float4* const ks = k_tile + t * kPadded / 4 + part;
-      const float4* const qs = q_tile + t * kPadded / 4 + part;
-      float sums[4] = {0, 0, 0, 0}, k[4], q[4];
-      CHARONIA_UNROLL
-      for (int i = 0; i < kFours; ++i) {
-        elements_of(ks[i * kParts], k);
-        CHARONIA_UNROLL
-        for (int j = 0; j < 4; ++j) sums[j] = fmaf(k[j], s[4 * i + j], sums[j]);
-      }
-      const float delta = beta * fmaf(-alpha, column_sum(sums), v_tile[t * kStrip + column]);
-      CHARONIA_UNROLL
-      for (int j = 0; j < 4; ++j) sums[j] = 0;
-      CHARONIA_UNROLL
-      for (int i = 0; i < kFours; ++i) {
-        elements_of(ks[i * kParts], k);
-        elements_of(qs[i * kParts], q);
-        CHARONIA_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          s[4 * i + j] = fmaf(k[j], delta, multiply_rounded(alpha, s[4 * i + j]));
-          sums[j] = fmaf(q[j], s[4 * i + j], sums[j]);
-        }
-      }
-      const float o = column_sum(sums);
+      const float o = update(s, k_tile + t * kPadded / 4 + part, q_tile + t * kPadded / 4 + part,
+                             v_tile + t * kStrip + column, gate_tile[2 * t], gate_tile[2 * t + 1]);
       if (part == 0 && column < columns) heads[(first + t) * p.stride + v_at + column] = from_float<T>(o);
       if (kRowStates && first + t + 1 < item.num_rows) {
         if (const int slot = p.row_states[item.first_row + first + t]; slot >= 0) store(slot);

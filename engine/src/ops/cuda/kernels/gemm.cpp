@@ -62,6 +62,21 @@ void add_tile_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const
   tactics.insert(tactics.end(), found.begin(), found.end());
 }
 
+std::vector<int> wgmma_blocks(const DeviceInfo& device, std::int64_t tiles, std::int64_t k) {
+  constexpr std::int64_t kMinGrains = 4;  // of a thread block
+  constexpr auto kMaxBlocks = static_cast<std::int64_t>(kGemmCounterBytes / sizeof(int)) / kWgmmaWarps;
+  const auto at_once = std::min<std::int64_t>(device.sms, kMaxBlocks), waves = divide_up(tiles, at_once);
+  const auto most = std::clamp<std::int64_t>(tiles * divide_up(k, kKGrain) / kMinGrains, 1, at_once);
+  std::vector<int> out;
+  for (const int parts : {1, 2, 4}) {
+    const auto blocks = tiles / waves * parts;
+    if (tiles % waves != 0 || blocks >= most) break;
+    out.push_back(static_cast<int>(blocks));
+  }
+  out.push_back(static_cast<int>(most));
+  return out;
+}
+
 GemmParams gemm_params(const Gemm& gemm, const GemmTactic& tactic, void* workspace) {
   GemmParams p{};
   p.out = gemm.out;
@@ -162,6 +177,7 @@ std::size_t gemm_workspace_bytes(const GemmTactic& tactic, const Gemm& gemm) {
     return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
   }
   if (tactic.kernel == Kernel::wgmma) {  // a block has sums of at most two tiles that it shares
+    if (tactic.sums == Sums::parts) return kGemmCounterBytes;
     const auto sums = std::int64_t{2} * tactic.k_blocks * tactic.tile_rows * tactic.tile_columns;
     return kGemmCounterBytes + static_cast<std::size_t>(sums) * sizeof(float);
   }

@@ -112,8 +112,8 @@ inline KSplit split_of(const Gemm& gemm) { return split_k(is_w8a8(gemm) ? gemm.k
 //   plain:  the same as tile in float.
 //   bulk:   like stream, with weights through the TMA unit and shared memory. k_blocks thread blocks share all tiles
 //           evenly. Compute capability 9, weights that are not packed.
-//   wgmma:  quantised weights on compute capability 9.0 (quant_wgmma_kernel.h). k_blocks thread blocks share all tiles
-//           and their parts of K.
+//   wgmma:  quantised weights on compute capability 9.0 (quant_wgmma_kernel.h, w8a8_wgmma.cu). k_blocks thread blocks
+//           share all tiles and their parts of K; with Sums::parts, each block computes whole tiles.
 // If several thread blocks share a tile (k_blocks), their sums are combined
 //   parts:   in the workspace, each part of K separately: the last block adds them.
 //   blocks:  in the workspace, one sum per block.

@@ -9,9 +9,12 @@
 namespace charonia::cuda {
 
 // Scales a sum of products of 8-bit numbers. The CPU's integer kernels multiply in this order, and round each product.
+CHARONIA_DEVICE float scaled(float of_column, float sum, float of_row) {
+  return multiply_rounded(multiply_rounded(of_column, sum), of_row);
+}
 template <class T>
 CHARONIA_DEVICE float scaled(const PairParams& p, std::int64_t row, std::int64_t column, SumType<T> sum) {
-  return multiply_rounded(multiply_rounded(p.column_scales[column], static_cast<float>(sum)), p.row_scales[row]);
+  return scaled(p.column_scales[column], static_cast<float>(sum), p.row_scales[row]);
 }
 
 template <class T>

@@ -57,6 +57,13 @@ inline constexpr int kBulkColumns = 16;  // weight rows of a tile of the bulk ke
 // Its tactics; empty if the device or the GEMM does not support it. They keep SumOrder::fixed.
 std::vector<GemmTactic> bulk_tactics(const DeviceInfo& device, const Gemm& gemm);
 
+// The warps of a wgmma kernel that multiply.
+inline constexpr int kWgmmaWarps = 8;
+// The numbers of thread blocks of a wgmma kernel (shared_tiles.h): one for each SM, which share tiles; and in front of
+// it fewer, if then each block computes whole tiles, or a half or a quarter of a tile, so that fewer sums of parts are
+// written and read.
+std::vector<int> wgmma_blocks(const DeviceInfo& device, std::int64_t tiles, std::int64_t k);
+
 // Adds a tactic with each number of thread blocks that may share the parts of K of a tile: more of them as long as
 // there are fewer than two blocks per SM. The number that just fills the device comes first. Each with the possible
 // places to combine sums in that order: if a block has one part, its sum is the part's sum.

@@ -43,24 +43,14 @@ GemmTactic wgmma_tactic(const ops::QuantFormat& format, int rows, std::int64_t b
   const bool large = rows == 32 || (rows == 64 && closing_columns(format) == kQuantK);
   return {Kernel::wgmma, rows, large ? 256 : 128, kWgmmaStages, static_cast<int>(blocks), GemmTactic::Sums::blocks};
 }
-// With several numbers of thread blocks: one for each SM, and fewer. Blocks of all SMs share tiles. If there are fewer,
-// each block computes whole tiles, or a half or a quarter of a tile, so fewer partial sums are written and read.
 void add_wgmma_tactics(std::vector<GemmTactic>& tactics, const DeviceInfo& device, const Gemm& gemm) {
-  constexpr std::int64_t kMinSteps = 4;  // of a thread block
-  constexpr auto kMaxBlocks = static_cast<std::int64_t>(kGemmCounterBytes / sizeof(int)) / kWgmmaWarps;
   const auto add = [&](int rows) {
     auto tactic = wgmma_tactic(gemm.quant->format, rows, 1);
     const auto tiles = divide_up(gemm.rows, rows) * divide_up(gemm.n, tactic.tile_columns);
-    const auto at_once = std::min<std::int64_t>(device.sms, kMaxBlocks), waves = divide_up(tiles, at_once);
-    const auto most = std::clamp<std::int64_t>(tiles * divide_up(gemm.k, kQuantK) / kMinSteps, 1, at_once);
-    for (const int parts : {1, 2, 4}) {
-      const auto blocks = tiles / waves * parts;
-      if (tiles % waves != 0 || blocks >= most) break;
-      tactic.k_blocks = static_cast<int>(blocks);
+    for (const int blocks : wgmma_blocks(device, tiles, gemm.k)) {
+      tactic.k_blocks = blocks;
       tactics.push_back(tactic);
     }
-    tactic.k_blocks = static_cast<int>(most);
-    tactics.push_back(tactic);
   };
   if (gemm.rows <= 2 * kStreamRows || gemm.rows > kMaxWgmmaRows) return;
   if (gemm.rows > 64 && closing_columns(gemm.quant->format) == kQuantK) add(128);

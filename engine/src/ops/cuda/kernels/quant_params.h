@@ -40,8 +40,8 @@ constexpr int quant_stream_ring(int bits, int closes, int units) {
   return units == 1 ? 6 : closes == 32 ? 2 : 3;
 }
 
-// The wgmma kernel's stages, and its warps that multiply.
-inline constexpr int kWgmmaStages = 8, kWgmmaWarps = 8;
+// The wgmma kernel's stages.
+inline constexpr int kWgmmaStages = 8;
 
 // Calls f with the code as a constant.
 template <class F>

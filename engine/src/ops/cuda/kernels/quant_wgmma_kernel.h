@@ -25,6 +25,7 @@
 
 #include "ops/cuda/device/hopper.h"
 #include "ops/cuda/kernels/quant_device.h"
+#include "ops/cuda/kernels/shared_tiles.h"
 
 namespace charonia::cuda::quant_wgmma {
 
@@ -53,31 +54,20 @@ struct Shape {
 };
 
 // Steps of 64 columns, numbered over all tiles.
-struct Work {
+struct Work : SharedTiles {
   ExpertTile expert;  // zeros if the GEMM is not for experts
-  int steps;          // of a tile
   int begin, end;     // of this block
 };
 
-CHARONIA_DEVICE std::int64_t all_steps(const QuantParams& p, const Work& work) {
-  return static_cast<std::int64_t>(p.row_tiles) * p.column_tiles * work.steps;
-}
-CHARONIA_DEVICE int first_step(const QuantParams& p, const Work& work, int block) {
-  return static_cast<int>(all_steps(p, work) * block / static_cast<int>(gridDim.x));
-}
-CHARONIA_DEVICE int block_of(const QuantParams& p, const Work& work, int step) {
-  return static_cast<int>(((step + std::int64_t{1}) * gridDim.x - 1) / all_steps(p, work));
-}
-
 CHARONIA_DEVICE Work work_of_block(const QuantParams& p) {
-  Work work{{}, p.weight_stride / kQuantK, 0, 0};
+  Work work{{p.row_tiles * p.column_tiles, p.weight_stride / kQuantK, static_cast<int>(gridDim.x)}, {}, 0, 0};
   if (p.tiles != nullptr) {  // a whole tile
     work.expert = p.tiles[blockIdx.x];
     work.begin = static_cast<int>(blockIdx.y) * work.steps;
     work.end = work.begin + (work.expert.rows > 0 ? work.steps : 0);
   } else {
-    work.begin = first_step(p, work, static_cast<int>(blockIdx.x));
-    work.end = first_step(p, work, static_cast<int>(blockIdx.x) + 1);
+    work.begin = work.first_of(static_cast<int>(blockIdx.x));
+    work.end = work.first_of(static_cast<int>(blockIdx.x) + 1);
   }
   return work;
 }
@@ -263,54 +253,6 @@ CHARONIA_DEVICE void close_group(const QuantParams& p, Sums<S>& total, const Sum
   }
 }
 
-// Adds the sums of all blocks that share a tile. Returns false if another block will do this.
-template <class S>
-CHARONIA_DEVICE bool combine(const QuantParams& p, const Work& work, int tile, int warp, Sums<S>& total) {
-  const int first_block = block_of(p, work, tile * work.steps);
-  const int last_block = block_of(p, work, (tile + 1) * work.steps - 1);
-  constexpr int kFours = S::kSums / 4;
-  const auto place = [&](int block) {  // a block has at most two parts of tiles: at its begin and at its end
-    const int part = 2 * block + (first_step(p, work, block) / work.steps == tile ? 0 : 1);
-    return reinterpret_cast<float4*>(p.sums) +
-           (static_cast<std::int64_t>(part) * kWarps + warp) * (S::kM * kFours * kWarp) + lane_id();
-  };
-  float4* const mine = place(static_cast<int>(blockIdx.x));
-  CHARONIA_UNROLL
-  for (int m = 0; m < S::kM; ++m) {
-    CHARONIA_UNROLL
-    for (int i = 0; i < kFours; ++i) {
-      const float* const four = total[m] + 4 * i;
-      mine[(m * kFours + i) * kWarp] = float4{four[0], four[1], four[2], four[3]};
-    }
-  }
-  __threadfence();
-  __syncwarp();
-  int arrived = 0;
-  int* const counter = p.counters + first_block * kWarps + warp;  // only one shared tile begins in a block
-  if (lane_id() == 0) {
-    arrived = atomicAdd(counter, 1) + 1;
-    if (arrived > last_block - first_block) *counter = 0;
-  }
-  if (shuffle_from(arrived, 0) <= last_block - first_block) return false;
-  __threadfence();
-  CHARONIA_UNROLL_BY(1)
-  for (int block = first_block; block <= last_block; ++block) {
-    const float4* const from = place(block);
-    CHARONIA_UNROLL
-    for (int m = 0; m < S::kM; ++m) {
-      CHARONIA_UNROLL
-      for (int i = 0; i < kFours; ++i) {
-        const float4 four = load_l2(from + (m * kFours + i) * kWarp);
-        float* const to = total[m] + 4 * i;
-        const bool adds = block > first_block;
-        to[0] = adds ? to[0] + four.x : four.x, to[1] = adds ? to[1] + four.y : four.y;
-        to[2] = adds ? to[2] + four.z : four.z, to[3] = adds ? to[3] + four.w : four.w;
-      }
-    }
-  }
-  return true;
-}
-
 // Stores the warp's outputs, through its `staged` memory [kStagedRows][kPitch].
 template <class S>
 CHARONIA_DEVICE void store(const QuantParams& p, const QuantRows& rows, int unit, const Sums<S>& total, float* staged) {
@@ -477,7 +419,7 @@ CHARONIA_DEVICE void consume(const QuantParams& p, const Work& work, unsigned ch
     }
     i += end - begin;
     const bool whole = begin == 0 && end == work.steps;
-    if (whole || combine<S>(p, work, tile, warp, total)) {
+    if (whole || combine(p, work, tile, warp, total)) {
       store<S>(p, rows_of<S>(p, work, tile), unit, total, staged);
     }
   }

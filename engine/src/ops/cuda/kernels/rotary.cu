@@ -119,6 +119,16 @@ CHARONIA_DEVICE void normalise(float (&x)[kVector], float factor, const float* w
   for (int i = 0; i < kVector; ++i) x[i] = x[i] * factor * w[i];
 }
 
+// Multiplies both vectors.
+template <int kVector>
+CHARONIA_DEVICE void scale_both(float (&a)[kVector], float (&b)[kVector], float factor) {
+  CHARONIA_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    a[i] *= factor;
+    b[i] *= factor;
+  }
+}
+
 template <int kVector>
 CHARONIA_DEVICE void turn_pairs(float (&a)[kVector], float (&b)[kVector], const float (&cosines)[kVector],
                                 const float (&sines)[kVector]) {
@@ -221,11 +231,7 @@ CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
       if constexpr (normed) {
         if (!now) return;
         if (is_v) {
-          CHARONIA_UNROLL
-          for (int i = 0; p.v_norm && i < kVector; ++i) {
-            a[i] *= factor;
-            b[i] *= factor;
-          }
+          if (p.v_norm) scale_both(a, b, factor);
           return;
         }
         const float* const weight = norm_of(p, head);
@@ -237,22 +243,10 @@ CHARONIA_DEVICE void rotate_row(const RotaryStore& p) {
     if (!is_v && at.rotated) rotate_vectors(p, row, at, a, b);
     normalise_both(p.norm_after);
     if (is_q) {
-      if (p.q_scale != nullptr) {
-        const float scale = load_readonly(p.q_scale + load_readonly(p.positions + row));
-        CHARONIA_UNROLL
-        for (int i = 0; i < kVector; ++i) {
-          a[i] *= scale;
-          b[i] *= scale;
-        }
-      }
+      if (p.q_scale != nullptr) scale_both(a, b, load_readonly(p.q_scale + load_readonly(p.positions + row)));
       if constexpr (!stores) {
         if (p.k_scales != nullptr) {
-          const float scale = load_readonly(p.k_scales + head / (p.heads / p.cache.kv_heads));
-          CHARONIA_UNROLL
-          for (int i = 0; i < kVector; ++i) {
-            a[i] *= scale;
-            b[i] *= scale;
-          }
+          scale_both(a, b, load_readonly(p.k_scales + head / (p.heads / p.cache.kv_heads)));
         }
       }
       store<T>(from + at.first, a);
@@ -275,12 +269,45 @@ void rotary_kernel(const RotaryStore p) {
   rotate_row<T, kVector, normed, true>(p);
 }
 
+// Stores a head of 2 * half elements as integers, their scale and their zero; called by a warp. value(d): an element.
+template <class Value>
+CHARONIA_DEVICE void store_integers(unsigned char* to, f16* scale_zero, int half, int bits, Value value) {
+  float minimum = __builtin_inff(), maximum = -__builtin_inff();
+  for (int i = lane_id(); i < half; i += kWarp) {
+    const float x = value(i), y = value(i + half);
+    minimum = ops::kv_lesser(minimum, ops::kv_lesser(x, y));
+    maximum = ops::kv_greater(maximum, ops::kv_greater(x, y));
+  }
+  CHARONIA_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    minimum = ops::kv_lesser(minimum, shuffle_xor(minimum, mask));
+    maximum = ops::kv_greater(maximum, shuffle_xor(maximum, mask));
+  }
+  const auto range = ops::kv_range(minimum, maximum, bits);
+  const f16 scale_as_stored = from_float<f16>(range.scale), zero_as_stored = from_float<f16>(range.zero);
+  const float scale = to_float(scale_as_stored), zero = to_float(zero_as_stored);
+
+  for (int i = lane_id(); i < half; i += kWarp) {
+    const auto x = ops::kv_quantise(value(i), scale, zero, bits),
+               y = ops::kv_quantise(value(i + half), scale, zero, bits);
+    if (bits == 8) {
+      to[i] = x;
+      to[i + half] = y;
+    } else {
+      to[i] = ops::kv_pack(x, y);
+    }
+  }
+  if (lane_id() < 2) {
+    scale_zero[lane_id()] = lane_id() == 0 ? scale_as_stored : zero_as_stored;
+  }
+}
+
 // Stores one head of k or v of a row; called by a warp. kv_head: v heads follow k heads.
 template <class T>
 CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int kv_head) {
   const int slot = load_readonly(p.kv_slots + row);
   if (slot < 0) return;
-  const int dim = p.cache.head_dim, half = dim / 2, rotary_half = p.rotary_dim / 2, bits = p.cache.quant_bits;
+  const int dim = p.cache.head_dim, rotary_half = p.rotary_dim / 2;
   const bool is_k = kv_head < p.cache.kv_heads;
   const int source = !is_k && p.v_from_k ? kv_head - p.cache.kv_heads : kv_head;
   const T* const from =
@@ -321,42 +348,14 @@ CHARONIA_DEVICE void quantise_head(const RotaryStore& p, std::int64_t row, int k
   const int block = slot / p.cache.block_len, at = kv_head * p.cache.block_len + slot % p.cache.block_len;
   auto* const cache = static_cast<unsigned char*>(p.cache.data);
   unsigned char* const to = cache + p.cache.integers_at(block, at);
-  if (bits == ops::kKvFp8) {
+  if (!ops::kv_holds_integers(p.cache.quant_bits)) {
     const float* const scales = is_k ? p.k_scales : p.v_scales;
     const float scale = scales == nullptr ? 1.0F : load_readonly(scales + kv_head % p.cache.kv_heads);
     for (int d = lane_id(); d < dim; d += kWarp) to[d] = e4m3_from_float(value(d) / scale);
     return;
   }
-
-  float minimum = __builtin_inff(), maximum = -__builtin_inff();
-  for (int i = lane_id(); i < half; i += kWarp) {
-    const float x = value(i), y = value(i + half);
-    minimum = ops::kv_lesser(minimum, ops::kv_lesser(x, y));
-    maximum = ops::kv_greater(maximum, ops::kv_greater(x, y));
-  }
-  CHARONIA_UNROLL
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    minimum = ops::kv_lesser(minimum, shuffle_xor(minimum, mask));
-    maximum = ops::kv_greater(maximum, shuffle_xor(maximum, mask));
-  }
-  const auto range = ops::kv_range(minimum, maximum, bits);
-  const f16 scale_as_stored = from_float<f16>(range.scale), zero_as_stored = from_float<f16>(range.zero);
-  const float scale = to_float(scale_as_stored), zero = to_float(zero_as_stored);
-
-  for (int i = lane_id(); i < half; i += kWarp) {
-    const auto x = ops::kv_quantise(value(i), scale, zero, bits),
-               y = ops::kv_quantise(value(i + half), scale, zero, bits);
-    if (bits == 8) {
-      to[i] = x;
-      to[i + half] = y;
-    } else {
-      to[i] = ops::kv_pack(x, y);
-    }
-  }
-  if (lane_id() < 2) {
-    reinterpret_cast<f16*>(cache + p.cache.scale_at(block, at))[lane_id()] =
-        lane_id() == 0 ? scale_as_stored : zero_as_stored;
-  }
+  auto* const scale_zero = reinterpret_cast<f16*>(cache + p.cache.scale_at(block, at));
+  store_integers(to, scale_zero, dim / 2, p.cache.quant_bits, value);
 }
 
 // The first thread blocks of a row rotate q, the others store k and v.

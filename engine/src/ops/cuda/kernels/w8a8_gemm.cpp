@@ -19,6 +19,25 @@ constexpr std::int64_t kMostColumns = std::int64_t{1} << 17;  // for int8: 128 *
 
 constexpr GemmTactic kSmallTile{Kernel::tile, 32, 64, 6}, kTile{Kernel::tile, 64, 128, 4},
     kLargeTile{Kernel::tile, 128, 128, 3};
+// Those of w8a8_wgmma.cu.
+constexpr GemmTactic kSmallWgmma{Kernel::wgmma, 64, 256, 5}, kWgmma{Kernel::wgmma, 128, 128, 6},
+    kLargeWgmma{Kernel::wgmma, 128, 256, 4};
+
+// Whole tiles first, then tiles that several numbers of thread blocks share; not the largest tile.
+void add_wgmma_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, const DeviceInfo& device,
+                       const Gemm& gemm) {
+  const auto tiles = divide_up(gemm.rows, tactic.tile_rows) * divide_up(gemm.n, tactic.tile_columns);
+  const bool shares = tactic != kLargeWgmma;
+  tactic.k_blocks = static_cast<int>(divide_up(tiles, divide_up(tiles, device.sms)));
+  tactics.push_back(tactic);
+  if (!shares) return;
+  tactic.sums = GemmTactic::Sums::blocks;
+  for (const int blocks : wgmma_blocks(device, tiles, gemm.k)) {
+    if (tiles % blocks == 0) continue;  // the same as whole tiles
+    tactic.k_blocks = blocks;
+    tactics.push_back(tactic);
+  }
+}
 
 }  // namespace
 
@@ -52,6 +71,12 @@ std::vector<GemmTactic> w8a8_tactics(const DeviceInfo& device, const Gemm& gemm,
   if (rows > 32) tile(kTile);
   if (integers && rows > 64 && rows <= 256) tile(kLargeTile);
   if (rows > 4 && rows <= 64) tile(kSmallTile);
+  if (integers && device.wgmma && rows > 16) {
+    const auto wgmma = [&](const GemmTactic& one) { add_wgmma_tactics(tactics, one, device, gemm); };
+    if (rows <= 64) wgmma(kSmallWgmma);
+    if (rows > 64) wgmma(kWgmma);
+    if (rows > 128) wgmma(kLargeWgmma);
+  }
   return tactics;
 }
 
@@ -75,10 +100,14 @@ void w8a8_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic, void*
   p.column_scales = quant.column_scales;
   p.row_scales = quant.row_scales;
   const auto code = quant.format.code;
-  const bool known = tactic.kernel == Kernel::stream ? launch_w8a8_stream(stream, p, tactic, code)
-                     : tactic.kernel != Kernel::tile ? false
-                     : code == Code::i8              ? launch_w8a8_tile_i8(stream, p, tactic)
-                                                     : launch_w8a8_tile_f8(stream, p, tactic);
+  bool known = false;
+  if (tactic.kernel == Kernel::stream) {
+    known = launch_w8a8_stream(stream, p, tactic, code);
+  } else if (tactic.kernel == Kernel::wgmma) {
+    known = code == Code::i8 && launch_w8a8_wgmma(stream, p, tactic);
+  } else if (tactic.kernel == Kernel::tile) {
+    known = code == Code::i8 ? launch_w8a8_tile_i8(stream, p, tactic) : launch_w8a8_tile_f8(stream, p, tactic);
+  }
   if (!known) {
     throw Error(ErrorCode::internal, cat("no kernel for a GEMM of 8-bit numbers in tiles of ", tactic.tile_rows, " x ",
                                          tactic.tile_columns, " with ", tactic.stages, " stages"));

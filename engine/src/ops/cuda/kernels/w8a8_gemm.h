@@ -4,7 +4,8 @@
 //
 // Weights have one scale per row and the layout of 16-bit weights (gemm.h), row-major or packed, with two codes per
 // element. The kernels are those for 16-bit weights (gemm_stream_kernel.h, gemm_tile_kernel.h): a GEMM may permute the
-// codes of K as long as both operands use the same order, and 16 bytes are moved in the same way.
+// codes of K as long as both operands use the same order, and 16 bytes are moved in the same way. On compute capability
+// 9.0, int8 has another kernel for 17 rows and more (w8a8_wgmma.cu).
 //
 // Integers are summed exactly as integers, with every tactic. Then come the products with the two scales, each rounded,
 // in the order of the CPU's kernels: the outputs equal the CPU's bit for bit. Products of FP8 are summed from 0 for

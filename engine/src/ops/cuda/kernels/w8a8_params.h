@@ -8,6 +8,7 @@ namespace charonia::cuda {
 
 bool launch_w8a8_stream(Stream& stream, const PairParams& params, const GemmTactic& tactic, ops::Code code);
 bool launch_w8a8_tile_i8(Stream& stream, const PairParams& params, const GemmTactic& tactic);
+bool launch_w8a8_wgmma(Stream& stream, const PairParams& params, const GemmTactic& tactic);
 bool launch_w8a8_tile_f8(Stream& stream, const PairParams& params, const GemmTactic& tactic);
 
 }  // namespace charonia::cuda

@@ -1,6 +1,6 @@
 // Scales integer sums that a library computed. Reads 4 bytes a sum, which are in the L2 cache if there are few enough.
-#include "ops/cuda/device/portable.h"
 #include "ops/cuda/kernels/element_types.h"
+#include "ops/cuda/kernels/gemm_device.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
@@ -18,7 +18,6 @@ struct ScaleParams {
   int columns;
 };
 
-// The products are those of gemm_device.h, in the same order.
 template <class T>
 CHARONIA_KERNEL(kThreads, 4)
 void scale_kernel(const ScaleParams p) {
@@ -32,9 +31,8 @@ void scale_kernel(const ScaleParams p) {
   for (int i = 0; i < kEach; ++i) {
     const int column = first + i * kThreads;
     if (column >= p.columns) break;
-    const float scaled =
-        multiply_rounded(multiply_rounded(p.column_scales[column], static_cast<float>(sums[column])), of_row);
-    out[column] = from_float<T>(p.bias == nullptr ? scaled : scaled + p.bias[column]);
+    const float x = scaled(p.column_scales[column], static_cast<float>(sums[column]), of_row);
+    out[column] = from_float<T>(p.bias == nullptr ? x : x + p.bias[column]);
   }
 }
 

@@ -88,6 +88,7 @@ CHARONIA_DEVICE void wgmma_fence() { CHARONIA_SM_90A("wgmma.fence.sync.aligned;"
 CHARONIA_DEVICE void wgmma_commit() { CHARONIA_SM_90A("wgmma.commit_group.sync.aligned;" :: : "memory"); }
 // No instruction: the compiler takes the registers for changed here, so it moves no use of them to an earlier place.
 CHARONIA_DEVICE void fence_register(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+CHARONIA_DEVICE void fence_register(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 CHARONIA_DEVICE void fence_register(std::uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
 template <class T, int n>
 CHARONIA_DEVICE void fence_register(T (&x)[n]) {
@@ -110,15 +111,16 @@ CHARONIA_DEVICE void leave_registers() {
   CHARONIA_SM_90A("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
 }
 
-// Ten registers by name, and sixteen as operands.
+// Ten registers by name, and sixteen as operands; c: their constraint.
 #define CHARONIA_TEN(t) \
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
-#define CHARONIA_FOUR_SUMS(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define CHARONIA_SUMS_16(i) \
-  CHARONIA_FOUR_SUMS(i), CHARONIA_FOUR_SUMS((i) + 4), CHARONIA_FOUR_SUMS((i) + 8), CHARONIA_FOUR_SUMS((i) + 12)
-#define CHARONIA_SUMS_32(i) CHARONIA_SUMS_16(i), CHARONIA_SUMS_16((i) + 16)
-#define CHARONIA_SUMS_64(i) CHARONIA_SUMS_32(i), CHARONIA_SUMS_32((i) + 32)
-#define CHARONIA_SUMS_128(i) CHARONIA_SUMS_64(i), CHARONIA_SUMS_64((i) + 64)
+#define CHARONIA_FOUR_SUMS(c, i) c(d[i]), c(d[(i) + 1]), c(d[(i) + 2]), c(d[(i) + 3])
+#define CHARONIA_SUMS_16(c, i)                                                              \
+  CHARONIA_FOUR_SUMS(c, i), CHARONIA_FOUR_SUMS(c, (i) + 4), CHARONIA_FOUR_SUMS(c, (i) + 8), \
+      CHARONIA_FOUR_SUMS(c, (i) + 12)
+#define CHARONIA_SUMS_32(c, i) CHARONIA_SUMS_16(c, i), CHARONIA_SUMS_16(c, (i) + 16)
+#define CHARONIA_SUMS_64(c, i) CHARONIA_SUMS_32(c, i), CHARONIA_SUMS_32(c, (i) + 32)
+#define CHARONIA_SUMS_128(c, i) CHARONIA_SUMS_64(c, i), CHARONIA_SUMS_64(c, (i) + 64)
 #define CHARONIA_NAMES_16 CHARONIA_TEN() ", %10, %11, %12, %13, %14, %15"
 #define CHARONIA_NAMES_32 CHARONIA_TEN() ", " CHARONIA_TEN(1) ", " CHARONIA_TEN(2) ", %30, %31"
 #define CHARONIA_NAMES_60 \
@@ -128,9 +130,9 @@ CHARONIA_DEVICE void leave_registers() {
 #define CHARONIA_NAMES_128                                                                            \
   CHARONIA_NAMES_60 ", " CHARONIA_TEN(6) ", " CHARONIA_TEN(7) ", " CHARONIA_TEN(8) ", " CHARONIA_TEN( \
       9) ", " CHARONIA_TEN(10) ", " CHARONIA_TEN(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define CHARONIA_PRODUCT(n, type, names, add)                                                                         \
-  "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type \
-  " {" names "}, "
+#define CHARONIA_PRODUCT(n, types, names, add)                                                              \
+  "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #n types " {" names \
+  "}, "
 
 template <class T, int n, bool kTransposed = false>
 struct WarpgroupProduct;
@@ -140,15 +142,15 @@ struct WarpgroupProduct;
   struct WarpgroupProduct<T, n, kTransposed> {                                                             \
     CHARONIA_DEVICE static void run([[maybe_unused]] float (&d)[n / 2], [[maybe_unused]] std::uint64_t a,  \
                                     [[maybe_unused]] std::uint64_t b, [[maybe_unused]] int add) {          \
-      CHARONIA_SM_90A(CHARONIA_PRODUCT(n, type, CHARONIA_NAMES_##sums, r2) r0                              \
-                      ", " r1 ", p, 1, 1, 0, " r3 ";\n\t}" : CHARONIA_SUMS_##sums(0) : "l"(a),             \
+      CHARONIA_SM_90A(CHARONIA_PRODUCT(n, "k16.f32." type "." type, CHARONIA_NAMES_##sums, r2) r0           \
+                      ", " r1 ", p, 1, 1, 0, " r3 ";\n\t}" : CHARONIA_SUMS_##sums("+f", 0) : "l"(a),       \
                       "l"(b), "r"(add), "n"(kTransposed ? 1 : 0));                                         \
     }                                                                                                      \
     CHARONIA_DEVICE static void run([[maybe_unused]] float (&d)[n / 2], [[maybe_unused]] std::uint32_t* a, \
                                     [[maybe_unused]] std::uint64_t b, [[maybe_unused]] int add) {          \
-      CHARONIA_SM_90A(CHARONIA_PRODUCT(n, type, CHARONIA_NAMES_##sums,                                     \
+      CHARONIA_SM_90A(CHARONIA_PRODUCT(n, "k16.f32." type "." type, CHARONIA_NAMES_##sums,                 \
                                        r5) "{" r0 ", " r1 ", " r2 ", " r3 "}, " r4 ", p, 1, 1, " r6        \
-                                           ";\n\t}" : CHARONIA_SUMS_##sums(0) : "r"(a[0]),                 \
+                                           ";\n\t}" : CHARONIA_SUMS_##sums("+f", 0) : "r"(a[0]),           \
                       "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposed ? 1 : 0));        \
     }                                                                                                      \
   };
@@ -159,6 +161,19 @@ struct WarpgroupProduct;
   CHARONIA_WGMMA(T, type, 256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 CHARONIA_WGMMA_OF(bf16, "bf16")
 CHARONIA_WGMMA_OF(f16, "f16")
+
+// r0 to r2: the numbers of the operands after the sums.
+#define CHARONIA_INTEGER_WGMMA(n, sums, r0, r1, r2)                                                                \
+  template <>                                                                                                      \
+  struct WarpgroupProduct<i8x2, n> {                                                                               \
+    CHARONIA_DEVICE static void run([[maybe_unused]] int (&d)[n / 2], [[maybe_unused]] std::uint64_t a,            \
+                                    [[maybe_unused]] std::uint64_t b, [[maybe_unused]] int add) {                  \
+      CHARONIA_SM_90A(CHARONIA_PRODUCT(n, "k32.s32.s8.s8", CHARONIA_NAMES_##sums, r2) r0 ", " r1 ", p;\n\t}"       \
+                      : CHARONIA_SUMS_##sums("+r", 0) : "l"(a), "l"(b), "r"(add));                                 \
+    }                                                                                                              \
+  };
+CHARONIA_INTEGER_WGMMA(128, 64, "%64", "%65", "%66")
+CHARONIA_INTEGER_WGMMA(256, 128, "%128", "%129", "%130")
 #undef CHARONIA_TEN
 #undef CHARONIA_FOUR_SUMS
 #undef CHARONIA_SUMS_16
@@ -173,10 +188,11 @@ CHARONIA_WGMMA_OF(f16, "f16")
 #undef CHARONIA_PRODUCT
 #undef CHARONIA_WGMMA
 #undef CHARONIA_WGMMA_OF
+#undef CHARONIA_INTEGER_WGMMA
 
 // Factor: std::uint64_t or std::uint32_t*.
 template <class T, int n, bool kTransposed = false, class Factor>
-CHARONIA_DEVICE void wgmma(float (&d)[n / 2], Factor a, std::uint64_t b, bool add) {
+CHARONIA_DEVICE void wgmma(SumType<T> (&d)[n / 2], Factor a, std::uint64_t b, bool add) {
   WarpgroupProduct<T, n, kTransposed>::run(d, a, b, add ? 1 : 0);
 }
 

@@ -387,12 +387,13 @@ TensorMap make_tensor_map(const TensorBox& box) {
                                                        : CU_TENSOR_MAP_SWIZZLE_128B;
   TensorMap out;
   static_assert(sizeof(CUtensorMap) == sizeof out.bytes && alignof(CUtensorMap) <= alignof(TensorMap));
-  const auto result =
-      kEncode(reinterpret_cast<CUtensorMap*>(&out),
-              box.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-              static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), sizes.data(), strides.data(),
-              extent.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto type = box.type == DType::i8     ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                    : box.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const auto result = kEncode(reinterpret_cast<CUtensorMap*>(&out), type, static_cast<cuuint32_t>(box.rank),
+                              const_cast<void*>(box.data), sizes.data(), strides.data(), extent.data(), steps.data(),
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::internal, cat("a tensor map was rejected (CUresult ", static_cast<int>(result), ")"));
   }
