@@ -12,6 +12,7 @@ from charonia.errors import (
     InternalError,
     InvalidRequestError,
     ModelError,
+    NotFoundError,
     OverloadedError,
     UnsupportedError,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "InternalError",
     "InvalidRequestError",
     "ModelError",
+    "NotFoundError",
     "Output",
     "OverloadedError",
     "SamplingParams",

@@ -17,6 +17,8 @@ HINTS = {
     "--gpu-memory-utilization": "--cache-max-entry-count (a share of the memory that is free after the weights)",
     "--kv-cache-memory-bytes": "--cache-size",
     "--kv-cache-dtype": "--quant-policy (16: fp8; 8 or 4: integers; 0: not quantised)",
+    "--calculate-kv-scales": "nothing: scales of keys and values come from the checkpoint, or are 1",
+    "--kv-cache-dtype-skip-layers": "nothing: --quant-policy holds for all layers",
     "--tensor-parallel-size": "--tp",
     "--block-size": "--cache-block-seq-len",
     "--served-model-name": "--model-name",
@@ -122,6 +124,8 @@ def _variable(option: str) -> str:
 
 def _for_command(hint: str, command: Any) -> str:
     """Return the hint. A command that does not have the option names the one that has it, and the variable."""
+    if hint.startswith("nothing: "):
+        return f"leave it out, because {hint.removeprefix('nothing: ')}"
     option = hint.split()[0]
     known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     if not option.startswith("--") or option in known:

@@ -8,7 +8,7 @@ import queue
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +23,20 @@ from charonia.api.prompts import Prompt, encode, native_sampling, refused, split
 from charonia.api.results import Chunk, Messages, Output, SamplingParams
 from charonia.api.streams import AsyncStream, Gathering, Stream, Submit, chunk_of
 from charonia.engine_settings import Setting, spell_settings
-from charonia.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, named_as_given
+from charonia.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    ModelError,
+    NotFoundError,
+    OverloadedError,
+    named_as_given,
+)
 from charonia.progress import Progress
 from charonia.text.prompt_ids import Encoded, encode_pair, encode_text
 from charonia.text.tokenizer import load_tokenizer, prepare_tokenizer
 from charonia.weights import workspace
 from charonia.weights.adapters import locate_adapter
+from charonia.weights.cache_warnings import cache_warnings
 from charonia.weights.convert import Source, read_source, write_weights
 from charonia.weights.draft_model import draft_of, draft_settings, reads_head
 from charonia.weights.mtp import mtp_of
@@ -71,6 +79,7 @@ class Engine:
         native = _engine.Engine(Path(weights), overrides)
         self._native: _engine.Engine | None = native
         self.info: _engine.EngineInfo = native.info()
+        self.info.warnings = [*cache_warnings(Path(weights), overrides), *self.info.warnings]
         # Also runs at interpreter exit, so that no callback runs during finalization.
         self._finalizer = weakref.finalize(self, native.shutdown, 0)
 
@@ -445,7 +454,14 @@ class Engine:
             cache_salt=options.cache_salt,
             lora_name=options.lora,
         )
-        return lambda callback: int(submit(callback=callback))
+
+        def named(callback: Callable[[_engine.Result], None]) -> int:
+            try:
+                return int(submit(callback=callback))
+            except NotFoundError as error:  # names the input of the Triton model
+                raise NotFoundError(str(error).replace("lora_name", "lora", 1)) from None
+
+        return named
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class SamplingFields:
     thinking_end_ids: Sequence[int] = ()
     # with thinking_budget: the tokens of the marks that begin and end a call, so that the budget holds for thinking
     # after calls. Also of the marks around text in calls in which no mark counts, unless the end mark is a special
-    # token. Empty: calls are other text
+    # token: [[begin], [end]] or [[begin], [end], [text begin], [text end]]. Empty: calls are other text
     thinking_call_ids: Sequence[Sequence[int]] = ()
     # with thinking_budget: the prompt ends within the thinking; also true if thinking_begin_ids is empty
     thinking_begun: bool = False

@@ -176,6 +176,7 @@ class ModelSpec:
     quantization: QuantizationConfig | None = None  # from config.json; None: weights are not quantised
     interleaved_experts: bool = False  # in tensors with all experts of a layer, rows of gate and up alternate
     quantised_cache: str = ""  # "fp8" or "other" if the model was made for such a KV cache
+    unusable_scales: str = ""  # why the scales of keys and values in the files cannot be used
     end_tokens: tuple[str, ...] = ()  # end a response, besides the end tokens of the files, if the tokenizer has them
     score_tokens: tuple[int, ...] = ()  # the rows of the output layer that a score needs; empty: as `tensors` says
     instruction: str = ""  # of a reranker, for requests without one; empty: the chat template has its own

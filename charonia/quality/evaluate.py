@@ -94,6 +94,8 @@ def evaluate(
         check_can_save(location)
         weights = fingerprint_of(location)  # before loading, so that it belongs to the loaded weights
     with _load(location, dtype, settings, window) as engine:
+        for warning in engine.info.warnings:
+            progress.warn(warning)
         ids = measured.ids(engine)
         _check(engine, measured, asked)
         # Report errors before another model is loaded and before anything is measured.

@@ -39,6 +39,7 @@ from charonia.serve.process import Child
 from charonia.settings import ServeSettings, env_name, environment, inference_settings, misspelled, shared_environment
 from charonia.weights import workspace
 from charonia.weights.adapters import adapter_names
+from charonia.weights.cache_warnings import cache_warnings
 from charonia.weights.workspace import WEIGHTS
 
 if TYPE_CHECKING:
@@ -186,7 +187,10 @@ class _Stack:
     def _warn_of_settings(self, served: Sequence[Served]) -> None:
         """Before Triton starts: with some of these settings it takes long, or does not fit."""
         for one in served:
-            for text in _engine.setting_warnings(one.workspace / WEIGHTS, dict(self._inference)):
+            weights, settings = one.workspace / WEIGHTS, dict(self._inference)
+            for text in cache_warnings(weights, settings):  # which no log of the engine has
+                self._say(f"{one.name}: {text}" if len(served) > 1 else text, "warning")
+            for text in _engine.setting_warnings(weights, settings):
                 self._warnings.append(text)
                 if self._settings.logs == "files":  # else the engine's line is on stderr already
                     self._say(f"{one.name}: {text}" if len(served) > 1 else text, "warning")

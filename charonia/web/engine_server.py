@@ -39,6 +39,7 @@ from charonia.api.results import SamplingParams
 from charonia.api.sampling_fields import VALUES
 from charonia.web.text_models import TextModels
 from charonia.weights import workspace
+from charonia.weights.cache_warnings import cache_warnings
 
 Made = TypeVar("Made")
 
@@ -89,6 +90,7 @@ class EngineServer:
         os.environ.update(guide_library.environment(os.environ))
         self._native = _engine.Engine(location.weights, dict(settings))
         self.info = self._native.info()
+        self.info.warnings = [*cache_warnings(location.weights, settings), *self.info.warnings]
         try:
             chosen = {f"CHARONIA_{key.upper()}": value for key, value in settings.items()}
             self._text = TextModels(location, self.info.session_len, {**environment, **chosen})

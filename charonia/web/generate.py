@@ -62,6 +62,8 @@ def generate(settings: ServeSettings, inference: Mapping[str, str], source: Path
             raise InvalidRequestError(f"{len(served)} models were named, and all requests are for one model: name one")
         server = load_server(served[0], chosen, settings)
         opened.callback(server.shutdown)
+        for warning in server.info.warnings:
+            say(f"warning: {warning}")
         given = gateway_settings(settings, model_name=served[0].name, **_NO_SERVER)
         with Progress(True).count("generating", total) as advance:
             advance(total - missing)

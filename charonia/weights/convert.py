@@ -45,6 +45,7 @@ from charonia.text.tokenizer import (
 )
 from charonia.weights import workspace
 from charonia.weights.adapted_modules import module_places
+from charonia.weights.cache_warnings import cache_warnings
 from charonia.weights.checkpoint import (
     DTYPES,
     NUMPY_TYPES,
@@ -187,17 +188,6 @@ def _with_end_of_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerFast, 
             "eos_token_id to config.json, or send end_id"
         )
     return config
-
-
-def cache_note(spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
-    """Return a warning if the model was made for a quantised KV cache, and the settings do not choose a KV type."""
-    if not spec.quantised_cache or "quant_policy" in settings:
-        return None
-    return (
-        f"{spec.config.model_name} was made for a quantised KV cache (kv_cache_scheme or kv_cache_quant_algo), but its "
-        "KV cache has 16 bits here: quant_policy = 16 stores it in FP8, with the model's scales if they are for FP8; "
-        "quant_policy = 8 in integers, with scales that the engine computes"
-    )
 
 
 def promised_type(config: Mapping[str, Any]) -> str:
@@ -562,6 +552,8 @@ def _write_draft_tokens(source: Source, weights: Path) -> Path:
 
 def _add_layers(manifest: workspace.Manifest, spec: ModelSpec) -> None:
     manifest.layers = [asdict(layer) for layer in spec.config.layers]
+    said = {"made_for": spec.quantised_cache, "unusable": spec.unusable_scales}
+    manifest.kv_cache = {key: text for key, text in said.items() if text}
     if any(name.startswith(MTP) for name in spec.tensors):
         manifest.mtp_layers = manifest.layers[-1:]
 
@@ -744,11 +736,11 @@ def _make(
         found = source.spec.quantization.method if source.spec.quantization else DENSE
         if model_format not in (AUTO_FORMAT, found):
             raise ModelError(f"--model-format {model_format}: the weights of {model} are {found}: omit this option")
+        if source.spec.config.latent_size and settings.get("quant_policy", "0") != "0":
+            raise UnsupportedError(f"{model}: a KV cache of latents (MLA) cannot be quantised: omit quant_policy")
         progress = Progress(show_progress)
         for note in source.spec.notes:
             progress.warn(note)
-        if cached := cache_note(source.spec, {**_engine.settings_from_environment(), **settings}):
-            progress.warn(cached, lasting=False)
         if found == "mxfp4" and not source.spec.interleaved_experts:
             progress.warn(
                 f"{model}: Charonia assumes that the rows of gate and up alternate in experts.gate_up_proj, as in "
@@ -777,6 +769,11 @@ def _make(
             write_weights(source, root / workspace.WEIGHTS, link=link, settings=settings, progress=progress)
             for note in source_notes(source.folder, tokenizer):
                 progress.warn(note)
+            if not link:  # servers print these at each start, with their own settings
+                for warning in cache_warnings(
+                    root / workspace.WEIGHTS, {**_engine.settings_from_environment(), **settings}
+                ):
+                    progress.warn(warning, lasting=False)
             ends = source.spec.config.model_task != "generate"
             copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER, ends=ends)
             _write_models(root)

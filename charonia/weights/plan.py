@@ -20,10 +20,10 @@ from charonia.families import ModelSpec
 from charonia.json_files import read_json
 from charonia.units import spell_bytes
 from charonia.weights import hub, workspace
+from charonia.weights.cache_warnings import cache_warnings
 from charonia.weights.checkpoint import WEIGHT_TYPES
 from charonia.weights.convert import (
     BIN_REFUSAL,
-    cache_note,
     check_spec,
     promised_type,
     read_config,
@@ -195,6 +195,7 @@ def make_plan(
             described.enter_context(named_as_given(weights, draft))
             overrides |= draft_settings(overrides, weights)
         folder = described.enter_context(_weights(model, dtype, overrides, notes))
+        notes.extend(cache_warnings(folder, overrides))
         if draft and not reads_head(overrides):
             sizes = [_engine.read_config_ini(one / "config.ini")["vocab_size"] for one in (weights, folder)]
             if sizes[0] != sizes[1]:
@@ -229,8 +230,6 @@ def _weights(
     else:
         spec, here, adaptable = _spec_on_hub(str(model), dtype, settings, notes, head=head), None, not head
     notes.extend(spec.notes)
-    if note := cache_note(spec, settings):
-        notes.append(note)
     with tempfile.TemporaryDirectory(prefix="charonia-") as folder:
         weights = Path(folder)
         write_description(spec, weights, ranks_of(settings), here, adaptable=adaptable)

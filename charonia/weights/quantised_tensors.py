@@ -67,7 +67,9 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
     if config is not None and config.method == "gguf":
         return Found(spec)  # charonia/weights/gguf_checkpoint.py has found them
     cache_scales = {name for name in tensors if _KV_SCALE.fullmatch(name)}
-    if cache_scales and spec.quantised_cache != "other":
+    if cache_scales and spec.quantised_cache == "other":
+        spec = replace(spec, unusable_scales="they are for another type than FP8")
+    elif cache_scales:
         spec = _with_cache_scales(spec, tensors, read)
     if config is None:
         endings = (*(f".{kind}" for kind in CODES), stacked_experts.CODES)
@@ -109,8 +111,8 @@ def find_quantised(folder: Path, spec: ModelSpec, tensors: Mapping[str, TensorIn
 
 
 def _with_cache_scales(spec: ModelSpec, tensors: Mapping[str, TensorInfo], read: Read | None) -> ModelSpec:
-    """Return the spec with the scales of an FP8 KV cache, if all attention layers have them; otherwise with a note. A
-    layer that reads the keys and values of another one has its scales too."""
+    """Return the spec with the scales of an FP8 KV cache, if all attention layers have them; otherwise with the
+    reason. A layer that reads the keys and values of another one has its scales too."""
     config = spec.config
     if config.latent_size:  # the engine rejects a quantised cache with latent attention
         return spec
@@ -160,8 +162,7 @@ def _why_unusable(name: str, tensors: Mapping[str, TensorInfo], read: Read | Non
 
 
 def _without_scales(spec: ModelSpec, name: str, why: str) -> ModelSpec:
-    note = f"quant_policy = 16 cannot use the model's scales of keys and values, and uses scale 1: tensor {name} {why}"
-    return replace(spec, notes=(*spec.notes, note))
+    return replace(spec, unusable_scales=f"tensor {name} {why}")
 
 
 def some(names: Iterable[str]) -> str:

@@ -51,6 +51,7 @@ class Manifest:
     modules: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # see adapted_modules.py
     module_prefixes: list[list[str]] = field(default_factory=list)  # ModelSpec.prefixes
     mtp_layers: list[dict[str, Any]] = field(default_factory=list)  # the MTP layer, if its tensors are there
+    kv_cache: dict[str, str] = field(default_factory=dict)  # see cache_warnings.py
 
     def add(
         self,
@@ -83,6 +84,7 @@ class Manifest:
             "layers": self.layers,
             **({"mtp_layers": self.mtp_layers} if self.mtp_layers else {}),
             "tensors": self.tensors,
+            **({"kv_cache": self.kv_cache} if self.kv_cache else {}),
             **({"quality": self.quality} if self.quality else {}),
             **({"modules": self.modules, "module_prefixes": self.module_prefixes} if self.modules else {}),
         }

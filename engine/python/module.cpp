@@ -427,7 +427,11 @@ void bind_info(py::module_& m) {
       .def_readonly("folder", &AdapterInfo::folder)
       .def_readonly("fingerprint", &AdapterInfo::fingerprint)
       .def_readonly("max_rank", &AdapterInfo::max_rank)
-      .def_readonly("bytes", &AdapterInfo::bytes);
+      .def_readonly("bytes", &AdapterInfo::bytes)
+      .def("__repr__", [](const AdapterInfo& info) {
+        return cat("AdapterInfo(", info.name, ", ", info.folder, ", rank ", info.max_rank, ", ", bytes_text(info.bytes),
+                   ")");
+      });
   py::class_<SessionInfo>(m, "SessionInfo", "A session as the engine keeps it.")
       .def_readonly("id", &SessionInfo::id)
       .def_readonly("num_tokens", &SessionInfo::num_tokens)
@@ -472,12 +476,13 @@ void bind_info(py::module_& m) {
       .def_readonly("num_blocks", &EngineInfo::num_blocks)
       .def_readonly("num_window_blocks", &EngineInfo::num_window_blocks)
       .def_readonly("num_states", &EngineInfo::num_states)
-      .def_readonly("warnings", &EngineInfo::warnings)
+      .def_readwrite("warnings", &EngineInfo::warnings)
       .def_readonly("kernel_report", &EngineInfo::kernel_report)
       .def("__repr__", [](const EngineInfo& info) {
         return cat("EngineInfo(", info.model.model_name, ", ", info.model.weight_type, " on ", info.device,
                    ", session_len=", info.config.session_len, ", max_batch_size=", info.config.max_batch_size,
-                   ", weights ", bytes_text(info.weight_bytes), ", KV cache ", bytes_text(info.kv_cache_bytes), ")");
+                   ", weights ", bytes_text(info.weight_bytes), ", KV cache ", bytes_text(info.kv_cache_bytes), " (",
+                   runtime::kv_type(info.model, info.config), "))");
       });
 }
 
@@ -504,7 +509,12 @@ void bind_stats(py::module_& m) {
       .def_readonly("offload_queries_tokens", &EngineStats::offload_queries_tokens)
       .def_readonly("offload_hit_tokens", &EngineStats::offload_hit_tokens)
       .def_readonly("offload_bytes", &EngineStats::offload_bytes)
-      .def_readonly("gemms_rejected", &EngineStats::gemms_rejected);
+      .def_readonly("gemms_rejected", &EngineStats::gemms_rejected)
+      .def("__repr__", [](const EngineStats& stats) {
+        return cat("EngineStats(num_running=", stats.num_running, ", num_waiting=", stats.num_waiting,
+                   ", blocks_free=", stats.blocks_free, " of ", stats.blocks_total,
+                   ", prompt_tokens=", stats.prompt_tokens, ", generation_tokens=", stats.generation_tokens, ")");
+      });
 }
 
 // A text::TokenSplit with the token table that it needs.

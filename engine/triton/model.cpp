@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "error.h"
+#include "runtime/settings.h"
 
 namespace charonia::triton {
 namespace {
@@ -114,7 +115,8 @@ void Model::log_loaded(const std::string& name) const {
       info.draft_model.empty() ? method : cat(method == "eagle3" ? "eagle3, head " : "draft model ", info.draft_model);
   log_info(cat(name, ": ", model.model_name, " (", model.model_family, ", ", type, ") on ", where, ", ",
                info.instruction_set, "; weights ", bytes_text(info.weight_bytes), "; KV cache ",
-               bytes_text(info.kv_cache_bytes), " in ", info.num_blocks, " blocks of ", info.config.cache_block_seq_len,
+               bytes_text(info.kv_cache_bytes), " (", runtime::kv_type(model, info.config), ") in ", info.num_blocks,
+               " blocks of ", info.config.cache_block_seq_len,
                " = ", std::int64_t{info.num_blocks} * info.config.cache_block_seq_len, " tokens",
                info.num_window_blocks > 0 ? cat(" and ", info.num_window_blocks, " window blocks") : "",
                info.num_states > 0 ? cat(" and ", info.num_states, " states") : "",

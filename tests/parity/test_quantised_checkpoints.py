@@ -25,6 +25,7 @@ from charonia.bench.random_schemes import SCHEMES  # noqa: E402
 from charonia.families import TensorMap  # noqa: E402
 from charonia.quantize.command import check_source  # noqa: E402
 from charonia.weights import workspace  # noqa: E402
+from charonia.weights.cache_warnings import cache_warnings  # noqa: E402
 from charonia.weights.checkpoint import SafetensorsCheckpoint  # noqa: E402
 from charonia.weights.convert import convert, link_workspace, read_source  # noqa: E402
 from charonia.weights.module_patterns import module_pattern  # noqa: E402
@@ -626,11 +627,14 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     assert [found.tensors[name][0].name for name in CANONICAL_SCALES] == SCALES
     assert {**expected.tensors, **{name: found.tensors[name] for name in CANONICAL_SCALES}} == found.tensors
     assert (found.config.weight_type, found.config.kv_scales) == ("fp32", "layer")
-    link_workspace(folder, tmp_path / "w")
-    assert "quant_policy = 16" in caplog.text and "kv_cache_scheme" in caplog.text
-    caplog.clear()
+    weights = link_workspace(folder, tmp_path / "w") / workspace.WEIGHTS
+    assert not caplog.text, "charonia serve prints these warnings at each start, with its settings"
+    assert "quant_policy = 16" in cache_warnings(weights, {})[0]
+    assert cache_warnings(weights, {"quant_policy": "16"}) == cache_warnings(weights, {"quant_policy": "0"}) == []
     convert(folder, tmp_path / "v", model_format="hf", settings={"quant_policy": "8"})
     assert not caplog.text
+    convert(folder, tmp_path / "u")
+    assert "quant_policy = 16" in caplog.text and "kv_cache_scheme" in caplog.text
     assert "quant_policy = 16" in make_plan(folder).warnings[0]
     assert not any("kv_cache_scheme" in line for line in make_plan(folder, {"quant_policy": 4}).warnings)
     assert make_plan(folder, {"quant_policy": 16}).warnings == make_plan(dense, {"quant_policy": 8}).warnings
@@ -638,6 +642,8 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     said["kv_cache_scheme"] = {**scheme, "type": "int"}
     edit_config(folder, lambda config: config.update(quantization_config=said))
     assert read_source(folder).spec.config.kv_scales == "none", "scales of integers are not used"
+    first, second = make_plan(folder, {"quant_policy": 16}).warnings[:2]
+    assert first.endswith("values: they are for another type than FP8") and second.endswith("become 448")
     del said["kv_cache_scheme"]
     edit_config(folder, lambda config: config.update(quantization_config=said))
     with pytest.raises(ModelError, match=r"config_groups is .*; it must be an object|quantised .*, but no tensor is"):
@@ -770,15 +776,18 @@ def test_input_scales_of_a_part_of_q_k_and_v_are_refused(copied: Callable[[str],
     ],
 )
 def test_unusable_scales_of_keys_and_values_are_named(
-    k: torch.Tensor, v: torch.Tensor | None, said: str, dense: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    k: torch.Tensor, v: torch.Tensor | None, said: str, dense: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(dense, tmp_path / "q"))
     made = {name: scale for name, scale in zip(SCALES, (k, v), strict=True) if scale is not None}
     edit_tensors(folder, lambda tensors: tensors.update(made))
     found = read_source(folder).spec
     assert (found.config.kv_scales, found.tensors) == ("none", read_source(dense).spec.tensors)
-    link_workspace(folder, tmp_path / "w")
-    assert re.search(rf"quant_policy = 16 .* uses scale 1: tensor {LAYER}\.self_attn\.{said}", caplog.text)
+    weights = link_workspace(folder, tmp_path / "w") / workspace.WEIGHTS
+    (warning,) = cache_warnings(weights, {"quant_policy": "16"})
+    assert re.search(rf"quant_policy = 16 cannot use .*: tensor {LAYER}\.self_attn\.{said}", warning)
+    assert cache_warnings(weights, {}) == []
+    assert warning in make_plan(folder, {"quant_policy": 16}).warnings and make_plan(folder).warnings == []
 
 
 @pytest.mark.parametrize(

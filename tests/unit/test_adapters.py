@@ -22,7 +22,7 @@ from charonia import Engine, SamplingParams, chat, cli
 from charonia.bench.adapters import run_adapters
 from charonia.bench.random_model import SHAPES, write_random_model
 from charonia.engine_settings import Setting
-from charonia.errors import CharoniaError, InvalidRequestError, ModelError, ServeError
+from charonia.errors import CharoniaError, InvalidRequestError, ModelError, NotFoundError, ServeError
 from charonia.families import describe
 from charonia.serve.adapters import of_models
 from charonia.serve.model import prepare_all
@@ -191,6 +191,9 @@ def test_files_of_requests_and_chats_use_adapters(
         greedy = SamplingParams(max_tokens=8, temperature=0)
         expected = [engine.generate("hello", greedy, lora=name)[0].text for name in ("x", "", "")]
         answer = engine.chat([{"role": "user", "content": "hello"}], greedy, lora="x").text
+        assert repr(engine.adapters()[0]).startswith(f"AdapterInfo(x, {folder}, rank ")
+        with pytest.raises(NotFoundError, match=r"^lora = y: there is no adapter of this name\. Loaded: x"):
+            engine.generate("hello", greedy, lora="y")
         monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
         chat.run(engine, greedy)
         assert capsys.readouterr().out == plain(answer) + "\n"

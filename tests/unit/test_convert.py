@@ -1048,3 +1048,14 @@ def test_wrong_or_contradictory_ranks_are_rejected(model: Path, tmp_path: Path) 
         convert(model, tmp_path / "w", tp=2, settings={"tensor_para_size": "4"})
     with pytest.raises(InvalidRequestError, match="tensor_para_size = '0'"):
         convert(model, tmp_path / "w", tp=0)
+
+
+def test_a_quantised_cache_of_latents_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    latents = {"q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    config = {**TINY, "model_type": "deepseek_v2", "num_key_value_heads": 4, **latents, "first_k_dense_replace": 2}
+    write_random_model(tmp_path / "m", {**config, "num_hidden_layers": 2})
+    with pytest.raises(UnsupportedError, match=r"latents .* cannot be quantised: omit quant_policy"):
+        convert(tmp_path / "m", tmp_path / "w", settings={"quant_policy": "16"})
+    settings = ServeSettings(model=str(tmp_path / "m"))
+    with contextlib.ExitStack() as held, pytest.raises(UnsupportedError, match=r"latents .* cannot be quantised"):
+        prepare_all(settings, tmp_path / "run", {"quant_policy": "16", "device": "cpu"}, lambda _: None, held)

@@ -71,6 +71,7 @@ def test_outputs_come_in_the_order_of_the_prompts(engine: Engine) -> None:
     count = len(together[0].token_ids)
     assert repr(together[0]) == f"Output({together[0].text!r}, {count} tokens, length)"
     assert repr(engine.info).startswith(f"EngineInfo({engine.info.model_name}, bf16 on cpu, session_len=")
+    assert repr(engine.info).endswith(" (bf16))") and "num_waiting=0" in repr(engine.stats())
 
 
 def test_texts_token_ids_and_chats_are_prompts(engine: Engine) -> None:

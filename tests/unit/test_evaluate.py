@@ -204,7 +204,7 @@ def test_lines_end_only_at_newlines_of_json(tmp_path: Path) -> None:
 
 
 def test_evaluate_ignores_sampling_defaults_and_the_references_kv_type(
-    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(models[0], tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"repetition_penalty": 2, "top_k": 1}')
@@ -220,10 +220,11 @@ def test_evaluate_ignores_sampling_defaults_and_the_references_kv_type(
 
     monkeypatch.setattr(Engine, "from_pretrained", noted)
     given: dict[str, Any] = {"text": tmp_path / "text.txt", **SHORT, "save": False}
-    evaluate(tmp_path / "model", tmp_path / "model", settings={"quant_policy": 8}, **given)
+    evaluate(tmp_path / "model", tmp_path / "model", settings={"quant_policy": 16}, **given)
     noted(tmp_path / "model", **SETTINGS).close()
     assert [(one.repetition_penalty, one.top_k) for one in defaults] == [(1, 0), (1, 0), (2, 1)]
-    assert policies == [8, 0, 0], "the reference has a cache of 16 bits"
+    assert policies == [16, 0, 0], "the reference has a cache of 16 bits"
+    assert caplog.text.count("stored in FP8 with scale 1") == 1
 
 
 def test_a_file_without_text_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:

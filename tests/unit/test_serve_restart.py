@@ -359,7 +359,11 @@ def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path, monkeypatch: 
     console = Console(file=io.StringIO(), width=200)
     stack = _Stack(ServeSettings(gateway=False), {}, console, Hurried())
     monkeypatch.setattr(_engine, "setting_warnings", lambda *_: [known])
-    stack._warn_of_settings([Served("a", "", Path("nowhere"))])
+    weights = tmp_path / "a" / workspace.WEIGHTS
+    weights.mkdir(parents=True)
+    (weights / "config.ini").write_text("[llama]\nmodel_name = a\n")
+    (weights / "manifest.json").write_text('{"kv_cache": {"made_for": "fp8"}}')
+    stack._warn_of_settings([Served("a", "", tmp_path / "a")])
     code = f"print({chr(10).join(lines)!r})"
     child = stack._spawn("Triton", [sys.executable, "-c", code], dict(os.environ), tmp_path / "triton.log")
     assert child.wait(HANG_S) and len(child.tail()) == 2  # tail() waits for the last line
@@ -368,6 +372,7 @@ def test_a_warning_of_the_settings_is_printed_once(tmp_path: Path, monkeypatch: 
     printed = console.file.getvalue()
     assert printed.count(known) == 1 and printed.count("warning of Triton: engine version 1: it is late") == 1
     assert (tmp_path / "triton.log").read_text().count(known) == 1
+    assert printed.count("warning: a was made for a quantised KV cache") == 1
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "model/layers.h"
 #include "model/rope.h"
+#include "ops/kv_quant.h"
 #include "runtime/speculative_method.h"
 
 namespace charonia::runtime {
@@ -32,6 +34,11 @@ std::string differences(const SamplingParams& sampling) {
 }
 
 }  // namespace
+
+std::string kv_type(const ModelConfig& model, const EngineConfig& config) {
+  if (config.quant_policy == 0) return std::string(to_string(model::data_type(model)));
+  return config.quant_policy == ops::kKvFp8 ? "fp8" : cat("int", config.quant_policy);
+}
 
 ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const Settings& overrides) {
   ResolvedSettings out;
@@ -78,11 +85,15 @@ ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const S
     out.warnings.push_back(cat("speculative_method = ", method.name,
                                " has no effect on structured output, because jump_forward is on"));
   }
-  if (config.quant_policy == ops::kKvFp8 && out.model.kv_scales == "none") {
+  // Latents cannot be quantised, which is an error.
+  if (config.quant_policy == ops::kKvFp8 && out.model.kv_scales == "none" && out.model.latent_size == 0) {
     out.warnings.push_back(cat("quant_policy = ", config.quant_policy, ": the weights have no usable scales of keys and ",
                                "values (k_scale, v_scale of all layers), so they are stored in FP8 with scale 1, and ",
-                               "magnitudes above 448 become 448. If the checkpoint of a workspace has such scales, ",
-                               "convert it again with: charonia convert"));
+                               "magnitudes above 448 become 448",
+                               stored.contains("kv_scales")
+                                   ? ""
+                                   : ". This workspace is of a version without such scales: if the model has them, "
+                                     "convert it again with: charonia convert"));
   }
   model::apply_engine_settings(out.model, config);
   if (config.generation_config == "auto") {

@@ -17,6 +17,9 @@ struct ResolvedSettings {
   std::vector<std::string> warnings;
 };
 
+// The type of keys and values in the cache, for messages: fp8, int8, int4, or the type of activations.
+std::string kv_type(const ModelConfig& model, const EngineConfig& config);
+
 // Throws Error(invalid_argument) naming setting, value and remedy.
 ResolvedSettings read_settings(const std::filesystem::path& weights_dir, const Settings& overrides);
 
