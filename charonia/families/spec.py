@@ -95,13 +95,15 @@ class Scheme:
     order: str = ""
     order_expected: bool = False  # false: an order tensor must be the identity
     input_scale: tuple[str, ...] = ()  # empty: none is needed
+    input_scale_optional: bool = False  # without the tensor, activations are dynamic by token
     symmetric_zero: int | None = None  # gptq, without zeros: required value of the stored zeros
 
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """method: compressed-tensors | awq | gptq | fp8 | mxfp4. scheme_of(names of a module): returns None if the module
-    is not quantised; raises UnsupportedError for an unsupported scheme. file: name of the file with the settings."""
+    """method: compressed-tensors | awq | gptq | fp8 | mxfp4 | modelopt | gguf. scheme_of(names of a module): returns
+    None if the module is not quantised; raises UnsupportedError for an unsupported scheme. file: name of the file with
+    the settings."""
 
     method: str
     scheme_of: Callable[[tuple[str, ...]], Scheme | None]

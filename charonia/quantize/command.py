@@ -222,8 +222,8 @@ def check_source(model: str | os.PathLike[str]) -> Path:
     if spec is None or spec.quantization is not None:
         if cache_type(location.path, config) and read_quantization(location.path, config) is None:
             raise UnsupportedError(
-                f"{location.path} was made for a quantised KV cache (kv_cache_scheme), and transformers would use one: "
-                "name the model that it was made from"
+                f"{location.path} was made for a quantised KV cache (kv_cache_scheme or kv_cache_quant_algo), and "
+                "transformers would use one: name the model that it was made from"
             )
         raise UnsupportedError(f"{location.path} is already quantised: name the model with 16-bit weights")
     if (task := spec.config.model_task) != "generate":

@@ -653,10 +653,10 @@ def convert(
     """Convert a Hugging Face folder, GGUF file or hub id to a workspace (docs/contracts.md) and return its path.
 
     tp: number of tensor-parallel ranks, short for the setting tensor_para_size. model_format: format of the weights,
-    auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4 | gguf. dtype: auto | bf16 |
-    fp16 | fp32. chat_template: a file that replaces the model's. settings: inference parameters for config.ini. If it
-    fails, the destination is not changed. Raises UnsupportedError, ModelError or InvalidRequestError with advice for
-    the user.
+    auto (detected) | hf (16 bits or fp32) | compressed-tensors | awq | gptq | fp8 | mxfp4 | modelopt | gguf. dtype:
+    auto | bf16 | fp16 | fp32. chat_template: a file that replaces the model's. settings: inference parameters for
+    config.ini. If it fails, the destination is not changed. Raises UnsupportedError, ModelError or InvalidRequestError
+    with advice for the user.
     """
     settings = dict(settings or {})
     if tp is not None and settings.setdefault("tensor_para_size", str(tp)) != str(tp):

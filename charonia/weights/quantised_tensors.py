@@ -272,14 +272,16 @@ class _Finder:
         # compressed-tensors omits the order if the columns are in order, whatever actorder is.
         if scheme.order_expected and self._config.method == "gptq" and named((scheme.order,)) in self.missing:
             self.why_missing = " (desc_act is true there)"
-        input_scale = named(scheme.input_scale) if scheme.input_scale else ""
+        how, inputs = scheme.how, scheme.input_scale
+        if scheme.input_scale_optional and not any(f"{module}.{name}" in self._tensors for name in inputs):
+            how, inputs = replace(how, activations=how.activations.replace("-tensor", "-token")), ()
+        input_scale = named(inputs) if inputs else ""
         self.known |= {codes, *(f"{module}.{name}" for name in _BESIDE)}
         self.known |= {scales, zeros, order, input_scale}
         self._modules.append(module)
         if self.missing:
             return part
         rows, cols = part.shape
-        how = scheme.how
         if how.group_size >= cols and how.layout != "mxfp4":
             how = replace(how, group_size=0)  # so that the columns can be split between ranks
         self._check_divides(how, codes, rows, cols)

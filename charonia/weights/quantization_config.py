@@ -55,15 +55,14 @@ def cache_type(folder: Path, config: Mapping[str, Any]) -> str:
     if found is None:
         return ""
     file, _, settings, method = found
-    scheme = settings.get(methods.CACHE_SCHEME)
-    if isinstance(scheme, dict):
-        return "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "other"
-    if method == "modelopt":
-        algorithm = methods.modelopt_cache(Settings(file, settings))
-        return "" if algorithm is None else "fp8" if str(algorithm).upper() == "FP8" else "other"
+    modelopt = method == "modelopt"
+    scheme = methods.modelopt_cache(Settings(file, settings)) if modelopt else settings.get(methods.CACHE_SCHEME)
     if scheme is None:
         return ""
-    return "fp8" if method == "fp8" else "other"  # AutoFP8 writes "static"
+    if isinstance(scheme, dict):
+        return "fp8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else "other"
+    # AutoFP8 writes "static".
+    return "fp8" if method == "fp8" or (modelopt and str(scheme).upper() == "FP8") else "other"
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any], str] | None:
@@ -75,8 +74,7 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[st
                 continue
             if not isinstance(value, dict):
                 raise ModelError(f"config.json: {key} is {value!r}; it must be an object")
-            default = "compressed-tensors" if "config_groups" in value else _bits_and_bytes(value)
-            return "config.json", key, value, str(value.get("quant_method") or default)
+            return "config.json", key, value, str(value.get("quant_method") or _unnamed_method(value))
     for name, default in OLD_FILES.items():
         if (folder / name).is_file():
             value = read_json(folder / name)
@@ -84,6 +82,12 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str, str, Mapping[st
     return None
 
 
-def _bits_and_bytes(value: Mapping[str, Any]) -> str:
-    # The first folders of bitsandbytes do not name the method.
+def _unnamed_method(value: Mapping[str, Any]) -> str:
+    """Return the method of a configuration without quant_method, as the first versions of these methods wrote it."""
+    producer = value.get("producer")
+    name = producer.get("name") if isinstance(producer, dict) else None
+    if "modelopt" in (name, value.get("quant_library")):
+        return "modelopt"  # it has config_groups too
+    if "config_groups" in value:
+        return "compressed-tensors"
     return "bitsandbytes" if value.get("load_in_4bit") or value.get("load_in_8bit") else "unknown"

@@ -10,7 +10,7 @@ from charonia.families import Quantization, QuantizationConfig, Scheme
 from charonia.weights.module_patterns import ModulePattern, PatternError, module_pattern
 from charonia.weights.quantization_settings import Settings
 
-CACHE_SCHEME = "kv_cache_scheme"  # compressed-tensors' key for quantised keys and values
+CACHE_SCHEME = "kv_cache_scheme"  # the key for quantised keys and values
 _PACKED_TYPES = {4: "U4", 8: "I8"}
 _MX_GROUP = 32  # group size of the OCP microscaling formats
 _MAX_SHOWN = 80  # characters of a wrong pattern in an error
@@ -120,20 +120,28 @@ def fp8(settings: Settings) -> QuantizationConfig:
     return QuantizationConfig("fp8", lambda names: scheme)
 
 
-def modelopt(settings: Settings) -> QuantizationConfig:
-    """ModelOpt's FP8: static scales, one for a weight and one for its inputs. Its other algorithms are rejected."""
-    of_file = settings.inner("quantization") or settings  # hf_quant_config.json has its settings there
+def modelopt(settings: Settings) -> QuantizationConfig | None:
+    """ModelOpt's FP8: a static scale for a weight, and usually one for its inputs. Its other algorithms are rejected.
+    Returns None if only the KV cache is quantised."""
+    of_file = _of_modelopt(settings)
     algorithm = of_file.get("quant_algo")
+    if algorithm is None and modelopt_cache(settings) is not None:
+        return None
     if str(algorithm).upper() != "FP8":
         raise of_file.unsupported("quant_algo", algorithm, "FP8")
     how = Quantization("rows", "F8_E4M3", activations="fp8-tensor")
-    scheme = Scheme(how, "weight", ("weight_scale",), ("tensor",), input_scale=("input_scale",))
+    names = ("weight_scale",), ("tensor",)
+    scheme = Scheme(how, "weight", *names, input_scale=("input_scale",), input_scale_optional=True)
     return QuantizationConfig("modelopt", lambda names: scheme)
 
 
 def modelopt_cache(settings: Settings) -> Any:
-    """Return ModelOpt's algorithm for the KV cache, if a file names one outside of kv_cache_scheme."""
-    return (settings.inner("quantization") or settings).get("kv_cache_quant_algo")
+    """Return how ModelOpt quantised the KV cache: an object or a name; None: not at all."""
+    return _of_modelopt(settings).get(CACHE_SCHEME, "kv_cache_quant_algo")
+
+
+def _of_modelopt(settings: Settings) -> Settings:
+    return settings.inner("quantization") or settings  # hf_quant_config.json has them there
 
 
 def _block(settings: Settings, key: str, value: Any) -> tuple[int, int]:

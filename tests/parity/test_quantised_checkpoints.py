@@ -684,16 +684,19 @@ def test_scales_of_an_fp8_cache_are_found_in_models_with_fp8_weights(
     assert found.notes == ()
 
 
-NVFP4 = {"num_bits": 4, "type": "float"}
-
-
 @pytest.mark.parametrize(
     ("scheme", "algorithm", "kind"),
-    [(FLOATS["kv_cache_scheme"], "FP8", "layer"), (NVFP4, "NVFP4", "none"), (None, None, "layer")],
-    ids=["FP8", "NVFP4", "none"],
+    [
+        (FLOATS["kv_cache_scheme"], "FP8", "layer"),
+        ("FP8", "FP8", "layer"),
+        ("NVFP4", "NVFP4", "none"),
+        ("NVFP4_AFFINE", "NVFP4_AFFINE", "none"),
+        (None, None, "layer"),
+    ],
+    ids=str,
 )
 def test_both_configurations_of_modelopt_are_read(
-    scheme: dict[str, Any] | None, algorithm: str | None, kind: str, copied: Callable[[str], Path]
+    scheme: dict[str, Any] | str | None, algorithm: str | None, kind: str, copied: Callable[[str], Path]
 ) -> None:
     folder = copied(MODELOPT)
     scales = [f"{KEYS}.k_scale", f"{VALUES}.v_scale"]
@@ -711,6 +714,53 @@ def test_both_configurations_of_modelopt_are_read(
     assert (old.tensors, old.config) == (new.tensors, new.config)
     how = new.tensors["layers.0.attention.wo.0.weight"][0].quantised
     assert how is not None and (how.how.activations, how.input_scale) == ("fp8-tensor", f"{OUT}.input_scale")
+
+
+@pytest.mark.parametrize("scheme", ["FP8", None])
+@pytest.mark.parametrize("names", [{"producer": {"name": "modelopt"}}, {"quant_library": "modelopt"}], ids=str)
+def test_modelopt_is_recognised_without_quant_method(
+    names: dict[str, Any], scheme: str | None, copied: Callable[[str], Path]
+) -> None:
+    folder = copied(MODELOPT)
+    expected = read_source(folder).spec
+    how = {"num_bits": 8, "type": "float", "dynamic": False}
+    groups = {"group_0": {"weights": how, "input_activations": how, "targets": ["Linear"]}}
+    said = {"config_groups": groups, "ignore": ["lm_head"], "quant_algo": "FP8", **names}
+    if scheme:
+        said["kv_cache_scheme"] = scheme
+    edit_config(folder, lambda config: config.update(quantization_config=said))
+    found = read_source(folder).spec
+    assert (found.tensors, found.config) == (expected.tensors, expected.config)
+    assert found.quantised_cache == ("fp8" if scheme else "")
+
+
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
+def test_modelopt_with_a_quantised_cache_alone_has_dense_weights(file: str, dense: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "q"))
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1) for name in SCALES}))
+    said: dict[str, Any] = {"quant_algo": None, "exclude_modules": []}
+    if file == "config.json":
+        said |= {"quant_method": "modelopt", **FLOATS}
+        edit_config(folder, lambda config: config.update(quantization_config=said))
+    else:
+        (folder / file).write_text(json.dumps({"quantization": {**said, "kv_cache_quant_algo": "FP8"}}))
+    found = read_source(folder).spec
+    assert found.quantization is None and found.quantised_cache == "fp8"
+    assert (found.config.weight_type, found.config.kv_scales) == ("fp32", "layer")
+
+
+def test_fp8_of_modelopt_without_input_scales_has_dynamic_activations(copied: Callable[[str], Path]) -> None:
+    folder = copied(MODELOPT)
+    edit_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith("input_scale")])
+    parts = [part.quantised for parts in read_source(folder).spec.tensors.values() for part in parts]
+    assert {(how.how.activations, how.input_scale) for how in parts if how} == {("fp8-token", "")}
+
+
+def test_input_scales_of_a_part_of_q_k_and_v_are_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied(MODELOPT)
+    edit_tensors(folder, lambda tensors: tensors.pop(f"{KEYS}.input_scale"))
+    with pytest.raises(UnsupportedError, match=r"k_proj.* are computed together but quantised differently"):
+        read_source(folder)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 
 #include "attention_kernel_world.h"
@@ -19,6 +20,7 @@ class PromptKernelsTest : public ::testing::Test {
   void SetUp() override {
     if (!device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
     broken_ = nullptr;
+    changed_ = nullptr;
     broken_rows_ = 0;
     least_units_ = 1e9;
     times_ = 0;
@@ -49,11 +51,16 @@ class PromptKernelsTest : public ::testing::Test {
     };
     return out;
   }
-  // The same, without steps; wgmma takes these times for the measured steps, in their order, tiles 1000 us.
+  // Options whose kernels compute nothing, so their results are equal, unless changed_ changes wgmma's. wgmma takes these
+  // times for the measured steps, in their order, tiles 1000 us.
   static PromptKernels::Options timed(std::vector<double> wgmma) {
     PromptKernels::Options out;
     out.unproven = true;
     out.seconds = 3600;
+    out.attention = [](Stream& stream, const DeviceInfo&, const Tensor& to, const Tensor&, const CacheLayer&,
+                       const AttentionShape& shape, const ops::AttentionParams&, const AttentionWork&) {
+      if (shape.wgmma && changed_ != nullptr) changed_(stream, to);
+    };
     out.timer = [wgmma](Stream&, double, const std::function<void(int)>& issue) {
       issue(0);
       const auto at = static_cast<std::size_t>(times_++);
@@ -80,6 +87,8 @@ class PromptKernelsTest : public ::testing::Test {
   Stream stream_;
   using Change = void(ops::AttentionParams&);
   static inline Change* broken_ = nullptr;  // changes what wgmma computes
+  using Changed = void(Stream&, const Tensor&);
+  static inline Changed* changed_ = nullptr;  // changes the results of wgmma (timed())
   static inline std::int64_t broken_rows_;  // only in steps with this number of rows; 0: in all steps
   static inline bool wgmma_ = false;        // of the last call
   static inline double least_units_;        // of a thread block of wgmma, in steps that are not measured
@@ -113,7 +122,7 @@ TEST_F(PromptKernelsTest, a_faster_kernel_with_right_results_is_chosen) {
 TEST_F(PromptKernelsTest, each_number_of_rows_has_its_own_choice) {
   const auto kernels = chosen(layers(), timed({1500, 500}), 300, 512);
   EXPECT_TRUE(kernels.chosen(0));
-  for (const auto& [rows, wgmma] : {std::pair{64, false}, {255, false}, {256, true}, {2048, true}, {9000, true}}) {
+  for (const auto& [rows, wgmma] : {std::pair{64, false}, {255, false}, {256, true}, {1024, true}, {9000, true}}) {
     EXPECT_EQ(kernels.uses_wgmma(0, rows, 0), wgmma) << rows;
   }
   EXPECT_FALSE(kernels.uses_wgmma(0, 256, 2048)) << "not measured after many positions";
@@ -129,6 +138,76 @@ TEST_F(PromptKernelsTest, chunks_after_many_positions_have_their_own_choice) {
   ASSERT_EQ(kernels.report().size(), 2U);
   EXPECT_EQ(kernels.report()[1], std::string(kName) + ", plain, after 2048 positions: tiles, measured with 64 rows: "
                                                       "wgmma 1500 us, tiles 1000 us");
+}
+
+// A decode takes a row of the step's budget, so the longest chunk has fewer rows than the budget.
+TEST_F(PromptKernelsTest, a_chunk_beside_a_decode_uses_the_choice_of_the_largest_size) {
+  const auto kernels = chosen(layers(), timed({1500, 1500, 1500, 1500, 500, 600}), 2048, 32768);
+  for (const int before : {0, 2048}) {
+    for (const auto& [rows, wgmma] : {std::pair{1023, false}, {1024, true}, {2047, true}}) {
+      EXPECT_EQ(kernels.uses_wgmma(0, rows, before), wgmma) << rows << " rows after " << before;
+    }
+  }
+  ASSERT_EQ(kernels.report().size(), 6U);
+  EXPECT_EQ(kernels.report()[5], std::string(kName) + ", plain, after 8192 positions: wgmma, measured with 1024 rows: "
+                                                      "wgmma 600 us, tiles 1000 us");
+}
+
+TEST_F(PromptKernelsTest, without_memory_for_a_size_the_other_sizes_are_chosen) {
+  changed_ = [](Stream&, const Tensor& to) {
+    if (to.rows == 1024) throw Error(ErrorCode::resource_exhausted, "no memory");
+  };
+  const auto kernels = chosen(layers(), timed({500, 500, 500, 500}), 1024, 2400);
+  for (const auto& [rows, before] : {std::pair{64, 0}, {64, 2048}, {1023, 0}, {1024, 2048}}) {
+    EXPECT_TRUE(kernels.uses_wgmma(0, rows, before)) << rows << " rows after " << before;
+  }
+  EXPECT_FALSE(kernels.uses_wgmma(0, 1024, 0));
+  ASSERT_EQ(kernels.report().size(), 5U);
+  EXPECT_NE(kernels.report()[3].find(": wgmma, measured with 256 rows"), std::string::npos);
+  EXPECT_EQ(kernels.report()[4],
+            std::string(kName) + ", plain, after 0 positions: tiles, because there is no memory to measure with");
+  EXPECT_EQ(kernels.warning(), kernels.report()[4]);
+}
+
+TEST_F(PromptKernelsTest, a_kernel_that_is_wrong_or_fails_in_a_later_size_is_chosen_for_none) {
+  const struct {
+    Changed* change;
+    const char* why;
+  } faults[] = {
+      {[](Stream& stream, const Tensor& to) {
+         const std::uint16_t one = float_to_bf16(1);
+         if (to.rows == 1024) stream.upload(to.data, &one, sizeof one, "test");
+       },
+       "the results of wgmma were wrong"},
+      {[](Stream&, const Tensor& to) {
+         if (to.rows == 1024) throw Error(ErrorCode::internal, "no room");
+       },
+       "wgmma failed: no room"},
+  };
+  for (const auto& fault : faults) {
+    changed_ = fault.change;
+    times_ = 0;
+    const auto kernels = chosen(layers(), timed({500, 500, 500, 500, 500}), 1024, 2400);
+    EXPECT_FALSE(kernels.chosen(0));
+    ASSERT_EQ(kernels.report().size(), 1U);
+    EXPECT_EQ(kernels.report()[0], std::string(kName) + ", plain, after 0 positions: tiles, because " + fault.why);
+    EXPECT_NE(kernels.warning(), "");
+  }
+}
+
+TEST_F(PromptKernelsTest, no_size_is_measured_after_the_limit_of_time) {
+  auto with = timed({});
+  with.seconds = 0;
+  const auto kernels = chosen(layers(), with, 256, 256);
+  EXPECT_FALSE(kernels.chosen(0));
+  EXPECT_EQ(kernels.warning(), "");
+  ASSERT_EQ(kernels.report().size(), 2U);
+  for (const auto& line : kernels.report()) {
+    EXPECT_NE(line.find(": tiles, because the 0 s for measurements are over (CHARONIA_CUDA_MEASURE_S). The next start "
+                        "measures it"),
+              std::string::npos)
+        << line;
+  }
 }
 
 TEST_F(PromptKernelsTest, times_are_stored_and_results_are_compared_again) {
@@ -303,9 +382,9 @@ TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
 // A step of one layer of attention.
 class Attention {
  public:
-  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false, int block_len = 64)
+  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false, int block_len = 64, int positions = 200)
       : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})),
-        stride_(static_cast<int>(divide_up(kPositions, block_len))) {
+        stride_(static_cast<int>(divide_up(positions, block_len))) {
     Random random(1);
     cache_ = ops_->make_kv_cache({.layers = {{.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim}},
                                   .block_len = block_len,
@@ -321,22 +400,28 @@ class Attention {
     out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
     ops_->prepare({.max_rows = kRows,
                    .max_sequences = 3,
-                   .max_positions = kPositions,
+                   .max_positions = positions,
                    .block_len = block_len,
                    .kv_quant_bits = bits},
                   [this](const ops::StepShape& shape) { issue(shape); });
   }
 
-  // Rows [begin, end) of the first sequence, whose q, k and v depend on the position, and a decode of the second one.
-  Matrix step(int begin, int end) {
-    std::vector<std::int32_t> starts{0, end - begin, end - begin + 1}, positions, tables{5, 2, 7, 1, 4, 0, 3, 6}, ids;
-    if (stride_ == 1) tables = {1, 0};
-    for (int i = begin; i < end; ++i) positions.push_back(i);
-    positions.push_back(0);
-    ids.assign(positions.size(), 0);
+  using Range = std::pair<int, int>;  // positions [begin, end)
+  // Rows of two sequences. q, k and v depend on the position.
+  Matrix step(Range first, Range second = {0, 1}) {
+    std::vector<std::int32_t> starts{0}, positions, seeds, tables;
+    for (const auto& [begin, end] : {first, second}) {
+      for (int i = begin; i < end; ++i) {
+        positions.push_back(i);
+        seeds.push_back(starts.size() == 1 ? i + 1 : -i);
+      }
+      starts.push_back(static_cast<std::int32_t>(positions.size()));
+    }
+    const std::vector<std::int32_t> ids(positions.size());
+    for (int i = 1; i <= 2 * stride_; ++i) tables.push_back(5 * i % (2 * stride_));  // each block once
     Matrix in(DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
     for (std::size_t i = 0; i < positions.size(); ++i) {
-      Random random(static_cast<unsigned>(i + 1 < positions.size() ? positions[i] + 1 : 0));
+      Random random(static_cast<unsigned>(seeds[i]));
       const auto row = Matrix::random(random, DType::bf16, 1, in.cols);
       for (int c = 0; c < in.cols; ++c) in.set(static_cast<std::int64_t>(i), c, row.at(0, c));
     }
@@ -351,7 +436,7 @@ class Attention {
   std::vector<std::string> report() const { return ops_->report(); }
 
  private:
-  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64, kPositions = 200;
+  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64;
   void issue(const ops::StepShape& shape) {
     const float* const scales = scales_ ? scales_->floats() : nullptr;
     ops_->rotary_store(qkv_->slice(0, shape.rows), {.k_scales = scales, .v_scales = scales}, *cache_, 0, kHeads);
@@ -376,7 +461,7 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
     Attention with(bits, true), without(bits, false);
     EXPECT_EQ(with.report().back().find("attention of prompts, 4 heads over 2 of 64"), 0U) << with.report().back();
     for (const auto& [begin, end] : {std::pair{0, 70}, {70, 71}, {71, 190}}) {
-      const auto a = with.step(begin, end), b = without.step(begin, end);
+      const auto a = with.step({begin, end}), b = without.step({begin, end});
       expect_near(a, b, end - begin + 1);
       bool same = true;
       for (int row = 0; row < end - begin; ++row) same = same && a.same_bits(row, b, row);
@@ -386,16 +471,64 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
   }
 }
 
+// With stored times that choose wgmma for chunks after many positions only. Ends the process.
+[[noreturn]] void take_steps_with_two_choices(const PromptKernels::Options& stored) {
+  constexpr int kPositions = PromptKernels::kManyPositions + PromptKernels::kMinRows;
+  Stream stream;
+  auto with = stored;
+  with.memory = autotune_cache_path();
+  const PromptLayers layers{shape_of(2, 2, 64, 64), {nullptr, DType::bf16, 2, 64, 64, 0}, {{.scale = 0.125F}}};
+  PromptKernels(device_info(0), with).prepare(stream, {&layers, 1}, 150, kPositions);
+  Attention both(0, std::nullopt, false, 64, kPositions), wgmma(0, true, false, 64, kPositions);
+  Attention tiles(0, false, false, 64, kPositions);
+  const Attention::Range first{0, 64}, late{kPositions - 64, kPositions}, decode{kPositions - 1, kPositions};
+  const struct {
+    Attention::Range a, b;
+    bool wgmma;
+  } steps[] = {
+      {late, {0, 1}, true},
+      {decode, first, false},
+      {first, late, false},  // the first one of two longest chunks
+  };
+  for (const auto& step : steps) {
+    const auto by_both = both.step(step.a, step.b), by_wgmma = wgmma.step(step.a, step.b);
+    const auto by_tiles = tiles.step(step.a, step.b);
+    const auto same = [&](const Matrix& other) {
+      bool all = true;
+      for (int row = 0; row < 64; ++row) all = all && by_both.same_bits(row, other, row);
+      return all;
+    };
+    EXPECT_EQ(same(by_wgmma), step.wgmma) << &step - steps;
+    EXPECT_EQ(same(by_tiles), !step.wgmma) << &step - steps;
+  }
+  std::exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+TEST_F(PromptKernelsTest, the_longest_chunk_of_a_step_and_the_positions_before_it_decide) {
+  const auto folder = testing::TempDir() + "prompt_kernels_test";
+  std::filesystem::remove_all(folder);
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, because the environment is read only once
+  EXPECT_EXIT(
+      {
+        ::setenv("CHARONIA_CACHE_DIR", folder.c_str(), 1);
+        ::setenv("CHARONIA_CUDA_UNPROVEN", "1", 1);
+        ::setenv("CHARONIA_CUDA_MEASURE_S", "0", 1);  // stored times are used
+        take_steps_with_two_choices(timed({1500, 500}));
+      },
+      ::testing::ExitedWithCode(0), "");
+  std::filesystem::remove_all(folder);
+}
+
 TEST_F(PromptKernelsTest, steps_without_memory_for_16_bit_copies_use_the_other_kernel) {
   constexpr int kLen = (1 << 18) + 64;  // the copy of a block takes more than kWideCacheBytes
   Attention with(4, true, false, kLen), without(4, false, false, kLen);
-  const auto a = with.step(0, 70), b = without.step(0, 70);
+  const auto a = with.step({0, 70}), b = without.step({0, 70});
   for (int row = 0; row < 71; ++row) ASSERT_TRUE(a.same_bits(row, b, row)) << row;
 }
 
 TEST_F(PromptKernelsTest, reproducible_mode_does_not_use_the_kernel) {
   Attention with(0, true, true), without(0, false, true);
-  const auto a = with.step(0, 70), b = without.step(0, 70);
+  const auto a = with.step({0, 70}), b = without.step({0, 70});
   for (int row = 0; row < 71; ++row) ASSERT_TRUE(a.same_bits(row, b, row)) << row;
 }
 

@@ -25,7 +25,8 @@ std::string describe(const KernelTimes& times, int rows) {
 
 KernelChoice::KernelChoice(const DeviceInfo& device, Options options)
     : options_(std::move(options)),
-      memory_(options_.memory, autotune_key(device, "own kernels", overlap_setting(), options_.unproven)),
+      memory_(considers_wgmma() ? options_.memory : std::filesystem::path{},
+              autotune_key(device, "own kernels", overlap_setting(), options_.unproven)),
       seconds_left_(options_.seconds) {}
 
 void KernelChoice::begin(std::optional<double> seconds) {
@@ -41,16 +42,16 @@ std::optional<KernelTimes> KernelChoice::stored(const Computation& one) const {
   return KernelTimes{tiles->microseconds, wgmma->microseconds};
 }
 
-bool KernelChoice::compare(Stream& stream, const Computation& one, std::string& result) {
+bool KernelChoice::compare(Stream& stream, const Computation& one, Result& result) {
   auto times = one.rows > 0 ? stored(one) : std::nullopt;
   const bool measures = !times;
   if (measures && (!options_.timer || one.rows <= 0)) {
-    result = "tiles, because nothing was measured";
+    result.text = "tiles, because nothing was measured";
     return false;
   }
   if (measures && seconds_left_ <= 0) {
-    result = cat("tiles, because the ", options_.seconds,
-                 " s for measurements are over (CHARONIA_CUDA_MEASURE_S). The next start measures it");
+    result.text = cat("tiles, because the ", options_.seconds,
+                      " s for measurements are over (CHARONIA_CUDA_MEASURE_S). The next start measures it");
     return false;
   }
   const auto begin = std::chrono::steady_clock::now();
@@ -71,28 +72,28 @@ bool KernelChoice::compare(Stream& stream, const Computation& one, std::string& 
     memory_.keep_named(entry_of(one, false), one.rows, {.microseconds = times->tiles});
     memory_.keep_named(entry_of(one, true), one.rows, {.microseconds = times->wgmma});
   }
-  result = describe(*times, one.rows);
+  result.text = describe(*times, one.rows);
   return times->wgmma < times->tiles;
 }
 
-void KernelChoice::reject(const Computation& one, std::string& result) {
-  result = "tiles, because the results of wgmma were wrong";
+void KernelChoice::reject(const Computation& one, Result& result) {
+  result = {"tiles, because the results of wgmma were wrong", true};
   warn(cat("the kernel 'wgmma' for ", one.name,
            " gave results that differ from the other kernel's, and is not used. Please report this"));
 }
 
-bool KernelChoice::attempt(Stream& stream, const Computation& one, std::string& result,
+bool KernelChoice::attempt(Stream& stream, const Computation& one, Result& result,
                            const std::function<bool()>& act) {
   try {
     return act();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::resource_exhausted) {
-      result = "tiles, because there is no memory to measure with";
+      result.text = "tiles, because there is no memory to measure with";
     } else {
       require_device(stream, "wgmma", one.name, true, error);
-      result = cat("tiles, because wgmma failed: ", error.what());
+      result = {cat("tiles, because wgmma failed: ", error.what()), true};
     }
-    warn(cat(one.name, ": ", result));
+    warn(cat(one.name, ": ", result.text));
     return false;
   }
 }
@@ -104,7 +105,7 @@ bool KernelChoice::compares(const Computation& one) const {
 }
 
 bool KernelChoice::check(Stream& stream, const Computation& one) {
-  std::string result;
+  Result result;
   const auto begin = std::chrono::steady_clock::now();
   const bool right = attempt(stream, one, result, [&] {
     if (one.agrees()) return true;
@@ -112,23 +113,36 @@ bool KernelChoice::check(Stream& stream, const Computation& one) {
     return false;
   });
   seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (!right) report_.push_back(cat(one.name, ": ", result));
+  if (!right) report_.push_back(cat(one.name, ": ", result.text));
   return right;
 }
 
 bool KernelChoice::choose(Stream& stream, const Computation& one) {
-  std::string result;
-  bool wgmma = false;
-  if (!one.unsupported.empty()) {
-    result = cat("tiles, because of wgmma: ", one.unsupported);
-  } else if (options_.wgmma) {
-    wgmma = *options_.wgmma;
-    result = wgmma ? "wgmma, as asked for" : "tiles, as asked for";
-  } else {
-    wgmma = attempt(stream, one, result, [&] { return compare(stream, one, result); });
+  return choose_all(stream, {&one, 1}).front();
+}
+
+std::vector<bool> KernelChoice::choose_all(Stream& stream, std::span<const Computation> sizes) {
+  std::vector<bool> chosen;
+  std::vector<std::string> lines;
+  for (const auto& one : sizes) {
+    Result result;
+    bool wgmma = false;
+    if (!one.unsupported.empty()) {
+      result.text = cat("tiles, because of wgmma: ", one.unsupported);
+    } else if (options_.wgmma) {
+      wgmma = *options_.wgmma;
+      result.text = wgmma ? "wgmma, as asked for" : "tiles, as asked for";
+    } else {
+      wgmma = attempt(stream, one, result, [&] { return compare(stream, one, result); });
+    }
+    chosen.push_back(wgmma);
+    lines.push_back(cat(one.name, ": ", result.text));
+    if (!result.failed) continue;
+    report_.push_back(lines.back());
+    return std::vector<bool>(sizes.size());
   }
-  report_.push_back(cat(one.name, ": ", result));
-  return wgmma;
+  report_.insert(report_.end(), lines.begin(), lines.end());
+  return chosen;
 }
 
 void KernelChoice::end() {

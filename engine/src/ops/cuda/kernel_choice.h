@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,10 @@ class KernelChoice {
   // if the device fails after a kernel ran.
   bool choose(Stream& stream, const Computation& one);
 
+  // The same for several sizes of one computation. If wgmma fails or its results differ for one of them, no size uses it,
+  // and report() has only this one. A size that there is no memory for does not use it.
+  std::vector<bool> choose_all(Stream& stream, std::span<const Computation> sizes);
+
   // Stores the measured times.
   void end();
 
@@ -69,10 +74,14 @@ class KernelChoice {
   const std::string& warning() const { return warning_; }
 
  private:
+  struct Result {
+    std::string text;
+    bool failed = false;  // wgmma failed, or its results differ
+  };
   // Calls `act` and returns its result; false, with a warning, after an error.
-  bool attempt(Stream& stream, const Computation& one, std::string& result, const std::function<bool()>& act);
-  bool compare(Stream& stream, const Computation& one, std::string& result);
-  void reject(const Computation& one, std::string& result);
+  bool attempt(Stream& stream, const Computation& one, Result& result, const std::function<bool()>& act);
+  bool compare(Stream& stream, const Computation& one, Result& result);
+  void reject(const Computation& one, Result& result);
   std::optional<KernelTimes> stored(const Computation& one) const;
   void warn(const std::string& text);
 

@@ -18,7 +18,7 @@ namespace {
 using Chunk = PromptKernels::Chunk;
 
 // Measured steps: rows of each chunk, and positions before it in some chunks of a step, or after many positions.
-constexpr int kMeasuredRows[] = {PromptKernels::kMinRows, 256, 2048};
+constexpr int kMeasuredRows[] = {PromptKernels::kMinRows, 256, 1024};
 constexpr int kMeasuredBefore = 1024, kMeasuredMany = 8192;
 constexpr int kRowsOfStep = 256;  // at least, if chunks are shorter
 
@@ -326,33 +326,27 @@ std::vector<PromptKernels::Choice> PromptKernels::choose(Stream& stream, const P
     return std::vector<Choice>{{kMinRows, false, wgmma}, {kMinRows, true, wgmma}};
   };
   if (asked_ || !why_not.empty()) return for_all();
-  std::vector<Choice> choices;
   std::optional<bool> agree;  // compared once
-  bool failed = false;
+  const auto compare = [&] {
+    if (!agree) agree = std::ranges::all_of(layers.scores, [&](const auto& how) { return agrees(stream, layers, how); });
+    return *agree;
+  };
+  std::vector<Choice> choices;
+  std::vector<KernelChoice::Computation> sizes;
   for (const int rows : kMeasuredRows) {
     for (const bool after_many : {false, true}) {
       const auto step = step_of(rows, after_many, max_positions);
       if (rows > max_rows || step.empty() || Problem::bytes(layers, step) > kGemmOperandBytes) continue;
-      const auto compare = [&] {
-        if (agree) return *agree;
-        failed = true;
-        agree = std::ranges::all_of(layers.scores, [&](const auto& how) { return agrees(stream, layers, how); });
-        failed = !*agree;
-        return *agree;
-      };
-      const auto time = [&] {
-        failed = true;
-        const auto times = measure(stream, layers, step);
-        failed = !times;
-        return times;
-      };
-      const KernelChoice::Computation one{
-          .name = cat(name, name_of(step)), .rows = rows, .agrees = compare, .measure = time};
-      choices.push_back({rows, after_many, choice_.choose(stream, one)});
-      if (failed) return {};
+      choices.push_back({rows, after_many, false});
+      sizes.push_back({.name = cat(name, name_of(step)), .rows = rows, .agrees = compare, .measure = [&, step] {
+                         return measure(stream, layers, step);
+                       }});
     }
   }
-  return choices.empty() ? for_all() : choices;
+  if (choices.empty()) return for_all();
+  const auto wgmma = choice_.choose_all(stream, sizes);
+  for (std::size_t i = 0; i < choices.size(); ++i) choices[i].wgmma = wgmma[i];
+  return choices;
 }
 
 void PromptKernels::prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows, int max_positions) {

@@ -39,10 +39,10 @@ class PromptKernels {
 
   // Selects the kernels of each element of `plans`: measures steps with chunks of several numbers of rows, at the
   // beginning of prompts and after many positions. The kernel with products of warpgroups is chosen for a step if it is
-  // faster than the other one and its results agree with the other one's. warning() names a kernel whose results differ,
-  // or that could not be measured; no step then uses it. Needs at most kGemmOperandBytes of memory for operands, and
-  // more for partial results of attention, and frees all of it. max_rows: of a step; max_positions: of a sequence.
-  // Throws Error if the device fails after a kernel ran.
+  // faster than the other one and its results agree with the other one's. warning() names a kernel whose results differ
+  // or that fails: no step then uses it. It also names a size that there is no memory to measure with. Needs at most
+  // kGemmOperandBytes of memory for operands, and more for partial results of attention, and frees all of it. max_rows:
+  // of a step; max_positions: of a sequence. Throws Error if the device fails after a kernel ran.
   void prepare(Stream& stream, std::span<const PromptLayers> plans, int max_rows, int max_positions);
 
   // Whether a step uses products of warpgroups in these layers. rows, before: the rows of its longest chunk, and the
