@@ -396,12 +396,14 @@ TEST_F(W8a8WgmmaTest, tactics_are_offered_for_integers_and_17_rows_or_more) {
   EXPECT_EQ(offered(i8_token, 16), Names{});
   EXPECT_EQ(offered(f8_token, 64), Names{});
   EXPECT_EQ(offered(i8_token, 64),
-            (Names{"wgmma 64 x 256, 5 stages, 16 blocks", "wgmma 64 x 256, 5 stages, 32 blocks over k, one sum each",
+            (Names{"wgmma 64 x 256, 5 stages, 132 blocks", "wgmma 64 x 256, 5 stages, 32 blocks over k, one sum each",
                    "wgmma 64 x 256, 5 stages, 64 blocks over k, one sum each",
-                   "wgmma 64 x 256, 5 stages, 132 blocks over k, one sum each"}));
+                   "wgmma 64 x 256, 5 stages, 128 blocks over k, one sum each"}))
+      << "blocks that share tiles have four steps or more";
   EXPECT_EQ(offered(i8_tensor, 2048, 28672),
-            (Names{"wgmma 128 x 128, 6 stages, 128 blocks", "wgmma 128 x 128, 6 stages, 132 blocks over k, one sum each",
-                   "wgmma 128 x 256, 4 stages, 128 blocks"}));
+            (Names{"wgmma 128 x 128, 6 stages, 132 blocks", "wgmma 128 x 128, 6 stages, 132 blocks over k, one sum each",
+                   "wgmma 128 x 256, 4 stages, 132 blocks"}));
+  EXPECT_EQ(offered(i8_token, 513, 6144), offered(i8_token, 768, 6144)) << "one choice for all rows of a bucket";
   device.wgmma = false;
   EXPECT_EQ(offered(i8_token, 64), Names{});
 }
