@@ -39,13 +39,14 @@ class GemmCheckTest : public ::testing::Test {
   unsigned different(const Gemm& gemm, const std::function<void(const Gemm&)>& run) {
     GemmOperands operands(GemmOperands::exact_bytes(gemm));
     const auto exact = operands.lay_out_exact(stream_, gemm);
+    stream_.fill_zero(operands.second_out(), operands.out_bytes(), "test");
     auto reference = exact;
     reference.out = operands.second_out();
     issue(reference, reference_tactic(device_info(0), exact));
     stream_.fill_zero(exact.out, operands.out_bytes(), "test");
     run(exact);
     stream_.fill_zero(operands.counter(), sizeof(unsigned), "test");
-    count_different(stream_, exact, exact.n, operands.second_out(), operands.counter());
+    count_different(stream_, exact, exact.out_stride, operands.second_out(), exact.out_stride, operands.counter());
     unsigned out = 0;
     stream_.download(&out, operands.counter(), sizeof out, "test");
     stream_.wait("test");
@@ -90,7 +91,7 @@ class GemmCheckTest : public ::testing::Test {
 
   Random random_{171};
   Stream stream_;
-  const DeviceArray<float> row_scales_{stream_, std::vector<float>(256, 0x1p-7F)};
+  const DeviceArray<float> row_scales_{stream_, measured_scales(256)};
 };
 
 TEST_F(GemmCheckTest, right_kernels_of_plain_weights_never_differ) {
@@ -186,6 +187,30 @@ TEST_F(GemmCheckTest, wrong_kernels_always_differ) {
     EXPECT_GT(after([&](const Gemm& exact) { stream_.copy(out_of(exact, 16), out_of(exact, 32), 32, "test"); }), 12U)
         << "two tiles of columns are equal";
     EXPECT_EQ(after([&](const Gemm& exact) { stream_.upload(out_of(exact, 5), "\xff\xff", 2, "test"); }), 1U) << "NaN";
+    for (const std::int64_t behind : {0, 7}) {
+      EXPECT_EQ(after([&](const Gemm& exact) { stream_.upload(out_of(exact, kN + behind), "\x80\x3f", 2, "test"); }), 1U)
+          << "behind the columns of a row";
+    }
+  }
+}
+
+// Neighbouring rows, and the same rows of tiles and of their parts, have different scales.
+TEST_F(GemmCheckTest, the_scale_of_another_row_always_differs) {
+  MatrixUpload upload(stream_);
+  constexpr std::int64_t kN = 45, kK = 1040, kRows = 130;
+  for (const auto& [code, how] : {std::pair{Code::i8, Activations::i8_token}, {Code::f8_e4m3, Activations::f8_token}}) {
+    const auto source = ops::MemoryQuantSource::random(random_, kN, kK, {code, kK, false, DType::f32, how});
+    const ops::QuantSource* const part = &source;
+    const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+    const auto gemm = checked(linear.gemm(), kRows, DType::bf16);
+    for (const int later : {0, 1, 8, 16, 32, 64}) {
+      const auto found = different(gemm, [&](const Gemm& exact) {
+        auto wrong = exact;
+        wrong.quant->row_scales += later;
+        issue(wrong, reference_tactic(device_info(0), wrong));
+      });
+      EXPECT_EQ(found > kRows * kN / 2, later != 0) << later;
+    }
   }
 }
 
@@ -194,7 +219,7 @@ TEST_F(GemmCheckTest, only_differences_above_the_rounding_of_the_type_count) {
     const DeviceArray<float> right(stream_, {reference}), found(stream_, {out});
     const DeviceArray<unsigned> counter(stream_, {0U});
     const Gemm gemm{.out = found.data(), .out_type = DType::f32, .out_stride = 1, .rows = 1, .n = 1, .k = 1};
-    count_different(stream_, gemm, 1, right.data(), counter.data());
+    count_different(stream_, gemm, 1, right.data(), 1, counter.data());
     return counter.host().front();
   };
   EXPECT_EQ(count(4096, 4096), 0U);

@@ -204,7 +204,7 @@ TEST_F(GemmRunnerTest, concurrent_writers_leave_a_complete_file) {
         EXPECT_EQ(memory.save(), "");
         nlohmann::json now;
         std::ifstream(file()) >> now;  // throws if the file is incomplete
-        EXPECT_EQ(now["format"], 6);
+        EXPECT_EQ(now["format"], 7);
       }
     });
   }

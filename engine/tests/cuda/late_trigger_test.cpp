@@ -12,6 +12,7 @@
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/prefetch.h"
 #include "ops/cuda/kernels/quant_gemm.h"
+#include "ops/cuda/kernels/w8a8_gemm.h"
 
 namespace charonia::cuda {
 namespace {
@@ -60,6 +61,41 @@ TEST(LateTriggerTest, gemms_of_quantised_weights_trigger_after_their_last_reques
       auto gemm = linear.gemm();
       gemm.rows = rows, gemm.in = in.tensor().data, gemm.in_stride = in.tensor().stride;
       gemm.out = out.tensor().data, gemm.out_type = DType::bf16, gemm.out_stride = out.tensor().stride;
+      for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::any)) {
+        SCOPED_TRACE(cat(to_string(tactic), ", ", rows, " rows, ", ops::to_string(code)));
+        const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
+        expect_trigger(late(), [&] {
+          cuda::gemm(stream, device_info(0), gemm, tactic, workspace.data());
+          stream.wait("test");
+        });
+      }
+    }
+  }
+}
+
+TEST(LateTriggerTest, gemms_of_8_bit_products_trigger_after_their_last_request_only_if_set) {
+  using ops::Activations;
+  Random random(183);
+  Stream stream;
+  MatrixUpload upload(stream);
+  constexpr std::int64_t kN = 300, kK = 1040;
+  for (const auto& [code, how] :
+       {std::pair{ops::Code::i8, Activations::i8_token}, {ops::Code::f8_e4m3, Activations::f8_token}}) {
+    for (const std::int64_t rows : {12, 40, 130}) {
+      const auto source = ops::MemoryQuantSource::random(random, kN, kK, {code, kK, false, DType::f32, how});
+      const ops::QuantSource* const part = &source;
+      const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+      const MatrixOnDevice in(stream, Matrix::random(random, DType::bf16, rows, kK)),
+          out(stream, all_nan(DType::bf16, rows, kN));
+      const DeviceMemory codes(static_cast<std::size_t>(rows * kK));
+      const DeviceMemory scales(static_cast<std::size_t>(rows) * sizeof(float));
+      auto gemm = linear.gemm();
+      gemm.rows = rows, gemm.in = in.tensor().data, gemm.in_stride = in.tensor().stride;
+      gemm.out = out.tensor().data, gemm.out_type = DType::bf16, gemm.out_stride = out.tensor().stride;
+      quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
+      gemm.in = codes.data(), gemm.in_stride = kK;
+      gemm.quant->prepared = true, gemm.quant->row_scales = scales.as<float>();
+      stream.wait("test");
       for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::any)) {
         SCOPED_TRACE(cat(to_string(tactic), ", ", rows, " rows, ", ops::to_string(code)));
         const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));

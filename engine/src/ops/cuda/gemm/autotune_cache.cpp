@@ -17,8 +17,9 @@ namespace {
 
 using nlohmann::json;
 
-// Increased when the meaning of a tactic changes, or when kernels change so much that old times mislead.
-constexpr int kFormat = 6;
+// Increased when the meaning of a tactic changes, when kernels change so much that old times mislead, or when
+// candidates are added, which would not be measured where a choice is stored.
+constexpr int kFormat = 7;
 
 // Reads the file's results, {key: {shape: {rows: candidate}}}; empty if the file does not exist.
 json read(const std::filesystem::path& path) {

@@ -32,12 +32,15 @@ std::size_t copies_of(const DeviceInfo& device, const Gemm& gemm) {
   return std::clamp<std::size_t>(3 * device.l2_bytes / rounded(weight_bytes(gemm)) + 1, 1, kMaxTimedGemms);
 }
 
+// The stride of a checked output: a wrong store behind the columns of the GEMM shows.
+std::int64_t checked_stride(const Gemm& gemm) { return round_up(gemm.n, 8) + 8; }
+
 std::int64_t rows_of(const Gemm& gemm) { return std::max(gemm.rows, gemm.row_capacity); }
 
 // Bytes of the input, which has one more row, and both outputs.
 std::size_t row_bytes(const Gemm& gemm) {
   return matrix_bytes(gemm.type, rows_of(gemm) + 1, gemm.in_stride) +
-         2 * matrix_bytes(gemm.out_type, rows_of(gemm), round_up(gemm.n, 8));
+         2 * matrix_bytes(gemm.out_type, rows_of(gemm), checked_stride(gemm));
 }
 
 // The type of inputs, and of weights that are not quantised or are multiplied in 8 bits.
@@ -77,6 +80,12 @@ void repeat(Stream& stream, std::byte* to, const std::vector<std::byte>& block, 
   auto done = std::min(bytes, block.size());
   stream.upload(to, block.data(), done, "operands of a GEMM");
   for (; done < bytes; done *= 2) stream.copy(to + done, to, std::min(done, bytes - done), "operands of a GEMM");
+}
+
+std::vector<float> measured_scales(std::size_t rows) {
+  std::vector<float> out(rows);
+  for (std::size_t row = 0; row < rows; ++row) out[row] = std::ldexp(0x1p-8F, static_cast<int>(row % 3));
+  return out;
 }
 
 std::size_t GemmOperands::bytes(const DeviceInfo& device, const Gemm& gemm) {
@@ -163,7 +172,7 @@ void GemmOperands::lay_out_rows(Stream& stream, Gemm& gemm, std::byte* at, Numbe
   repeat(stream, at, block, static_cast<std::size_t>(rows_of(gemm) + 1) * stride);
   at += matrix_bytes(gemm.type, rows_of(gemm) + 1, gemm.in_stride);
   gemm.out = at;
-  gemm.out_stride = round_up(gemm.n, 8);
+  gemm.out_stride = kind == Numbers::inputs ? checked_stride(gemm) : round_up(gemm.n, 8);
   out_bytes_ = matrix_bytes(gemm.out_type, rows_of(gemm), gemm.out_stride);
   second_out_ = at + out_bytes_;
 }

@@ -14,6 +14,9 @@ namespace charonia::cuda {
 // Fills memory with repetitions of `block`.
 void repeat(Stream& stream, std::byte* to, const std::vector<std::byte>& block, std::size_t bytes);
 
+// Scales of prepared inputs, whose codes are up to 127: 2^-8, 2^-7 and 2^-6, which differ between rows.
+std::vector<float> measured_scales(std::size_t rows);
+
 class GemmOperands {
  public:
   explicit GemmOperands(std::size_t bytes) : memory_(bytes, "operands to measure GEMMs with") {}
@@ -32,6 +35,7 @@ class GemmOperands {
   // products of up to 90,000 columns: kernels with any order of additions get the same sum, also with tensor cores that
   // drop low bits. Tensor cores keep 14 bits of sums of FP8 products. These sums stay below 2^13.
   // matrices: the number of quantised weights [n, k], one after the other, as experts have them.
+  // Rows of the output have 8 or more columns behind the last one, which no kernel may write.
   Gemm lay_out_exact(Stream& stream, const Gemm& gemm, std::int64_t matrices = 1);
 
   // The input of such a GEMM from its second row on. There is one more row than the GEMM has, so as many rows follow.

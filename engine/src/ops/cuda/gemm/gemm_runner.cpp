@@ -58,8 +58,6 @@ constexpr std::int64_t kPaddedRows = 16;
 
 // GEMMs of up to this number of rows may be computed together with their gate.
 constexpr std::int64_t kGatedRows = 16;
-// The scale of prepared inputs in measurements, whose codes are up to 127.
-constexpr float kMeasuredScale = 0x1p-7F;
 // Number of kernels with wrong results that a warning names.
 constexpr std::size_t kNamedKernels = 4;
 
@@ -431,10 +429,11 @@ bool GemmRunner::Impl::issue_candidate(Stream& stream, const Gemm& gemm, const G
 }
 
 // Returns the GEMM with the operands for agrees(), and computes the result that all candidates must have, in
-// operands.second_out().
+// operands.second_out(), with zeros behind the columns of each row.
 Gemm GemmRunner::Impl::lay_out_check(Stream& stream, const Gemm& gemm, GemmOperands& operands) {
   const auto exact = operands.lay_out_exact(stream, gemm);
   auto plain = without_gate(exact);
+  stream.fill_zero(operands.second_out(), operands.out_bytes(), "check of a GEMM");
   if (gemm.gate == Gate::none) plain.out = operands.second_out();
   cuda::gemm(stream, device, plain, reference_tactic(device, plain), own_workspace.data());
   if (gemm.gate != Gate::none) apply_gate(stream, exact, operands.second_out());
@@ -443,8 +442,9 @@ Gemm GemmRunner::Impl::lay_out_check(Stream& stream, const Gemm& gemm, GemmOpera
 
 // Whether a candidate gives the result of the reference kernel, with all rows of `gemm` and with one row less if it
 // has the same bucket. The launch in front computes the same GEMM with other inputs, into the same outputs. So it shows
-// if the second launch reads too early what the first one writes, such as sums, or does not write. gemm: of
-// lay_out_check().
+// if the second launch reads too early what the first one writes, such as sums, or does not write. Built-in kernels must
+// not write between the columns of a row and the next row; the library gets rows of the stride that its algorithms were
+// asked for. gemm: of lay_out_check().
 bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandidate& tactic, GemmOperands& operands) {
   if (tactic.apart) return true;  // both kernels are checked elsewhere
   stream.fill_zero(operands.counter(), sizeof(unsigned), "check of a GEMM");
@@ -455,12 +455,13 @@ bool GemmRunner::Impl::agrees(Stream& stream, const Gemm& gemm, const GemmCandid
       auto part = gemm, front = gemm;
       part.rows = front.rows = rows;
       front.in = GemmOperands::second_row(gemm);
+      if (tactic.blas) part.out_stride = front.out_stride = round_up(gemm.n, 8);
       stream.fill_zero(gemm.out, operands.out_bytes(), "check of a GEMM");
       if (!issue_candidate(stream, front, tactic, nullptr) || !issue_candidate(stream, part, tactic, nullptr)) {
         if (rows == gemm.rows) return false;
         break;  // a built-in kernel computes fewer rows that the library rejects
       }
-      count_different(stream, part, gemm.gate == Gate::none ? gemm.n : gemm.n / 2, operands.second_out(),
+      count_different(stream, part, tactic.blas ? gemm.n : gemm.out_stride, operands.second_out(), gemm.out_stride,
                       operands.counter());
     }
     stream.download(&different, operands.counter(), sizeof different, "check of a GEMM");
@@ -639,7 +640,7 @@ void GemmRunner::Impl::prepare(Stream& stream, std::span<const Gemm> shapes, int
   std::ranges::copy_if(unmeasured, std::back_inserter(stored), &Wanted::stored);
   std::erase_if(unmeasured, [](const Wanted& one) { return one.stored; });
   if (prepared_scales.bytes() > 0) {
-    const std::vector<float> scales(prepared_scales.bytes() / sizeof(float), kMeasuredScale);
+    const auto scales = measured_scales(prepared_scales.bytes() / sizeof(float));
     stream.upload(prepared_scales.data(), scales.data(), prepared_scales.bytes(), "scales to measure with");
   }
   if (auto operands = operands_for(stored)) {

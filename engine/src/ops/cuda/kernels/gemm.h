@@ -162,14 +162,15 @@ void add_bias(Stream& stream, const Gemm& gemm);
 GemmTactic reference_tactic(const DeviceInfo& device, const Gemm& gemm);
 
 // Adds to *different (device memory) the number of outputs in the first `columns` columns that differ from `reference`,
-// which has the layout of out, by more than rounding. The operands are those of GemmOperands::lay_out_exact(), so every
+// which has the type of out, by more than rounding. The operands are those of GemmOperands::lay_out_exact(), so every
 // kernel has the same sum S of products. The reference is S + b, rounded once; the bias b is at most kMaxCheckedBias. A
 // library rounds S first, so it differs by at most u |S| + 2 u |S + b|, with the unit roundoff u of out's type. This is
 // below 4 u |reference| + 2 u |b|. An activation in float adds less.
 inline constexpr int kMaxCheckedBias = 3;
 void count_different(Stream& stream, const Gemm& gemm, std::int64_t columns, const void* reference,
-                     unsigned* different);
-// The same for any outputs, which differ by more than `relative` times the reference plus `absolute`.
+                     std::int64_t reference_stride, unsigned* different);
+// The same for any outputs and a reference with their layout: by more than `relative` times the reference plus
+// `absolute`.
 void count_different(Stream& stream, const ops::Tensor& out, const void* reference, float relative, float absolute,
                      unsigned* different);
 

@@ -28,11 +28,11 @@ void add_wgmma_tactics(std::vector<GemmTactic>& tactics, GemmTactic tactic, cons
                        const Gemm& gemm) {
   const auto tiles = divide_up(gemm.rows, tactic.tile_rows) * divide_up(gemm.n, tactic.tile_columns);
   const bool shares = tactic != kLargeWgmma;
-  tactic.k_blocks = static_cast<int>(divide_up(tiles, divide_up(tiles, device.sms)));
+  tactic.k_blocks = device.sms;
   tactics.push_back(tactic);
   if (!shares) return;
   tactic.sums = GemmTactic::Sums::blocks;
-  for (const int blocks : wgmma_blocks(device, tiles, gemm.k)) {
+  for (const int blocks : wgmma_blocks(device, tiles, gemm.k / 2)) {
     if (tiles % blocks == 0) continue;  // the same as whole tiles
     tactic.k_blocks = blocks;
     tactics.push_back(tactic);

@@ -22,7 +22,8 @@
 // Bound: memory up to about 64 rows. With many rows the L2 cache: the tensor cores need 1024 cycles for a step of the
 // largest tile, and it reads 48 KB. With 24 bytes per cycle and SM that is half of their rate, 990 TOP/s on an H200. A
 // GEMM [2048, 4096] x [28672, 4096]^T has 481 G operations, 126 MB of operands and 117 MB of 16-bit outputs. A library
-// that writes integer sums for scale_sums() writes and reads 235 MB of them besides. Never measured.
+// that writes integer sums for scale_sums() writes and reads 235 MB of them besides, in the L2 cache if its parts are
+// small. Never measured.
 #include "ops/cuda/device/hopper.h"
 #include "ops/cuda/kernels/shared_tiles.h"
 #include "ops/cuda/kernels/w8a8_params.h"
