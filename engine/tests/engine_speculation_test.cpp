@@ -416,6 +416,10 @@ TEST_P(SpeculationTest, ProposalsAreCountedByTheirSource) {
   for (const auto& next : {certain, one_token_repeated(20)}) Collector(*one, next).tokens();
   one->check_integrity();  // on the engine thread
   const auto [ngram, grammar, draft] = sink->by_source;
+  for (const auto metric : {Metric::spec_decode_num_draft_tokens, Metric::spec_decode_num_accepted_tokens}) {
+    const auto names = metric_catalogue()[static_cast<std::size_t>(metric)].label_values;
+    EXPECT_TRUE(std::ranges::equal(names, std::array<std::string_view, 3>{"ngram", "grammar", "draft"}));
+  }
   EXPECT_EQ(ngram + grammar + draft, static_cast<double>(one->stats().proposed_tokens));
   EXPECT_GT(grammar, 0);
   EXPECT_GT(ngram + draft, 0);
