@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from charonia.errors import InvalidRequestError
 
 Setting = str | int | float | bool
-# For measured engines: requests use only the sampling parameters that they contain, and ignore the model's
-# generation_config.json.
 _ELSEWHERE = {  # names that callers try
     "lora": "lora_adapters = 'NAME=FOLDER', and lora = 'NAME' in generate()",
     "speculative_config": "speculative_method, speculative_model and speculative_tokens",
 }
+# For measured engines: requests use only the sampling parameters that they contain, and ignore the model's
+# generation_config.json.
 MEASURED: dict[str, Setting] = {"generation_config": "none"}
 
 

@@ -106,11 +106,16 @@ def with_engine_options(*, environment: bool) -> Callable[[Callable[..., None]],
     return with_options(made, "settings")
 
 
+def _integer_or_text(value: str | None) -> int | str | None:
+    return int(value) if value and value.isdecimal() else value
+
+
 def _parameter(entry: _engine.ConfigField, group: str, environment: bool) -> inspect.Parameter:
     flag = "--" + entry.key.replace("_", "-")
     choices = entry.range.split(" | ") if " | " in entry.range and entry.kind != "bool" else []
     # Without Typer's range checks: the engine checks ranges. Its error about an integer with a list of values has their
-    # meaning.
+    # meaning, so text that is no integer is passed to it.
+    listed = choices and entry.kind == "int"
     kind = "string" if choices else entry.kind
     default = f"; default {entry.default_value}" if entry.default_value else ""
     option = typer.Option(
@@ -118,6 +123,8 @@ def _parameter(entry: _engine.ConfigField, group: str, environment: bool) -> ins
         *([_SHORT[entry.key]] if entry.key in _SHORT else []),
         help=f"{entry.help} ({entry.range}{default})",
         autocompletion=completes(choices),
+        callback=_integer_or_text if listed else None,
+        metavar="<int>" if listed else None,
         envvar=f"CHARONIA_{entry.key.upper()}" if environment else None,
         show_default=False,
         rich_help_panel=group,

@@ -525,8 +525,7 @@ class _Stack:
         return True
 
     def _warn_of_lost_adapters(self) -> None:
-        of_start = {entry.partition("=")[0] for entry in self._inference.get("lora_adapters", "").split(",")}
-        if lost := sorted(self._adapters - of_start):
+        if lost := sorted(self._adapters - set(adapter_names(self._inference.get("lora_adapters", "")))):
             self._say(
                 f"LoRA adapters are lost, because they were loaded while Triton ran: {', '.join(lost)}. Load them "
                 "again with charonia models load-adapter; those of --lora are loaded at each start",
@@ -694,7 +693,12 @@ class _Stack:
         chatting = [one for one in served if one.task == "generate"]
         lines = [("Chat page", access.page_lines(url, settings.host))] if chatting and self._serves_page() else []
         lines.append(("Runs on", devices))
-        if adapters := adapter_names(self._inference.get("lora_adapters", "")):
+        adapters: dict[str, None] = {}
+        for one in served:
+            config = _engine.read_config_ini(one.workspace / WEIGHTS / "config.ini")
+            setting = {**config, **self._inference, **one.settings}.get("lora_adapters", "")
+            adapters |= dict.fromkeys(adapter_names(setting))
+        if adapters:
             lines.append(("Adapters", [f"{', '.join(adapters)}   (each is a `model` of requests)"]))
         asked: dict[str, Served] = {}  # the first model of each task
         for one in served:

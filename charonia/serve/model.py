@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from charonia import _engine
-from charonia.errors import CharoniaError, ModelError, ServeError, UnsupportedError, named_as_given
+from charonia.errors import InvalidRequestError, ModelError, ServeError, UnsupportedError, named_as_given
 from charonia.gguf.folder_names import model_file
 from charonia.serve import shares
 from charonia.serve.models import Served, asked_for, with_labels
@@ -29,6 +29,7 @@ from charonia.weights.tensor_parallel import ranks_of
 
 _LOCK_S = 600.0  # making a workspace takes less than a second, except if weights in .bin files are converted
 _LOOK_EVERY_S = 0.1
+_REJECTS = (InvalidRequestError, ModelError, UnsupportedError)
 _MODEL_FILES = ("*.json", "[0-9]_*/config.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin", "*.gguf")
 
 
@@ -240,21 +241,18 @@ def _linked(
 
                 _remove_outdated(folder, place, destination)
                 if reads_head(settings):
-                    held.push(partial(_discard, destination))  # after the hold, which is released first
+                    held.push(partial(_discard, destination, lock))  # after the hold, which is released first
                 link_workspace(model, destination, force=True, settings=settings, head=reads_head(settings))
                 workspace.hold(destination, held)
-    with contextlib.suppress(OSError):  # a folder that is there may be read-only
-        if taken := _taken(lock):  # otherwise another one makes a workspace, which it does not hold yet
-            with taken:
-                _remove_outdated(folder, place, destination)
-                lock.unlink(missing_ok=True)
+    _if_alone(lock, lambda: _remove_outdated(folder, place, destination))
     return destination
 
 
-def _discard(made: Path, kind: type[BaseException] | None, *_: object) -> None:
-    """Remove the workspace of a head that is rejected."""
-    if kind is not None and issubclass(kind, CharoniaError):
-        workspace.remove_unheld(made)
+def _discard(made: Path, lock: Path, kind: type[BaseException] | None, *_: object) -> None:
+    """Remove the workspace of a head if the models or settings are rejected. After another error, such as a Triton that
+    does not start, the next start uses it."""
+    if kind is not None and issubclass(kind, _REJECTS):
+        _if_alone(lock, lambda: workspace.remove_unheld(made))
 
 
 def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
@@ -262,6 +260,15 @@ def _remove_outdated(folder: Path, place: str, destination: Path) -> None:
     for other in folder.glob(f"{glob.escape(place)}-" + "[0-9a-f]" * 16):
         if other != destination:
             workspace.remove_unheld(other)
+
+
+def _if_alone(lock: Path, remove: Callable[[], None]) -> None:
+    """Removes, unless another process makes a workspace, which it does not hold yet."""
+    with contextlib.suppress(OSError):  # a folder that is there may be read-only
+        if taken := _taken(lock):
+            with taken:
+                remove()
+                lock.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -200,8 +200,8 @@ def make_plan(
             sizes = [_engine.read_config_ini(one / "config.ini")["vocab_size"] for one in (weights, folder)]
             if sizes[0] != sizes[1]:
                 notes.append(
-                    f"{draft} has vocab_size = {sizes[0]}, and the model has {sizes[1]}: the engine rejects it, unless "
-                    "only padding differs. Choose a draft model of the same family"
+                    f"{draft} has vocab_size = {sizes[0]}, and the model has {sizes[1]}: the engine uses it only "
+                    "if the other tokens are padding. Otherwise choose a draft model of the same family"
                 )
         made = Plan(**_engine.plan_memory(folder, overrides, memory))
         records = [one for one in records_of_weights(folder) if one.rounding == made.quantization]

@@ -582,7 +582,8 @@ void bind_engine(py::module_& m) {
       .def(
           "no_adapter",
           [](EngineHolder& holder, const std::string& name) { return std::string(holder.get().no_adapter(name).what()); },
-          py::arg("name"), "The text of the error for a name that no adapter has.")
+          py::arg("name"), "The text of the error for a name that no adapter has.",
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "adapters", [](EngineHolder& holder) { return holder.get().adapters(); },
           py::call_guard<py::gil_scoped_release>())

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from charonia import __version__, _engine, cli, doctor
 from charonia.__main__ import main
-from charonia.api.options import _GROUPS
+from charonia.api.options import _GROUPS, with_engine_options
 from charonia.bench import records
 from charonia.bench.cli import make_model
 from charonia.bench.random_model import SHAPES, write_random_model
@@ -507,6 +508,14 @@ def test_a_wrong_value_of_a_list_of_integers_names_them(
             cli.main()
         said = " ".join(capsys.readouterr().err.split())
         assert f"quant_policy = '{value}' is not valid: it takes 0 | 4 | 8 | 16 (" in said and "16: FP8" in said
+
+
+def test_integers_of_a_list_of_values_stay_integers() -> None:
+    given: list[object] = []
+    app = typer.Typer()
+    app.command()(with_engine_options(environment=False)(lambda settings: given.append(settings)))
+    CliRunner().invoke(app, ["--quant-policy", "8", "--use-logn-attn", "1", "--threads", "2"])
+    assert given == [{"quant_policy": 8, "use_logn_attn": 1, "threads": 2}]
 
 
 def test_hints_name_options_that_exist_and_are_in_the_docs() -> None:

@@ -15,7 +15,7 @@ from eagle3_heads import Head
 
 from charonia import Engine, SamplingParams
 from charonia.bench.random_model import parse_shape, write_random_model
-from charonia.errors import CharoniaError, InvalidRequestError, ModelError, UnsupportedError
+from charonia.errors import CharoniaError, InvalidRequestError, ModelError, ServeError, UnsupportedError
 from charonia.serve.model import prepare, prepare_all, prepare_draft
 from charonia.serve.models import Served
 from charonia.serve.shares import _of_first
@@ -122,6 +122,16 @@ def test_head_of_another_model_is_rejected_before_the_server_starts(
             act()
     [kept] = (tmp_path / "run" / "workspaces").iterdir()  # of the model; no lock
     assert not kept.name.startswith("head")
+
+
+def test_workspace_of_a_head_stays_after_a_failure_of_the_server(model: Path, tmp_path: Path) -> None:
+    Head().write(tmp_path / "head")
+    with pytest.raises(ServeError, match="Triton"), contextlib.ExitStack() as held:
+        made = prepare_draft(settings_for(tmp_path / "head"), tmp_path / "run", print, held)
+        prepare_all(serve(model), tmp_path / "run", made, print, held)
+        raise ServeError("Triton ended")
+    weights = Path(made["speculative_model"])
+    assert workspace.read_manifest(weights) and not workspace.is_held(weights.parents[1])
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def announced(tmp_path: Path) -> Callable[..., str]:
         for task, name in zip(tasks or ("generate",), ("smollm2", "b", "c"), strict=False):
             weights = tmp_path / name / workspace.WEIGHTS
             weights.mkdir(parents=True, exist_ok=True)
-            (weights / "config.ini").write_text(f"[llama]\nmodel_task = {task}\n")
+            (weights / "config.ini").write_text(f"[llama]\nmodel_task = {task}\nlora_adapters = {name}-lora=/{name}\n")
             served.append(Served(name, name if served else "", tmp_path / name))
         said = io.StringIO()
         stack = _Stack(settings, inference, Console(file=said, soft_wrap=True), Hurried())
@@ -396,7 +396,8 @@ def announced(tmp_path: Path) -> Callable[..., str]:
 
 def test_first_message_names_the_adapters(announced: Callable[..., str]) -> None:
     assert "Adapters    tuned, other   (" in announced(ServeSettings(), lora_adapters="tuned=/a,other=/b,tuned=/a")
-    assert "Adapters" not in announced(ServeSettings())
+    assert "Adapters    smollm2-lora, b-lora   (" in announced(ServeSettings(), "generate", "generate")  # of config.ini
+    assert "Adapters" not in announced(ServeSettings(), lora_adapters="")
 
 
 def test_first_message_names_the_page_and_the_command_of_the_readme(
