@@ -220,6 +220,18 @@ TEST_F(ExpertKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
   }
 }
 
+TEST_F(ExpertKernelsTest, input_scales_of_another_row_are_found) {
+  using enum Activations;
+  const auto& of = layer({Code::i8, 128, false, DType::f32, i8_token}, {Code::i8, 64, false, DType::f32, i8_token});
+  broken_ = [](ExpertGemm& gemm) {
+    ++gemm.quant->row_scales;
+    return true;
+  };
+  const auto kernels = chosen(of, options());
+  expect_use(kernels, of, 17, false, false);
+  EXPECT_NE(kernels.warning().find("gave results that differ"), std::string::npos) << kernels.warning();
+}
+
 // A launch that leaves the outputs of the launch in front of it.
 TEST_F(ExpertKernelsTest, outputs_of_the_launch_in_front_are_found) {
   int launches = 0;

@@ -23,7 +23,6 @@ constexpr int kCheckedExperts = 8;
 constexpr std::int64_t kCheckedWaves = 3;
 constexpr std::int64_t kTileColumns = 256;  // of the largest tiles
 // The scale of inputs: of int8 codes, and of gated GEMMs in a check, so that values before the activation are small.
-constexpr float kInputScale = 0x1p-7F;
 
 // The index of kAverages for this number of rows; -1: wgmma is not a candidate.
 int range_of(std::int64_t rows, int top_k, int experts) {
@@ -103,7 +102,7 @@ void fill_inputs(Stream& stream, DType type, const DeviceMemory& in) {
 // Scales of inputs; without memory, so null, if the kernels take none.
 DeviceMemory make_scales(Stream& stream, bool wanted, std::int64_t rows) {
   if (!wanted) return {};
-  const std::vector<float> scales(static_cast<std::size_t>(rows), kInputScale);
+  const auto scales = measured_scales(static_cast<std::size_t>(rows));
   DeviceMemory out(scales.size() * sizeof(float), kWhat);
   stream.upload(out.data(), scales.data(), out.bytes(), kWhat);
   return out;
