@@ -16,7 +16,7 @@ from rich.console import Console
 from charonia.api.engine import Engine
 from charonia.api.results import SamplingParams
 from charonia.bench.records import Record
-from charonia.bench.static import phases
+from charonia.bench.static import ALL_AT_ONCE, phases, run_batch
 from charonia.bench.targets import GREEDY
 from charonia.engine_settings import Setting
 from charonia.errors import InternalError, InvalidRequestError
@@ -115,6 +115,7 @@ def _engine(model: str, batch: int, rank: int, length: int, settings: dict[str, 
         "enable_prefix_caching": False,
         "lora_device_adapters": batch,
         "lora_max_rank": rank,
+        **ALL_AT_ONCE,
         **settings,
     }
     with (
@@ -144,9 +145,9 @@ def _measure(
     began = time.process_time()
     engine.generate(first, replace(sampling, max_tokens=1), lora=lora)
     prefill_cpu = time.process_time() - began
-    prefill, decode = phases(engine.generate(second, sampling, lora=lora))
+    run = phases(run_batch(engine, second, sampling, lora))
     decode_cpu = time.process_time() - began - 2 * prefill_cpu
-    return _Seconds({"prefill": prefill, "decode": decode}, {"prefill": prefill_cpu, "decode": decode_cpu})
+    return _Seconds({"prefill": run.prefill, "decode": run.decode}, {"prefill": prefill_cpu, "decode": decode_cpu})
 
 
 def _has_cpu_time(phase: str, runs: list[_Seconds]) -> bool:
