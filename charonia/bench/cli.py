@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
@@ -47,12 +47,18 @@ class DeviceKind(str, Enum):
     cuda = "cuda"
 
 
-def _show(file: Path | None, about: dict[str, Any], records: Sequence[Record]) -> None:
-    """Print the records and write the file. about: the settings of the measurement."""
-    from charonia.bench.records import print_records, write
+def _show(file: Path | None, about: dict[str, Any], records: Iterable[Record]) -> list[Record]:
+    """Write the file after each record, print all of them at the end or at an error, and return them. about: the
+    settings of the measurement."""
+    from charonia.bench.records import keep, print_records
 
-    print_records(Console(), records)
-    write(file, about, records)
+    found: list[Record] = []
+    try:
+        for found in keep(file, about, records):  # noqa: B007  # all of them are printed
+            pass
+    finally:
+        print_records(Console(), found)
+    return found
 
 
 class OperationKind(str, Enum):
@@ -81,7 +87,7 @@ def static(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Measure batches of equal length in this process, compared with the device's limits in the same run."""
-    from charonia.bench.records import write
+    from charonia.bench.records import describe_run, write
     from charonia.bench.static import print_report, run_static
 
     console = Console()
@@ -93,9 +99,11 @@ def static(
         for output in output_tokens or [128]
         for batch in batch_size or [1, 8]
     ]
-    report = run_static(model, cases, runs=runs, dtype=dtype, settings=settings or {}, console=console)
-    print_report(console, report, verbose=verbose)
-    write(json_file, {**(settings or {}), **report.about()}, report.records)
+    report = None
+    for report in run_static(model, cases, runs=runs, dtype=dtype, settings=settings or {}, console=console):
+        write(json_file, describe_run({**(settings or {}), **report.about()}), report.records)
+    if report:
+        print_report(console, report, verbose=verbose)
 
 
 def _parse_case(text: str) -> tuple[int, int, int]:
@@ -123,15 +131,12 @@ def adapters(
 ) -> None:
     """Measure the cost of LoRA adapters, compared with the model alone in the same run."""
     from charonia.bench.adapters import check_tokens, run_adapters
-    from charonia.bench.records import print_records, write
 
-    console = Console()
     sizes = {"batch": batch_size, "rank": rank, "prompt": prompt_tokens, "output": output_tokens}
     if check:
         check_tokens(model, **sizes, settings=settings or {})
-    records = run_adapters(model, **sizes, runs=runs, settings=settings or {}, console=console)
-    print_records(console, records)
-    write(json_file, settings or {}, records)
+    measured = run_adapters(model, **sizes, runs=runs, settings=settings or {}, console=Console())
+    _show(json_file, settings or {}, measured)
 
 
 @app.command()
@@ -272,7 +277,7 @@ def compare(
 ) -> None:
     """Measure the same requests in this process, through Triton and through the gateway, one after the other."""
     from charonia.bench import workload
-    from charonia.bench.compare import compare_records, run_compare
+    from charonia.bench.compare import run_compare
 
     jobs: dict[int, list[workload.Job]] = {}
     for level in concurrency or [1, 8, 32]:
@@ -282,9 +287,9 @@ def compare(
         else:
             tokenizer, _ = _tokenizer_of(model, None)
             jobs[level] = workload.random_jobs(tokenizer, count, prompt_tokens, max_tokens, seed=level)
-    results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=Console())
-    _show(json_file, {"model": model, "max_tokens": max_tokens, **(settings or {})}, compare_records(results))
-    for text in {one.errors_text() for level in results.values() for target in level.values() for one in target} - {""}:
+    measured = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=Console())
+    found = _show(json_file, {"model": model, "max_tokens": max_tokens, **(settings or {})}, measured)
+    for text in sorted({text for record in found for text in record.details.get("texts", ())}):
         Console().print(text, style="red", markup=False)
 
 
@@ -401,12 +406,7 @@ def kernels(
             expert_rows = rows or [1, 64, 128, 256, 512, 2048]
             measured = chain(measured, measure_experts(layers, **ours, **how, rows=expert_rows))
     about = {"device": device.value, "shape": name, "threads": threads, "reproducible": modes, "library": library}
-    records: list[Record] = []
-    try:
-        for record in measured:
-            records.append(record)  # list() would lose the records before an error
-    finally:
-        _show(json_file, about, records)
+    _show(json_file, about, measured)
 
 
 @app.command()

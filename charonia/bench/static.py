@@ -7,7 +7,7 @@ that are ready decode. These tokens are not in the rate of decoding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from charonia import _engine
 from charonia.api.engine import Engine
 from charonia.api.results import SamplingParams
 from charonia.bench.limits import Limits, measure_limits
-from charonia.bench.records import Record, print_records
+from charonia.bench.records import Record, print_records, report_progress
 from charonia.bench.targets import GREEDY, clock
 from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError
@@ -60,10 +60,10 @@ def run_static(
     dtype: str,
     settings: dict[str, Setting],
     console: Console,
-) -> Report:
+) -> Iterator[Report]:
     """Load the model, without a prefix cache, and measure every case `runs` times after a short warm-up. A case is a
-    batch size, and the tokens of its prompts and outputs. Prompts are random token ids, and no token ends a
-    response."""
+    batch size, and the tokens of its prompts and outputs. Prompts are random token ids, and no token ends a response.
+    Yields a report after each case, and at the end once more, with the better of both measurements of the limits."""
     if not cases or runs < 1 or any(min(batch, prompt) < 1 or output < 2 for batch, prompt, output in cases):
         raise InvalidRequestError("batch sizes, prompt lengths and runs must be at least 1, output lengths at least 2")
     chosen: dict[str, Setting] = {
@@ -78,31 +78,39 @@ def run_static(
         info = engine.info
         limits = measure_limits(info.device, info.threads)
         measured = []
-        for batch, prompt, output in cases:
-            with console.status(f"batch {batch}, prompt {prompt}, output {output}"):
-                measured.append((batch, prompt, output, _measure(engine, batch, prompt, output, runs)))
-        limits = limits.better(measure_limits(info.device, info.threads))
-        return Report(
-            info.model_name,
-            info.weight_type,
-            info.device,
-            info.instruction_set,
-            info.threads,
-            info.weight_bytes_per_step,
-            limits.bandwidth,
-            limits.gemm_flops,
-            tuple(record for case in measured for record in _records(info, limits, *case)),
-            tuple(engine.kernel_report()),
-            engine.stats().gemms_rejected,
-        )
+        for case in cases:
+            text = "batch {}, prompt {}, output {}".format(*case)
+            with console.status(text):
+                measured.append((*case, _measure(engine, *case, runs, text)))
+            yield _report(engine, limits, measured)
+        yield _report(engine, limits.better(measure_limits(info.device, info.threads)), measured)
 
 
-def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int) -> list[Phases]:
+def _report(engine: Engine, limits: Limits, measured: Sequence[tuple[int, int, int, Sequence[Phases]]]) -> Report:
+    info = engine.info
+    return Report(
+        info.model_name,
+        info.weight_type,
+        info.device,
+        info.instruction_set,
+        info.threads,
+        info.weight_bytes_per_step,
+        limits.bandwidth,
+        limits.gemm_flops,
+        tuple(record for case in measured for record in _records(info, limits, *case)),
+        tuple(engine.kernel_report()),
+        engine.stats().gemms_rejected,
+    )
+
+
+def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int, text: str) -> list[Phases]:
+    """text: names the case."""
     generator = np.random.default_rng(0)
     found = []
     for tokens in (min(output, _WARMUP_TOKENS), *[output] * runs):
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, **GREEDY)
         prompts: list[list[int]] = generator.integers(3, engine.info.vocab_size, (batch, prompt)).tolist()
+        report_progress(f"{text}: {tokens} tokens each")
         found.append(phases(run_batch(engine, prompts, sampling)))
     return found[1:]
 

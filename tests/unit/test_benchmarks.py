@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from charonia import _engine
 from charonia.api.engine import Engine
 from charonia.api.results import Chunk, Output, SamplingParams
-from charonia.bench import adapters, peers, records
+from charonia.bench import adapters, peers, records, static
 from charonia.bench.adapters import _figures, _Seconds, run_adapters
 from charonia.bench.cli import app
 from charonia.bench.kernels import FORMATS, kernel_of, measure_kernels
@@ -73,7 +73,7 @@ def test_record_has_the_median_the_range_and_the_verdict() -> None:
 
 
 def test_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    records.write(tmp_path / "figures.json", {"threads": 2}, SOME)
+    records.write(tmp_path / "figures.json", records.describe_run({"threads": 2}), SOME)
     run, found = records.read(tmp_path / "figures.json")
     assert found == SOME and run["settings"] == {"threads": 2} and run["machine"]["processor"]
 
@@ -206,9 +206,10 @@ def test_adapters_are_compared_with_the_model_alone(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Engine, "generate", kept)
     monkeypatch.setattr(Engine, "stream", kept_last)
-    records = run_adapters(
+    measured = run_adapters(
         str(tmp_path / "m"), batch=2, rank=3, prompt=8, output=9, runs=2, settings=settings, console=Console(quiet=True)
     )
+    records = [one for one in measured if one.repeats == 2]  # those of the first run come first
     share = "% of the model alone"
     for at, phase in enumerate(("prefill", "decode")):
         of_phase = records[4 * at : 4 * at + 4]
@@ -289,6 +290,35 @@ def test_kernels_shows_and_writes_what_was_measured_before_an_error(tmp_path: Pa
         done = CliRunner().invoke(app, ["kernels", "--json", str(file)])
     assert isinstance(done.exception, EngineClosedError) and "gemm" in done.output
     assert [record.value for record in records.read(file)[1]] == [1.0]
+
+
+def test_file_has_each_record_at_once_and_the_last_one_of_a_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    first, other, again = (
+        Record.of("gemm", "time", "us", value, case={"rows": rows}) for value, rows in ((1.0, 1), (2.0, 8), (3.0, 1))
+    )
+    seen = [(found, records.read(file)[1]) for found in records.keep(file, {}, [first, other, again])]
+    assert seen == [([first], [first]), ([first, other], [first, other]), ([again, other], [again, other])]
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+    assert capsys.readouterr().err.splitlines()[1] == "gemm, {'rows': 8}: time, us 2"
+
+
+def test_static_writes_the_cases_before_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"])
+
+    def measure(engine: Engine, batch: int, *_: object) -> list[static.Phases]:
+        if batch == 3:
+            raise EngineClosedError("the device fails")
+        return [static.Phases(1.0, 2.0, 3.0)]
+
+    monkeypatch.setattr(static, "_measure", measure)
+    command = ["static", str(tmp_path / "m"), "--case", "2,8,5", "--case", "3,8,5", "--device", "cpu", "--threads", "1"]
+    done = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "static.json")])
+    assert isinstance(done.exception, EngineClosedError)
+    _, found = records.read(tmp_path / "static.json")
+    assert [(one.value, one.case["batch"]) for one in found if one.name == "decode"] == [(4.0, 2)]
 
 
 def test_static_rejects_a_malformed_case_and_a_case_beside_lengths() -> None:
