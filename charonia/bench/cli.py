@@ -131,10 +131,12 @@ def adapters(
 ) -> None:
     """Measure the cost of LoRA adapters, compared with the model alone in the same run."""
     from charonia.bench.adapters import check_tokens, run_adapters
+    from charonia.bench.records import report_progress
 
     sizes = {"batch": batch_size, "rank": rank, "prompt": prompt_tokens, "output": output_tokens}
     if check:
         check_tokens(model, **sizes, settings=settings or {})
+        report_progress("tokens are the same alone and in a batch")
     measured = run_adapters(model, **sizes, runs=runs, settings=settings or {}, console=Console())
     _show(json_file, settings or {}, measured)
 

@@ -99,7 +99,11 @@ def write(file: Path | None, run: Mapping[str, Any], records: Iterable[Record | 
     if file is None:
         return
     lines = ",\n".join(one if isinstance(one, str) else json.dumps(asdict(one)) for one in records)
-    text = f'{{"run": {json.dumps(run, indent=1)},\n"records": [\n{lines}\n]}}\n'
+    replace(file, f'{{"run": {json.dumps(run, indent=1)},\n"records": [\n{lines}\n]}}\n')
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a file as a whole: a crash leaves the earlier one. Only ordinary files are replaced."""
     part = file.with_name(f"{file.name}.part") if file.is_file() or not file.exists() else file
     part.write_text(text, encoding="utf-8")
     if part != file:
