@@ -31,13 +31,12 @@ from gpu_check_stages import MEASUREMENTS, Figure, decide
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "gpu_check"
 OUT = Path(os.environ.get("OUT") or WORK)
-SITE, PACKAGES, ENGINE = WORK / "site", WORK / "packages", WORK / "engine"
+SITE, PACKAGES, ENGINE, LOGS = WORK / "site", WORK / "packages", WORK / "engine", WORK / "logs"
 # Modules that the engine and the tests import, and their packages on PyPI if these have other names.
 NEEDED = {
     **{name: name.replace("_", "-") for name in (
         "cmake", "ninja", "pybind11", "nlohmann_json", "torch", "transformers", "typer", "rich", "pydantic_settings",
-        "prompt_toolkit", "ml_dtypes", "pytest", "hypothesis", "setuptools_scm")},
-    "re2": "google-re2",
+        "prompt_toolkit", "ml_dtypes", "pytest", "hypothesis")}, "re2": "google-re2",
 }  # fmt: skip
 # The tests of kernels and instructions that no GPU has run yet. probe runs them, cpp_tests the others.
 UNPROVEN_TESTS = (
@@ -70,16 +69,13 @@ class Outcome:
 
 def environment(emulated: Path | None, **more: str) -> dict[str, str]:
     """The environment of child processes: the package in SITE, the device, and variables without CHARONIA_."""
-    spec = importlib.util.find_spec("nvidia")  # cuBLASLt and NCCL may be in Python packages
-    places = (spec and spec.submodule_search_locations) or []
-    folders = [str(path) for place in places for path in Path(place).glob("*/lib")]
-    programs = (PACKAGES / "bin", Path(sys.executable).parent, os.environ["PATH"], "/usr/local/cuda/bin")
+    folders = [str(folder) for place in sys.path for folder in Path(place).glob("nvidia/*/lib")]  # cuBLASLt, NCCL
     return {
         **{key: value for key, value in os.environ.items() if not re.match("CHARONIA_(?!CUDA)", key)},
         "CHARONIA_DEVICE": "cuda", "CHARONIA_CACHE_DIR": str(WORK / "cache"), "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, (SITE, PACKAGES, ROOT / "scripts"))), "PYTHONSAFEPATH": "1",
-        "PATH": os.pathsep.join(map(str, programs)),
-        "LD_LIBRARY_PATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
+        "PYTHONPATH": f"{SITE}:{PACKAGES}:{ROOT}/scripts", "PYTHONSAFEPATH": "1",
+        "PATH": f"{PACKAGES}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/local/cuda/bin",
+        "LD_LIBRARY_PATH": ":".join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
         **{f"CHARONIA_{name}": value for name, value in more.items()},
     }  # fmt: skip
 
@@ -89,7 +85,7 @@ def run(
 ) -> tuple[int | None, str]:
     """Run a command. Returns its exit code, and its output, which is logged too. The code is None if it was killed: at
     the limit, or because it wrote nothing for `quiet_s` seconds. The last line of the output then says which."""
-    file = WORK / f"{log}.log"
+    file = LOGS / f"{log}.log"
     with file.open("wb") as output:
         process = subprocess.Popen(
             [str(part) for part in command], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -104,9 +100,9 @@ def run(
                 if file.stat().st_size > size:
                     size, quiet_at = file.stat().st_size, time.monotonic() + quiet_s
         finally:
-            with contextlib.suppress(ProcessLookupError):  # its children too, also after Ctrl-C
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGKILL)  # its children too, also after Ctrl-C
+                process.wait(10)  # a process that waits for a GPU forever cannot be killed
     text = file.read_text(encoding="utf-8", errors="replace")
     if code is None:
         text += f"\n{HANGS} for {quiet_s:.0f} s" if now < ends_at else f"\nstopped after {limit_s:.0f} s"
@@ -130,7 +126,7 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
     ends_at, env = time.monotonic() + limit_s, environment(None)
     brought = sorted(map(str, (ROOT / ".whl").glob("*.whl")))
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
-    if brought or missing:
+    if missing or (brought and not PACKAGES.is_dir()):
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", PACKAGES]
         code, text = run([*pip, *(["--no-index", "--no-deps", *brought] if brought else missing)], "pip", limit_s, env)
         if code != 0:
@@ -222,8 +218,7 @@ def gtest_results(text: str) -> dict[str, str]:
 
 
 def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
-    stacks = f"faulthandler_timeout={0.8 * QUIET_S}"  # before the kill, in the log
-    command = [sys.executable, "-m", "pytest", "-v", "-rf", "-o", stacks, "tests/gpu"]
+    command = [sys.executable, "-m", "pytest", "-v", "-rf", "-o", f"faulthandler_timeout={0.8 * QUIET_S}", "tests/gpu"]
     quiet_s = math.inf if emulated else QUIET_S
     code, text = run(command, "python_tests", limit_s, environment(emulated, CUDA_MEASURE_S="2"), quiet_s)
     summary = (text.strip().splitlines() or ["no output"])[-1].strip("= ")
@@ -235,7 +230,7 @@ def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
     ends_at = time.monotonic() + limit_s
     records, errors, wrong = list[Figure](), list[str](), dict[str, str]()
     for number, command in enumerate(MEASUREMENTS[name][1]):
-        file = WORK / f"{name}_{number}.json"
+        file = LOGS / f"{name}_{number}.json"
         file.unlink(missing_ok=True)
         env = environment(emulated, **command.variables)
         program = [sys.executable, "scripts/gpu_check_torch.py"] if command.name in ("limits", "gap") else BENCHMARK
@@ -257,7 +252,6 @@ def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
             wrong[f"{command.name} {', '.join(map(str, command.labels.values()))}: {how}"] = text
         if code is None:
             break
-    shutil.rmtree(MODELS, ignore_errors=True)
     more: dict[str, Any] = {"records": records, "decisions": [*errors, *decide(name, records)]}
     if wrong:
         return failed("; ".join(wrong), "\n".join(wrong.values()), **more)
@@ -271,7 +265,9 @@ def model_of(scheme: str, shape: str, emulated: Path | None) -> Path:
     folder = MODELS / f"{shape}-{scheme or 'bf16'}"
     if not folder.exists():
         options = ["--shape", shape, "--quick", *(["--scheme", scheme] if scheme else [])]
-        run([*BENCHMARK, "make-model", folder, *options], "make_model", 120, environment(emulated))
+        code, text = run([*BENCHMARK, "make-model", folder, *options], "make_model", 120, environment(emulated))
+        if code != 0:
+            raise RuntimeError(f"no model {folder}: {' '.join(text.splitlines()[-1:])}")
     return folder
 
 
@@ -308,9 +304,15 @@ def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s:
         left = starts_at + budget_s - began
         if left < guess_s and not emulated:
             outcome = Outcome("left out", f"it takes about {guess_s:.0f} s, and {left:.0f} s were left")
+            outcome.decisions = [*decide(name, [])] if name in MEASUREMENTS else []
         else:
             os.environ["CHARONIA_CUDA_UNPROVEN"] = str(int(allowed and measures_unproven(outcomes)))
-            outcome = run_stage(emulated, left if emulated else min(left, 2 * guess_s))
+            try:
+                outcome = run_stage(emulated, left if emulated else min(left, 2 * guess_s))
+            except Exception as error:  # the other stages run
+                outcome = failed(f"{type(error).__name__}: {error}", "")
+            finally:
+                shutil.rmtree(MODELS, ignore_errors=True)
         outcome.seconds, outcome.estimate = time.monotonic() - began, guess_s
         now[name] = outcome
         outcomes[name] = outcomes.get(name, outcome) if outcome.status == "left out" else outcome
@@ -318,6 +320,7 @@ def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s:
         replace(WORK / "results.json", json.dumps(whole, indent=1) + "\n")
         if OUT != WORK:  # which may be emptied before the next call
             shutil.copy2(WORK / "results.json", OUT)
+            shutil.make_archive(str(OUT / "logs"), "gztar", LOGS)  # with the kernel report of each engine
         print_records(Console(width=160), [Record(**figure) for figure in outcome.records])
         took = f"{outcome.seconds:.0f} s, estimate {guess_s:.0f} s"
         line = f"[{time.monotonic() - starts_at:4.0f} s] {name}: {outcome.status} ({took}), {outcome.summary}"
@@ -336,13 +339,10 @@ def main() -> int:
     if unknown := set(options.stages) - set(STAGES):
         parser.error(f"unknown stages: {', '.join(sorted(unknown))}; expected {', '.join(STAGES)}")
     sys.path[:0] = [str(ROOT), str(PACKAGES)]  # charonia.bench.records, which needs nothing compiled
-    WORK.mkdir(parents=True, exist_ok=True)
-    emulated = options.emulated.absolute() if options.emulated else None
+    LOGS.mkdir(parents=True, exist_ok=True)
     stages = {name: stage for name, stage in STAGES.items() if name in (options.stages or STAGES)}
-    try:
-        now = check(stages, emulated, 3600 if emulated else options.budget_s)
-    finally:
-        shutil.rmtree(MODELS, ignore_errors=True)
+    emulated = options.emulated and options.emulated.absolute()
+    now = check(stages, emulated, 3600 if emulated else options.budget_s)
     print(f"{OUT / 'results.json'} has the results")
     return int(any(one.status == "failed" for one in now.values()))
 

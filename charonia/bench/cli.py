@@ -291,8 +291,8 @@ def compare(
             jobs[level] = workload.random_jobs(tokenizer, count, prompt_tokens, max_tokens, seed=level)
     measured = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=Console())
     found = _show(json_file, {"model": model, "max_tokens": max_tokens, **(settings or {})}, measured)
-    for text in sorted({text for record in found for text in record.details.get("texts", ())}):
-        Console().print(text, style="red", markup=False)
+    if texts := sorted({text for record in found for text in record.details.get("texts", ())}):
+        raise ModelError(f"requests failed and are not in the figures: {'; '.join(texts)}")
 
 
 @app.command()
@@ -361,15 +361,7 @@ def kernels(
 ) -> None:
     """Measure single operations: GEMMs with weights in each format, attention with KV caches of 16 bits, FP8, 8 and 4
     bits, and layers of experts."""
-    from charonia.bench.kernels import (
-        EXPERTS,
-        FORMATS,
-        expert_formats,
-        measure_experts,
-        measure_kernels,
-        parse_experts,
-        weights_of,
-    )
+    from charonia.bench.kernels import EXPERTS, FORMATS, measure_experts, measure_kernels, parse_layers, weights_of
     from charonia.bench.libraries import LIBRARIES, measure_library
     from charonia.bench.random_model import parse_shape
 
@@ -383,13 +375,7 @@ def kernels(
     modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
     if experts and (library or only not in (None, OperationKind.experts)):
         raise InvalidRequestError("--experts cannot be combined with --library, --only gemm or --only attention")
-    layers = [parse_experts(one) for one in experts] if experts else EXPERTS if gpu else ()
-    for count, top_k, hidden, inter in layers if experts else ():
-        if not expert_formats(formats or FORMATS, hidden, inter):
-            raise InvalidRequestError(
-                f"--experts {count},{top_k},{hidden},{inter}: none of the formats can be measured; groups must divide "
-                "both sizes (w4a16: 128, mxfp4: 32), and experts in bf16 are not measured"
-            )
+    layers = parse_layers(experts, formats or FORMATS) if experts else EXPERTS if gpu else ()
     ours: dict[str, Any] = {"threads": threads, "modes": modes}
     how: dict[str, Any] = {"device": device.value, "formats": formats or FORMATS, "rounds": rounds}
     operations: dict[str, Any] = {

@@ -112,7 +112,7 @@ def replace(file: Path, text: str) -> None:
 
 def keep(file: Path | None, settings: Mapping[str, Any], records: Iterable[Record]) -> Iterator[list[Record]]:
     """Yield the records so far after each of them, and write the file, so that an error or a crash loses none of those
-    before it. A record replaces an earlier one of the same name and case."""
+    before it. A record replaces an earlier record with the same name and case."""
     run = describe_run(settings) if file else {}
     found: dict[str, Record] = {}
     lines: dict[str, str] = {}

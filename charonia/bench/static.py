@@ -117,8 +117,8 @@ def _measure(engine: Engine, batch: int, prompt: int, output: int, runs: int, te
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds. prefill: until all sequences have their first token. decode: of all output tokens after the first ones,
-    at the rate at which they appear while all sequences decode. total: until the last sequence has ended."""
+    """Seconds. prefill: until all sequences have their first token. decode: for all output tokens after the first ones,
+    at the rate that they have while all sequences decode. total: until the last sequence has ended."""
 
     prefill: float
     decode: float
@@ -127,8 +127,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The tokens of a sequence: how many it has at which times, in milliseconds. The first time is that of its first
-    token."""
+    """The number of tokens of a sequence at several times, in milliseconds. At the first time it has one token."""
 
     times: Sequence[float]
     tokens: Sequence[int]

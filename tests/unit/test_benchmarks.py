@@ -209,7 +209,7 @@ def test_adapters_are_compared_with_the_model_alone(tmp_path: Path, monkeypatch:
     measured = run_adapters(
         str(tmp_path / "m"), batch=2, rank=3, prompt=8, output=9, runs=2, settings=settings, console=Console(quiet=True)
     )
-    records = [one for one in measured if one.repeats == 2]  # those of the first run come first
+    records = [one for one in measured if one.repeats == 2]  # records of the first run have one repeat
     share = "% of the model alone"
     for at, phase in enumerate(("prefill", "decode")):
         of_phase = records[4 * at : 4 * at + 4]
