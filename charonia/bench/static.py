@@ -24,7 +24,7 @@ from charonia.engine_settings import Setting
 from charonia.errors import InvalidRequestError
 
 _WARMUP_TOKENS = 32
-# All requests are submitted at once, and their chunks say when tokens appear.
+# The queue takes all requests of a batch, and their chunks say when tokens appear.
 ALL_AT_ONCE: dict[str, Setting] = {"max_queue_size": 1 << 20, "max_queue_tokens": 0, "stream_interval_per_stream_ms": 0}
 _TYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
