@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
 from charonia import Engine, SamplingParams
@@ -57,9 +59,6 @@ def limits() -> Iterator[records.Record]:
 
 def gap(model: str) -> Iterator[records.Record]:
     """A prefill step of 2048 rows: its time, the sum of its kernels, and the largest gaps between them."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
     rows = 2048 if ON_GPU else 64
     activity, wanted = (ProfilerActivity.CUDA, DeviceType.CUDA) if ON_GPU else (ProfilerActivity.CPU, DeviceType.CPU)
     settings: dict[str, Any] = {"token_budget": rows, "session_len": rows + 64, "enable_prefix_caching": False}
@@ -73,7 +72,7 @@ def gap(model: str) -> Iterator[records.Record]:
         yield record("step", "ms", sorted(step(seed) for seed in range(7))[3], "without the profiler")
         with profile(activities=[activity]) as profiler:
             yield record("step", "ms", step(7), "with the profiler")
-            torch.ones(8, device=DEVICE).sum().item()  # waits for the GPU; in a rehearsal the only operations
+            torch.cuda.synchronize() if ON_GPU else torch.ones(8).sum()  # the rehearsal's only operations
     kernels = [(e.time_range.start, e.time_range.end, e.name) for e in profiler.events() if e.device_type == wanted]
     busy, gaps = busy_and_gaps(kernels)
     span = max(end for _, end, _ in kernels) - min(begin for begin, _, _ in kernels)
@@ -84,5 +83,4 @@ def gap(model: str) -> Iterator[records.Record]:
 
 
 if __name__ == "__main__":
-    measured = limits() if BENCHMARK == "limits" else gap(sys.argv[2])
-    records.write(Path(sys.argv[-1]), {}, list(measured))
+    list(records.keep(Path(sys.argv[-1]), {}, limits() if BENCHMARK == "limits" else gap(sys.argv[2])))

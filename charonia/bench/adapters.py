@@ -15,8 +15,8 @@ from rich.console import Console
 
 from charonia.api.engine import Engine
 from charonia.api.results import SamplingParams
-from charonia.bench.records import Record
-from charonia.bench.static import phases
+from charonia.bench.records import Record, report_progress
+from charonia.bench.static import ALL_AT_ONCE, phases, run_batch
 from charonia.bench.targets import GREEDY
 from charonia.engine_settings import Setting
 from charonia.errors import InternalError, InvalidRequestError
@@ -40,16 +40,18 @@ def run_adapters(
     runs: int,
     settings: dict[str, Setting],
     console: Console,
-) -> list[Record]:
+) -> Iterator[Record]:
     """Measure the model alone and with an adapter for each sequence, alternately. An adapter changes all modules that
-    adapters can change. The records have tokens per second of both, and the second as a share of the first, in
-    percent: by the clock, and on a CPU by the CPU time of this process, which other processes change less. The CPU
-    time of decode is left out if it is less than the CPU time of prefill: it is a difference, so the noise of prefill
-    is in it."""
+    adapters can change. Yields the records after each run, with the medians of the runs so far. The records have tokens
+    per second of both, and the second as a share of the first, in percent: by the clock, and after the last run on a
+    CPU by the CPU time of this process, which other processes change less. The CPU time of decode is left out if it is
+    less than the CPU time of prefill: it is a difference, so the noise of prefill is in it."""
     if min(batch, rank, prompt, runs) < 1 or output < 2:
         raise InvalidRequestError("batch size, rank, prompt length and runs must be at least 1, the output at least 2")
     names = [f"adapter-{index}" for index in range(batch)]
     found: dict[str, list[_Seconds]] = {"none": [], "adapters": []}
+    case = {"batch": batch, "rank": rank, "prompt": prompt, "output": output}
+    counts = {"prefill": batch * prompt, "decode": batch * (output - 1)}
     with _engine(model, batch, rank, prompt + output, settings) as engine:
         on_cpu = engine.info.device == "cpu"  # on a GPU the CPU's time says nothing
         generator = np.random.default_rng(0)
@@ -64,19 +66,16 @@ def run_adapters(
                 sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, **GREEDY)
                 with console.status(f"run {run} of {runs}: {kind}"):
                     seconds = _measure(engine, draw, sampling, names if kind == "adapters" else "")
+                report_progress(f"run {run} of {runs}: {kind}")
                 if run:
                     measured.append(seconds)
-    case = {"batch": batch, "rank": rank, "prompt": prompt, "output": output}
-    counts = {"prefill": batch * prompt, "decode": batch * (output - 1)}
-    records = [
-        Record.of("adapters", name, unit, values, case=case)
-        for phase, count in counts.items()
-        for name, unit, values in _figures(phase, count, found["none"], found["adapters"])
-        if on_cpu or not name.endswith(_BY_CPU_TIME)
-    ]
+            if run:
+                for phase, count in counts.items():
+                    for name, unit, values in _figures(phase, count, found["none"], found["adapters"]):
+                        if (on_cpu and run == runs) or not name.endswith(_BY_CPU_TIME):
+                            yield Record.of("adapters", name, unit, values, case=case)
     if on_cpu and not _has_cpu_time("decode", [*found["none"], *found["adapters"]]):
         console.print("the CPU time of decode is too short to measure: take more output tokens or shorter prompts")
-    return records
 
 
 def check_tokens(model: str, *, batch: int, rank: int, prompt: int, output: int, settings: dict[str, Setting]) -> None:
@@ -115,6 +114,7 @@ def _engine(model: str, batch: int, rank: int, length: int, settings: dict[str, 
         "enable_prefix_caching": False,
         "lora_device_adapters": batch,
         "lora_max_rank": rank,
+        **ALL_AT_ONCE,
         **settings,
     }
     with (
@@ -144,9 +144,9 @@ def _measure(
     began = time.process_time()
     engine.generate(first, replace(sampling, max_tokens=1), lora=lora)
     prefill_cpu = time.process_time() - began
-    prefill, decode = phases(engine.generate(second, sampling, lora=lora))
+    run = phases(run_batch(engine, second, sampling, lora))
     decode_cpu = time.process_time() - began - 2 * prefill_cpu
-    return _Seconds({"prefill": prefill, "decode": decode}, {"prefill": prefill_cpu, "decode": decode_cpu})
+    return _Seconds({"prefill": run.prefill, "decode": run.decode}, {"prefill": prefill_cpu, "decode": decode_cpu})
 
 
 def _has_cpu_time(phase: str, runs: list[_Seconds]) -> bool:

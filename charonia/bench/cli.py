@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from enum import Enum
 from functools import partial
@@ -48,12 +48,18 @@ class DeviceKind(str, Enum):
     cuda = "cuda"
 
 
-def _show(file: Path | None, about: dict[str, Any], records: Sequence[Record]) -> None:
-    """Print the records and write the file. about: the settings of the measurement."""
-    from charonia.bench.records import print_records, write
+def _show(file: Path | None, about: dict[str, Any], records: Iterable[Record]) -> list[Record]:
+    """Write the file after each record, print all of them at the end or at an error, and return them. about: the
+    settings of the measurement."""
+    from charonia.bench.records import keep, print_records
 
-    print_records(Console(), records)
-    write(file, about, records)
+    found: list[Record] = []
+    try:
+        for found in keep(file, about, records):  # noqa: B007  # all of them are printed
+            pass
+    finally:
+        print_records(Console(), found)
+    return found
 
 
 class OperationKind(str, Enum):
@@ -82,7 +88,7 @@ def static(
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Measure batches of equal length in this process, compared with the device's limits in the same run."""
-    from charonia.bench.records import write
+    from charonia.bench.records import describe_run, write
     from charonia.bench.static import print_report, run_static
 
     console = Console()
@@ -94,9 +100,11 @@ def static(
         for output in output_tokens or [128]
         for batch in batch_size or [1, 8]
     ]
-    report = run_static(model, cases, runs=runs, dtype=dtype, settings=settings or {}, console=console)
-    print_report(console, report, verbose=verbose)
-    write(json_file, {**(settings or {}), **report.about()}, report.records)
+    report = None
+    for report in run_static(model, cases, runs=runs, dtype=dtype, settings=settings or {}, console=console):
+        write(json_file, describe_run({**(settings or {}), **report.about()}), report.records)
+    if report:
+        print_report(console, report, verbose=verbose)
 
 
 def _parse_case(text: str) -> tuple[int, int, int]:
@@ -124,15 +132,14 @@ def adapters(
 ) -> None:
     """Measure the cost of LoRA adapters, compared with the model alone in the same run."""
     from charonia.bench.adapters import check_tokens, run_adapters
-    from charonia.bench.records import print_records, write
+    from charonia.bench.records import report_progress
 
-    console = Console()
     sizes = {"batch": batch_size, "rank": rank, "prompt": prompt_tokens, "output": output_tokens}
     if check:
         check_tokens(model, **sizes, settings=settings or {})
-    records = run_adapters(model, **sizes, runs=runs, settings=settings or {}, console=console)
-    print_records(console, records)
-    write(json_file, settings or {}, records)
+        report_progress("tokens are the same alone and in a batch")
+    measured = run_adapters(model, **sizes, runs=runs, settings=settings or {}, console=Console())
+    _show(json_file, settings or {}, measured)
 
 
 @app.command()
@@ -273,7 +280,7 @@ def compare(
 ) -> None:
     """Measure the same requests in this process, through Triton and through the gateway, one after the other."""
     from charonia.bench import workload
-    from charonia.bench.compare import compare_records, run_compare
+    from charonia.bench.compare import run_compare
 
     jobs: dict[int, list[workload.Job]] = {}
     for level in concurrency or [1, 8, 32]:
@@ -283,10 +290,10 @@ def compare(
         else:
             tokenizer, _ = _tokenizer_of(model, None)
             jobs[level] = workload.random_jobs(tokenizer, count, prompt_tokens, max_tokens, seed=level)
-    results = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=Console())
-    _show(json_file, {"model": model, "max_tokens": max_tokens, **(settings or {})}, compare_records(results))
-    for text in {one.errors_text() for level in results.values() for target in level.values() for one in target} - {""}:
-        Console().print(text, style="red", markup=False)
+    measured = run_compare(model, jobs, rounds=rounds, settings=settings or {}, console=Console())
+    found = _show(json_file, {"model": model, "max_tokens": max_tokens, **(settings or {})}, measured)
+    if texts := sorted({text for record in found for text in record.details.get("texts", ())}):
+        raise ModelError(f"requests failed and are not in the figures: {'; '.join(texts)}")
 
 
 @app.command()
@@ -355,15 +362,7 @@ def kernels(
 ) -> None:
     """Measure single operations: GEMMs with weights in each format, attention with KV caches of 16 bits, FP8, 8 and 4
     bits, and layers of experts."""
-    from charonia.bench.kernels import (
-        EXPERTS,
-        FORMATS,
-        expert_formats,
-        measure_experts,
-        measure_kernels,
-        parse_experts,
-        weights_of,
-    )
+    from charonia.bench.kernels import EXPERTS, FORMATS, measure_experts, measure_kernels, parse_layers, weights_of
     from charonia.bench.libraries import LIBRARIES, measure_library
     from charonia.bench.random_model import parse_shape
 
@@ -377,13 +376,7 @@ def kernels(
     modes = [False, True] if reproducible is None and gpu else [bool(reproducible)]
     if experts and (library or only not in (None, OperationKind.experts)):
         raise InvalidRequestError("--experts cannot be combined with --library, --only gemm or --only attention")
-    layers = [parse_experts(one) for one in experts] if experts else EXPERTS if gpu else ()
-    for count, top_k, hidden, inter in layers if experts else ():
-        if not expert_formats(formats or FORMATS, hidden, inter):
-            raise InvalidRequestError(
-                f"--experts {count},{top_k},{hidden},{inter}: none of the formats can be measured; groups must divide "
-                "both sizes (w4a16: 128, mxfp4: 32), and experts in bf16 are not measured"
-            )
+    layers = parse_layers(experts, formats or FORMATS) if experts else EXPERTS if gpu else ()
     ours: dict[str, Any] = {"threads": threads, "modes": modes}
     how: dict[str, Any] = {"device": device.value, "formats": formats or FORMATS, "rounds": rounds}
     operations: dict[str, Any] = {
@@ -402,12 +395,7 @@ def kernels(
             expert_rows = rows or [1, 64, 128, 256, 512, 2048]
             measured = chain(measured, measure_experts(layers, **ours, **how, rows=expert_rows))
     about = {"device": device.value, "shape": name, "threads": threads, "reproducible": modes, "library": library}
-    records: list[Record] = []
-    try:
-        for record in measured:
-            records.append(record)  # list() would lose the records before an error
-    finally:
-        _show(json_file, about, records)
+    _show(json_file, about, measured)
 
 
 @app.command()

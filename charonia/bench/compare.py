@@ -90,46 +90,45 @@ def run_compare(
     rounds: int,
     settings: Mapping[str, Setting],
     console: Console,
-) -> dict[int, dict[str, list[Figures]]]:
-    """jobs: the requests for each concurrency. Returns for each concurrency and target the figures of each round."""
+) -> Iterator[Record]:
+    """jobs: the requests for each concurrency. Yields the records of a concurrency and target after each of its
+    rounds, with the medians of the rounds so far."""
     results: dict[int, dict[str, list[Figures]]] = {level: {name: [] for name in TARGETS} for level in jobs}
 
-    def measure(name: str, target: OpenTarget) -> None:
+    def measure(name: str, target: OpenTarget) -> Iterator[Record]:
         for level, requests in jobs.items():
             title = f"{name}, {level} at once"
             figures = run_serving(
                 target, requests, concurrency=level, warmup=min(level, 4), console=console, title=title
             )
             results[level][name].append(figures)
+            yield from compare_records(level, results[level])
 
-    def in_this_process() -> None:
+    def in_this_process() -> Iterator[Record]:
         with Engine.from_pretrained(model, show_progress=True, **dict[str, Any](settings)) as engine:
-            measure("in-process", functools.partial(in_process, engine))
+            yield from measure("in-process", functools.partial(in_process, engine))
 
-    def served() -> None:
+    def served() -> Iterator[Record]:
         with _serving(model, settings) as (grpc, url):
-            measure("triton", functools.partial(triton, grpc))
-            measure("gateway", functools.partial(gateway, url))
+            yield from measure("triton", functools.partial(triton, grpc))
+            yield from measure("gateway", functools.partial(gateway, url))
 
     for number in range(rounds):
         # The order alternates, so that a machine whose speed drifts favours no target.
         for part in (in_this_process, served) if number % 2 == 0 else (served, in_this_process):
-            part()
-    return results
+            yield from part()
 
 
-def compare_records(results: Mapping[int, Mapping[str, Sequence[Figures]]]) -> list[Record]:
-    """Make the records of each concurrency and target, with the output rate as a share of the engine's in process."""
-    found = []
-    for level, targets in results.items():
-        base = _output(targets["in-process"])
-        for name, rounds in targets.items():
+def compare_records(level: int, targets: Mapping[str, Sequence[Figures]]) -> Iterator[Record]:
+    """Yield the records of each target of a concurrency, with the output rate as a share of the engine's in process."""
+    base = _output(targets["in-process"])
+    for name, rounds in targets.items():
+        if rounds:
             case = {"requests at once": level, "target": name}
-            found += records("compare", rounds, case)
+            yield from records("compare", rounds, case)
             if base:
-                found.append(Record.of("compare", "of in process", "%", 100 * _output(rounds) / base, case=case))
-    return found
+                yield Record.of("compare", "of in process", "%", 100 * _output(rounds) / base, case=case)
 
 
 def _output(rounds: Sequence[Figures]) -> float:
-    return statistics.median(figures.output_tokens_per_s for figures in rounds)
+    return statistics.median(figures.output_tokens_per_s for figures in rounds) if rounds else 0.0

@@ -105,11 +105,12 @@ def records(benchmark: str, rounds: Sequence[Figures], case: dict[str, Any]) -> 
     def record(name: str, unit: str, values: Sequence[float]) -> Record:
         return Record.of(benchmark, name, unit, values, case=case)
 
+    texts = sorted({one.errors_text() for one in rounds} - {""})
     found = [
         record("requests", "1/s", [one.requests_per_s for one in rounds]),
         record("output", "tokens/s", [one.output_tokens_per_s for one in rounds]),
         record("requests", "", [one.requests for one in rounds]),
-        record("errors", "", [one.errors for one in rounds]),
+        Record.of(benchmark, "errors", "", [one.errors for one in rounds], case=case, details={"texts": texts}),
         record("input tokens", "", [one.input_tokens for one in rounds]),
         record("output tokens", "", [one.output_tokens for one in rounds]),
     ]

@@ -106,6 +106,18 @@ def parse_experts(text: str) -> tuple[int, int, int, int]:
     return count, top_k, hidden, inter
 
 
+def parse_layers(texts: Sequence[str], formats: Sequence[str]) -> list[tuple[int, int, int, int]]:
+    """Parse the sizes of layers of experts. Raises InvalidRequestError, also if none of the formats can be measured."""
+    layers = [parse_experts(text) for text in texts]
+    for text, (_, _, hidden, inter) in zip(texts, layers, strict=True):
+        if not expert_formats(formats, hidden, inter):
+            raise InvalidRequestError(
+                f"--experts {text}: none of the formats can be measured; groups must divide both sizes (w4a16: 128, "
+                "mxfp4: 32), and experts in bf16 are not measured"
+            )
+    return layers
+
+
 def expert_formats(formats: Sequence[str], hidden: int, inter: int) -> list[str]:
     """The quantised formats whose groups divide both sizes."""
     whole = {

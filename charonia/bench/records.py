@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -93,11 +93,42 @@ def check_writable(file: Path | None) -> Path | None:
     return file
 
 
-def write(file: Path | None, settings: Mapping[str, Any], records: Sequence[Record]) -> None:
-    """Write a benchmark's file, if there is one to write."""
-    if file is not None:
-        whole = {"run": describe_run(settings), "records": [asdict(record) for record in records]}
-        file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+def write(file: Path | None, run: Mapping[str, Any], records: Iterable[Record | str]) -> None:
+    """Write a benchmark's file, if there is one to write. run: see describe_run(). records: may be in JSON already. An
+    earlier file is replaced as a whole."""
+    if file is None:
+        return
+    lines = ",\n".join(one if isinstance(one, str) else json.dumps(asdict(one)) for one in records)
+    replace(file, f'{{"run": {json.dumps(run, indent=1)},\n"records": [\n{lines}\n]}}\n')
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a file as a whole: a crash leaves the earlier one. Only ordinary files are replaced."""
+    part = file.with_name(f"{file.name}.part") if file.is_file() or not file.exists() else file
+    part.write_text(text, encoding="utf-8")
+    if part != file:
+        part.replace(file)
+
+
+def keep(file: Path | None, settings: Mapping[str, Any], records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records so far after each of them, and write the file, so that an error or a crash loses none of those
+    before it. A record replaces an earlier record with the same name and case."""
+    run = describe_run(settings) if file else {}
+    found: dict[str, Record] = {}
+    lines: dict[str, str] = {}
+    write(file, run, [])
+    for record in records:
+        key = repr((record.benchmark, record.name, record.unit, record.case))
+        found[key], lines[key] = record, json.dumps(asdict(record))
+        write(file, run, lines.values())
+        report_progress(f"{record.benchmark}, {record.case}: {record.heading} {number(record.value)}")
+        yield list(found.values())
+
+
+def report_progress(text: str) -> None:
+    """Print a line on standard error if it is a log, which shows no progress bars."""
+    if not sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[Record]]:

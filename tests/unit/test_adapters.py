@@ -141,9 +141,10 @@ def test_plan_and_engine_adapt_the_same_modules(
     assert sorted({name.rpartition(".")[2] for name in places}) == kinds.split()
     settings: dict[str, Setting] = {"device": "cpu", "threads": 1}
     # Adapts all of them.
-    run_adapters(
+    measured = run_adapters(
         str(tmp_path / "m"), batch=1, rank=2, prompt=2, output=2, runs=1, settings=settings, console=Console(quiet=True)
     )
+    assert list(measured)
     adapter = write_adapter(tmp_path / "a", module=f"model.layers.0.{refused}")
     settings["lora_adapters"] = f"x={adapter}"
     with pytest.raises(CharoniaError, match=f"{refused} cannot be adapted"):

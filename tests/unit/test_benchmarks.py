@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,15 +17,15 @@ from typer.testing import CliRunner
 
 from charonia import _engine
 from charonia.api.engine import Engine
-from charonia.api.results import Output
-from charonia.bench import adapters, peers, records
+from charonia.api.results import Chunk, Output, SamplingParams
+from charonia.bench import adapters, peers, records, static
 from charonia.bench.adapters import _figures, _Seconds, run_adapters
 from charonia.bench.cli import app
 from charonia.bench.kernels import FORMATS, kernel_of, measure_kernels
 from charonia.bench.peers import ENGINES, Result, peer_records
 from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
 from charonia.bench.records import Record
-from charonia.bench.static import Report, print_report
+from charonia.bench.static import Arrivals, Report, phases, print_report, run_batch
 from charonia.engine_settings import Setting
 from charonia.errors import EngineClosedError, InternalError, InvalidRequestError, UnsupportedError
 from charonia.families import describe
@@ -72,7 +73,7 @@ def test_record_has_the_median_the_range_and_the_verdict() -> None:
 
 
 def test_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    records.write(tmp_path / "figures.json", {"threads": 2}, SOME)
+    records.write(tmp_path / "figures.json", records.describe_run({"threads": 2}), SOME)
     run, found = records.read(tmp_path / "figures.json")
     assert found == SOME and run["settings"] == {"threads": 2} and run["machine"]["processor"]
 
@@ -190,18 +191,25 @@ def test_adapters_are_compared_with_the_model_alone(tmp_path: Path, monkeypatch:
     write_random_model(tmp_path / "m", SHAPES["tiny"], scale=0.2)
     settings: dict[str, Setting] = {"device": "cpu", "threads": 1, "enable_prefix_caching": True}
     settings["cache_block_seq_len"] = 4
-    outputs: list[Output] = []
-    generate = Engine.generate
+    outputs: list[Chunk] = []
+    generate, stream = Engine.generate, Engine.stream
 
     def kept(*given: Any, **more: Any) -> list[Output]:
         made = generate(*given, **more)
         outputs.extend(made)
         return made
 
+    def kept_last(*given: Any, **more: Any) -> Iterator[Chunk]:
+        made = list(stream(*given, **more))
+        outputs.append(made[-1])
+        return iter(made)
+
     monkeypatch.setattr(Engine, "generate", kept)
-    records = run_adapters(
+    monkeypatch.setattr(Engine, "stream", kept_last)
+    measured = run_adapters(
         str(tmp_path / "m"), batch=2, rank=3, prompt=8, output=9, runs=2, settings=settings, console=Console(quiet=True)
     )
+    records = [one for one in measured if one.repeats == 2]  # records of the first run have one repeat
     share = "% of the model alone"
     for at, phase in enumerate(("prefill", "decode")):
         of_phase = records[4 * at : 4 * at + 4]
@@ -284,6 +292,35 @@ def test_kernels_shows_and_writes_what_was_measured_before_an_error(tmp_path: Pa
     assert [record.value for record in records.read(file)[1]] == [1.0]
 
 
+def test_file_has_each_record_at_once_and_the_last_one_of_a_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    first, other, again = (
+        Record.of("gemm", "time", "us", value, case={"rows": rows}) for value, rows in ((1.0, 1), (2.0, 8), (3.0, 1))
+    )
+    seen = [(found, records.read(file)[1]) for found in records.keep(file, {}, [first, other, again])]
+    assert seen == [([first], [first]), ([first, other], [first, other]), ([again, other], [again, other])]
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+    assert capsys.readouterr().err.splitlines()[1] == "gemm, {'rows': 8}: time, us 2"
+
+
+def test_static_writes_the_cases_before_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"])
+
+    def measure(engine: Engine, batch: int, *_: object) -> list[static.Phases]:
+        if batch == 3:
+            raise EngineClosedError("the device fails")
+        return [static.Phases(1.0, 2.0, 3.0)]
+
+    monkeypatch.setattr(static, "_measure", measure)
+    command = ["static", str(tmp_path / "m"), "--case", "2,8,5", "--case", "3,8,5", "--device", "cpu", "--threads", "1"]
+    done = CliRunner().invoke(app, [*command, "--json", str(tmp_path / "static.json")])
+    assert isinstance(done.exception, EngineClosedError)
+    _, found = records.read(tmp_path / "static.json")
+    assert [(one.value, one.case["batch"]) for one in found if one.name == "decode"] == [(4.0, 2)]
+
+
 def test_static_rejects_a_malformed_case_and_a_case_beside_lengths() -> None:
     for options, wanted in (
         (["--case", "1,32"], "--case 1,32: expected BATCH,PROMPT,OUTPUT"),
@@ -304,6 +341,42 @@ def test_static_measures_each_case_with_one_engine(tmp_path: Path) -> None:
     assert [one.case for one in found if one.name == "decode"] == [
         {"batch": 1, "prompt": 8, "output": 4}, {"batch": 3, "prompt": 2, "output": 5}
     ]  # fmt: skip
+
+
+def test_tokens_of_sequences_that_decode_while_others_prefill_are_not_in_the_rate_of_decoding() -> None:
+    early = Arrivals([100, 200, 1000, 1400], [1, 4, 5, 9])  # 4 tokens after its first one before the other has one
+    late = Arrivals([1000, 1400, 1600], [1, 5, 9])  # its last 4 appear without the other one, at twice the speed
+    ended = Arrivals([100, 200], [1, 9])
+    for sequences, expected in (
+        ([early, late], (1.0, 0.8, 1.6)),  # 16 tokens, at the rate of 8 in 0.4 s
+        ([Arrivals([5, 25], [1, 3])], (0.005, 0.02, 0.025)),  # alone: all its tokens
+        ([ended, late], (1.0, 1.2, 1.6)),  # 16 tokens, at the rate of 8 in 0.6 s
+    ):
+        found = phases(sequences)
+        assert (found.prefill, found.decode, found.total) == pytest.approx(expected)
+
+
+def test_rate_of_decoding_counts_the_tokens_after_the_last_prompt(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", SHAPES["tiny"])
+    settings: dict[str, Any] = {"device": "cpu", "threads": 1, "token_budget": 64, "session_len": 128}
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
+    with Engine.from_pretrained(str(tmp_path / "m"), max_batch_size=8, stream_interval_ms=0, **settings) as engine:
+        sequences = run_batch(engine, [[3 + index] * 60 for index in range(8)], sampling)
+    found = phases(sequences)
+    begins = 1e3 * found.prefill
+    ends = [one.times[-1] for one in sequences]
+    until = min(ends) if min(ends) > begins else max(ends)
+
+    def arrived(ms: float) -> int:
+        return sum(
+            max([n for at, n in zip(one.times, one.tokens, strict=True) if at <= ms], default=0) for one in sequences
+        )
+
+    assert arrived(begins) > 8  # each prompt needs a step, in which the sequences before it decode
+    counted = (until - begins) / 1e3 * 8 * 59 / found.decode
+    # A chunk has several tokens if the text waits for the rest of a character.
+    most = sum(max(b - a for a, b in pairwise(one.tokens)) for one in sequences)
+    assert counted == pytest.approx(arrived(until) - arrived(begins), abs=most)
 
 
 def test_kernels_with_unknown_format_is_rejected() -> None:

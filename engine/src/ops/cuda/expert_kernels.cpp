@@ -22,7 +22,6 @@ constexpr int kCheckedExperts = 8;
 // It has as many that an SM computes about this number of tiles one after the other.
 constexpr std::int64_t kCheckedWaves = 3;
 constexpr std::int64_t kTileColumns = 256;  // of the largest tiles
-// The scale of inputs: of int8 codes, and of gated GEMMs in a check, so that values before the activation are small.
 
 // The index of kAverages for this number of rows; -1: wgmma is not a candidate.
 int range_of(std::int64_t rows, int top_k, int experts) {
@@ -99,7 +98,8 @@ void fill_inputs(Stream& stream, DType type, const DeviceMemory& in) {
   repeat(stream, in.as<std::byte>(), block, in.bytes());
 }
 
-// Scales of inputs; without memory, so null, if the kernels take none.
+// Scales of inputs: of int8 codes, and of gated GEMMs in a check, so that values before the activation are small. Without
+// memory, so null, if the kernels take none.
 DeviceMemory make_scales(Stream& stream, bool wanted, std::int64_t rows) {
   if (!wanted) return {};
   const auto scales = measured_scales(static_cast<std::size_t>(rows));
