@@ -81,7 +81,7 @@ def _zipped(file: Path) -> Iterator[_Tensor]:
     if not zipfile.is_zipfile(file):
         return
     try:
-        with zipfile.ZipFile(file) as content, file.open("rb") as stream:
+        with zipfile.ZipFile(file) as content, file.open("rb", _GAP_BYTES) as stream:
             for entry in content.infolist():
                 stream.seek(entry.header_offset)
                 head = stream.read(_LOCAL_HEADER)
@@ -112,7 +112,8 @@ def _digest(file: Path, tensors: list[_Tensor], limit: int) -> str:
     pieces = {last * piece // (_PIECES - 1) for piece in range(_PIECES)}
     ranges = [(begin, begin + _PIECE_BYTES) for begin in pieces]
     ranges += [(tensor.begin, tensor.end) for tensor in tensors if tensor.end - tensor.begin <= limit]
-    with file.open("rb") as stream:
+    # With the default, a network file system reads 1 MiB for each small tensor.
+    with file.open("rb", _GAP_BYTES) as stream:
         for begin, end in _joined(ranges):
             stream.seek(begin)
             for at in range(begin, end, _READ_BYTES):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -94,6 +96,27 @@ def test_checksums_show_every_change_of_a_bin_file(tmp_path: Path) -> None:
     old = dict.fromkeys(TENSORS, torch.zeros(3))
     torch.save(old, file, _use_new_zipfile_serialization=False)
     assert fingerprint(file.parent) != first
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_little_is_read_where_the_file_system_asks_for_large_buffers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            read.append(super().readinto(buffer) or 0)
+            return read[-1]
+
+    def opened(path: Path, mode: str, buffering: int = 1 << 20) -> io.BufferedReader:
+        return io.BufferedReader(Counted(path, mode), buffering)
+
+    file = write(tmp_path / "model", kind)
+    first = fingerprint(file.parent)
+    monkeypatch.setattr(Path, "open", opened)
+    assert fingerprint(file.parent) == first
+    assert 64 * 4096 <= sum(read) < 1 << 20 < file.stat().st_size / 8
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
