@@ -244,7 +244,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         from charonia.weights.gguf_checkpoint import GgufCheckpoint
 
         return GgufCheckpoint(gguf)
-    files, places = _find_weights(folder)
+    files, places = find_weights(folder)
     return (TorchCheckpoint if files[0].suffix == ".bin" else SafetensorsCheckpoint)(files, places)
 
 
@@ -253,11 +253,11 @@ def weight_files(folder: Path) -> list[Path]:
     an index names may be missing. Raises ModelError or UnsupportedError if there are no weights."""
     if gguf := model_file(folder):
         return [one.resolve() for one in shards_of(gguf)]
-    return _find_weights(folder)[0]
+    return find_weights(folder)[0]
 
 
-def _find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
-    """Return the files of weight_files(), and the file of each tensor if there is an index."""
+def find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """Return the weight files of a folder without a GGUF file, and the file of each tensor if there is an index."""
     for name in _names_of_weights(folder):
         index = folder / f"{name}.index.json"
         if index.is_file():

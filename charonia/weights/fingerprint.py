@@ -33,12 +33,13 @@ class _Tensor(NamedTuple):
 
 def fingerprint(folder: Path) -> str:
     """Return VERSION and 32 hex digits from a Hugging Face folder's weight files: the sizes of the files, names, types,
-    shapes and places of all tensors, each tensor of up to 64 KiB (norms, biases, scales), and 64 pieces of 4 KiB that
-    are spread evenly over each file. Names of files and times do not count, because they differ between copies.
+    shapes and places of all tensors, which file an index names for a tensor, each tensor of up to 64 KiB (norms,
+    biases, scales), and 64 pieces of 4 KiB that are spread evenly over each file. Names of files and times do not
+    count, because they differ between copies.
 
     Not seen: changes of a tensor of more than 64 KiB that spare all of these pieces. If the small tensors have more
-    than 256 MiB, the largest of them count as large. The checksums in .bin files show
-    every change. Files of PyTorch before 1.6 have none, and only their pieces count.
+    than 256 MiB, the largest of them count as large. The checksums in .bin files show every change, but PyTorch can
+    write files without them. Of files of PyTorch before 1.6 only the pieces count.
 
     So a model of 200 files and 100,000 tensors needs at most 306 MiB, and up to 4 KiB for each small tensor that has no
     small tensors beside it. Raises ModelError if there are no weights, or if a file is incomplete.
@@ -54,7 +55,7 @@ def fingerprint(folder: Path) -> str:
 
 def _tensors(folder: Path) -> dict[Path, list[_Tensor]]:
     """Return all weight files with their tensors."""
-    from charonia.weights.checkpoint import SafetensorsCheckpoint, weight_files  # late: NumPy takes long to import
+    from charonia.weights.checkpoint import SafetensorsCheckpoint, find_weights  # late: NumPy takes long to import
 
     if gguf := model_file(folder):
         model = read_gguf(gguf)
@@ -64,7 +65,8 @@ def _tensors(folder: Path) -> dict[Path, list[_Tensor]]:
             found[tensor.file].append(_Tensor(tensor.begin, tensor.end, about))
         return found
     found = {}
-    for file in weight_files(folder):
+    files, places = find_weights(folder)
+    for file in files:
         if file.suffix == ".bin":
             found[file] = list(_zipped(file))
             continue
@@ -73,6 +75,8 @@ def _tensors(folder: Path) -> dict[Path, list[_Tensor]]:
             _Tensor(*checkpoint.place(name), f"{name} {info.dtype} {info.shape}")
             for name, info in checkpoint.tensors.items()
         ]
+    for name, file in places.items():  # several files may have a tensor of this name
+        found[file].append(_Tensor(0, 0, f"{name} is read from here"))
     return found
 
 

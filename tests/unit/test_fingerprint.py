@@ -119,6 +119,35 @@ def test_little_is_read_where_the_file_system_asks_for_large_buffers(
     assert 64 * 4096 <= sum(read) < 1 << 20 < file.stat().st_size / 8
 
 
+def test_the_file_that_the_index_names_for_a_tensor_counts(tmp_path: Path) -> None:
+    for kind, index in (("safetensors", "model.safetensors"), ("bin", "pytorch_model.bin")):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name, values in (("a", _SCALE), ("b", _NORM)):
+            if kind == "bin":
+                torch.save({"x": torch.from_numpy(values.copy()), name: torch.zeros(1)}, folder / f"{name}.{kind}")
+            else:
+                save_file({"x": values, name: _SCALE}, folder / f"{name}.{kind}")
+        found = set()
+        for place in "ab":
+            places = {"x": f"{place}.{kind}", "a": f"a.{kind}", "b": f"b.{kind}"}
+            (folder / f"{index}.index.json").write_text(json.dumps({"weight_map": places}))
+            found.add(fingerprint(folder))
+        assert len(found) == 2
+
+
+def test_a_bin_file_without_checksums_counts_as_its_small_tensors_and_pieces(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        file = write(tmp_path / "model", "bin")
+        first = fingerprint(file.parent)
+        scale = {"b.k_scale": torch.from_numpy(_SCALE * 2)}
+        torch.save({**{name: torch.from_numpy(values.copy()) for name, values in TENSORS.items()}, **scale}, file)
+        assert fingerprint(file.parent) != first
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_an_incomplete_file_is_named(kind: str, tmp_path: Path) -> None:
     file = write(tmp_path / "model", kind)
