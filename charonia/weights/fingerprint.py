@@ -82,9 +82,9 @@ def _tensors(folder: Path) -> dict[Path, list[_Tensor]]:
 
 def _zipped(file: Path) -> Iterator[_Tensor]:
     """Yield the entries of a .bin file, which are tensors and the names of all of them."""
-    if not zipfile.is_zipfile(file):
-        return
     try:
+        if not zipfile.is_zipfile(file):
+            return
         with zipfile.ZipFile(file) as content, file.open("rb", _GAP_BYTES) as stream:
             for entry in content.infolist():
                 stream.seek(entry.header_offset)
@@ -92,7 +92,9 @@ def _zipped(file: Path) -> Iterator[_Tensor]:
                 lengths = (int.from_bytes(head[at : at + 2], "little") for at in (26, 28))  # of the name and of more
                 begin = entry.header_offset + _LOCAL_HEADER + sum(lengths)
                 yield _Tensor(begin, begin + entry.compress_size, f"{entry.CRC:08x}")
-    except zipfile.BadZipFile as error:
+    except OSError:
+        raise
+    except Exception as error:  # zipfile may raise any error
         raise ModelError(f"{file} is not a complete file of PyTorch weights ({error}): download it again") from error
 
 
@@ -111,7 +113,7 @@ def _digest(file: Path, tensors: list[_Tensor], limit: int) -> str:
     size = file.stat().st_size
     digest = hashlib.sha256(f"{size}\n".encode())
     for tensor in sorted(tensors):
-        digest.update(f"{tensor.about} {tensor.begin} {tensor.end}\n".encode())
+        digest.update(f"{tensor.about} {tensor.begin} {tensor.end}\n".encode(errors="surrogatepass"))
     last = max(0, size - _PIECE_BYTES)
     pieces = {last * piece // (_PIECES - 1) for piece in range(_PIECES)}
     ranges = [(begin, begin + _PIECE_BYTES) for begin in pieces]

@@ -98,6 +98,23 @@ def test_checksums_show_every_change_of_a_bin_file(tmp_path: Path) -> None:
     assert fingerprint(file.parent) != first
 
 
+def test_the_file_that_the_index_names_for_a_tensor_counts(tmp_path: Path) -> None:
+    for kind, index in (("safetensors", "model.safetensors"), ("bin", "pytorch_model.bin")):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name, values in (("a", _SCALE), ("b", _NORM)):
+            if kind == "bin":
+                torch.save({"x": torch.from_numpy(values.copy()), name: torch.zeros(1)}, folder / f"{name}.{kind}")
+            else:
+                save_file({"x": values, name: _SCALE}, folder / f"{name}.{kind}")
+        found = set()
+        for place in "ab":
+            places = {"x": f"{place}.{kind}", "a": f"a.{kind}", "b": f"b.{kind}"}
+            (folder / f"{index}.index.json").write_text(json.dumps({"weight_map": places}))
+            found.add(fingerprint(folder))
+        assert len(found) == 2
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_little_is_read_where_the_file_system_asks_for_large_buffers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,23 +136,6 @@ def test_little_is_read_where_the_file_system_asks_for_large_buffers(
     assert 64 * 4096 <= sum(read) < 1 << 20 < file.stat().st_size / 8
 
 
-def test_the_file_that_the_index_names_for_a_tensor_counts(tmp_path: Path) -> None:
-    for kind, index in (("safetensors", "model.safetensors"), ("bin", "pytorch_model.bin")):
-        folder = tmp_path / kind
-        folder.mkdir()
-        for name, values in (("a", _SCALE), ("b", _NORM)):
-            if kind == "bin":
-                torch.save({"x": torch.from_numpy(values.copy()), name: torch.zeros(1)}, folder / f"{name}.{kind}")
-            else:
-                save_file({"x": values, name: _SCALE}, folder / f"{name}.{kind}")
-        found = set()
-        for place in "ab":
-            places = {"x": f"{place}.{kind}", "a": f"a.{kind}", "b": f"b.{kind}"}
-            (folder / f"{index}.index.json").write_text(json.dumps({"weight_map": places}))
-            found.add(fingerprint(folder))
-        assert len(found) == 2
-
-
 def test_a_bin_file_without_checksums_counts_as_its_small_tensors_and_pieces(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
@@ -146,6 +146,25 @@ def test_a_bin_file_without_checksums_counts_as_its_small_tensors_and_pieces(tmp
         assert fingerprint(file.parent) != first
     finally:
         torch.serialization.set_crc32_options(True)
+
+
+def test_damaged_zip_files_and_unusual_names_have_no_traceback(tmp_path: Path) -> None:
+    file = write(tmp_path / "model", "bin")
+    content = file.read_bytes()
+    entry = content.index(b"PK\1\2")  # the first entry of the directory
+    utf8 = content[: entry + 8] + b"\0\x08" + content[entry + 10 :]
+    damaged = [
+        content[: entry + 6] + b"\xff" + content[entry + 7 :],  # a version that no program can read
+        utf8[: entry + 46] + b"\xff" + utf8[entry + 47 :],  # a name that is not UTF-8
+    ]
+    for one in damaged:
+        file.write_bytes(one)
+        with pytest.raises(ModelError, match=f"{file.name} is not a complete file of PyTorch weights"):
+            fingerprint(file.parent)
+    file.unlink()
+    header = json.dumps({"\ud800": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (file.parent / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert fingerprint(file.parent).startswith(VERSION)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
