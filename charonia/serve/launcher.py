@@ -508,8 +508,12 @@ class _Stack:
         self._control.restarted()
         if self._signals.wait(delay):
             return True
+        from charonia.weights.quality_record import update_manifest  # with tables of Rich, which no start needs
+
         began = time.monotonic()
         self._device.clear()
+        for one in self._models.served():
+            update_manifest(one.workspace / WEIGHTS)  # files that it links to may have changed
         self._children[0] = self._start_server()
         try:
             if self._until_server_ready():
