@@ -97,7 +97,8 @@ def _parts(
     known = str(manifest.get("weights"))
     if not known.startswith(WEIGHTS_VERSION):
         files = manifest.get("files", {}).items()
-        known = " ".join(sorted(str(file.get("sha256") or f"{name} {file.get('bytes')}") for name, file in files))
+        sums = sorted(str(file.get("sha256") or f"{name} {file.get('bytes')}") for name, file in files)
+        known = " ".join([known, *sums])
     yield "weights", known.encode()
     yield "layers", json.dumps(manifest.get("layers"), sort_keys=True).encode()
     for name, value in sorted(config_section(weights / "config.ini").items()):

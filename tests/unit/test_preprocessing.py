@@ -760,6 +760,7 @@ def test_fingerprint_changes_exactly_with_settings_that_change_tokens(tmp_path: 
         written(weights / "manifest.json", '{"weights": "a", "files": {"a": {"sha256": "d"}}}'),
         written(weights / "manifest.json", '{"weights": "a", "files": {"/a": {"bytes": 1}}}'),
         written(weights / "manifest.json", '{"weights": "a", "files": {"/b": {"bytes": 1}}}'),
+        written(weights / "manifest.json", '{"weights": "b", "files": {"/b": {"bytes": 1}}}'),
         written(weights / "config.ini", "[llama]\nweight_type = int4\n"),
         written(tokenizer / "tokenizer_config.json", "{}"),
         written(tokenizer / "tokenizer.model", "x"),
