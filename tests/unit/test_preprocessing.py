@@ -755,6 +755,8 @@ def test_fingerprint_changes_exactly_with_settings_that_change_tokens(tmp_path: 
         now(CHARONIA_ENGINE_BUILD="b"),
         written(weights / "manifest.json", '{"weights": "2-b"}'),
         written(weights / "manifest.json", '{"weights": "2-b", "layers": [{"window": 8}]}'),
+        written(weights / "manifest.json", '{"weights": "2-b", "tensors": {"w": {"quantization": {}}}}'),
+        written(weights / "manifest.json", '{"weights": "2-b", "tensors": {"w": {"quantization": {"zeros": true}}}}'),
         written(weights / "manifest.json", '{"files": {"a": {"sha256": "c"}}}'),
         # An older version had no part of many scales in `weights`.
         written(weights / "manifest.json", '{"weights": "a", "files": {"a": {"sha256": "d"}}}'),
