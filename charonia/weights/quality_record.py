@@ -129,12 +129,12 @@ def update_manifest(weights: Path) -> None:
     """Store the current fingerprint of a linked workspace's source, and remove records that do not belong to it."""
     file = weights / "manifest.json"
     try:
-        content = read_json(file)
-        source = _linked_source(content)
+        source = _linked_source(read_json(file))
         if source is None:
             return
-        known = parse_records(content.get("quality"))
         now = fingerprint(source)
+        content = read_json(file)  # after a time in which charonia evaluate may have stored a record
+        known = parse_records(content.get("quality"))
         kept = _of_these_weights(known, now, file, source)
         if len(kept) < len(known) or now != content.get("weights"):
             # `quality` is not added to a manifest without it.

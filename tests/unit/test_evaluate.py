@@ -362,6 +362,24 @@ def test_a_start_reads_the_weights_of_a_linked_workspace_once(
     assert records_of_weights(linked / workspace.WEIGHTS) == [record]
 
 
+def test_a_start_keeps_a_record_that_is_stored_meanwhile(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = link_workspace(models[0], tmp_path / "linked")
+    record = QualityRecord.model_validate({**record_of(), "weights": fingerprint(models[0])})
+    manifest = linked / workspace.WEIGHTS / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "weights": "2-old"}))
+
+    def meanwhile(folder: Path) -> str:
+        save_record(workspace.locate(linked), record)
+        return fingerprint(folder)
+
+    monkeypatch.setattr("charonia.weights.quality_record.fingerprint", meanwhile)
+    prepare(str(linked), tmp_path / "run", {})
+    after = json.loads(manifest.read_text())
+    assert after["weights"] == record.weights and parse_records(after["quality"]) == [record]
+
+
 def test_a_start_with_weights_that_cannot_be_read_warns(
     models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
