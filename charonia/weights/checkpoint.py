@@ -40,6 +40,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 }
 # Old file names of AutoGPTQ. A large model has several files.
 _GPTQ_FILE = re.compile(r"(gptq_model-.+?)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?")
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # From weight_type in config.ini to the name in safetensors.
 WEIGHT_TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
@@ -103,6 +104,8 @@ class SafetensorsCheckpoint:
         try:
             if not 0 < length <= data.size - 8:
                 raise ValueError("its header is longer than the file")
+            if length > _MAX_HEADER_BYTES:
+                raise ValueError(f"its header of {length} bytes is longer than {_MAX_HEADER_BYTES}")
             header = json.loads(data[8 : 8 + length].tobytes())
             if not isinstance(header, dict):
                 raise ValueError("its header is not a JSON object")
