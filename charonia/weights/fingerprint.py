@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -33,7 +34,7 @@ class _Tensor(NamedTuple):
 
 def fingerprint(folder: Path) -> str:
     """Return VERSION and 32 hex digits from a Hugging Face folder's weight files: the sizes of the files, names, types,
-    shapes and places of all tensors, which file an index names for a tensor, each tensor of up to 64 KiB (norms,
+    shapes and places of all tensors, which file counts for a tensor in several, each tensor of up to 64 KiB (norms,
     biases, scales), and 64 pieces of 4 KiB that are spread evenly over each file. Names of files and times do not
     count, because they differ between copies.
 
@@ -66,17 +67,21 @@ def _tensors(folder: Path) -> dict[Path, list[_Tensor]]:
         return found
     found = {}
     files, places = find_weights(folder)
+    times: Counter[str] = Counter()  # files that have a tensor of this name
     for file in files:
         if file.suffix == ".bin":
             found[file] = list(_zipped(file))
             continue
         checkpoint = SafetensorsCheckpoint([file])
+        times.update(list(checkpoint.tensors))
         found[file] = [
             _Tensor(*checkpoint.place(name), f"{name} {info.dtype} {info.shape}")
             for name, info in checkpoint.tensors.items()
         ]
-    for name, file in places.items():  # several files may have a tensor of this name
-        found[file].append(_Tensor(0, 0, f"{name} is read from here"))
+    for name, file in places.items():
+        # Tensors in .bin files have no names here.
+        if times[name] > 1 or (len(files) > 1 and file.suffix == ".bin"):
+            found[file].append(_Tensor(0, 0, f"{name} is read from here"))
     return found
 
 

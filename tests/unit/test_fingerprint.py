@@ -98,6 +98,13 @@ def test_checksums_show_every_change_of_a_bin_file(tmp_path: Path) -> None:
     assert fingerprint(file.parent) != first
 
 
+def test_an_index_of_a_single_file_does_not_count(tmp_path: Path) -> None:
+    file = write(tmp_path / "model", "safetensors")
+    first = fingerprint(file.parent)
+    (file.parent / f"{file.name}.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(TENSORS, file.name)}))
+    assert fingerprint(file.parent) == first
+
+
 def test_the_file_that_the_index_names_for_a_tensor_counts(tmp_path: Path) -> None:
     for kind, index in (("safetensors", "model.safetensors"), ("bin", "pytorch_model.bin")):
         folder = tmp_path / kind
