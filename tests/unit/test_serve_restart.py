@@ -94,6 +94,20 @@ def test_a_restart_updates_the_fingerprint_of_linked_weights(
     assert json.loads(manifest.read_text()) == {**linked, "weights": fingerprint(tmp_path)}
 
 
+def test_a_damaged_manifest_does_not_prevent_a_restart(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = stack._models.served()[0].workspace / workspace.WEIGHTS / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"files": {"a": 1}}')
+    said: list[str] = []
+    monkeypatch.setattr(stack, "_say", lambda text, *_: said.append(text))
+    assert stack._restart()
+    assert any("system_fingerprint" in text for text in said)
+    assert stack._children[0].exit_status() is None
+
+
 def test_a_key_may_not_load_a_workspace(stack: _Stack, tmp_path: Path) -> None:
     weights = tmp_path / "triton_models" / "weights"
     weights.mkdir(parents=True)
