@@ -129,8 +129,16 @@ def update_manifest(weights: Path) -> None:
     """Store the current fingerprint of a linked workspace's source, and remove records that do not belong to it."""
     file = weights / "manifest.json"
     try:
-        source = _linked_source(read_json(file))
+        content = read_json(file)
+        source = _linked_source(content)
         if source is None:
+            if _linked_files(content):
+                log.warning(
+                    "%s links to weight files that %s does not have now. If the files have changed, system_fingerprint "
+                    "is that of older weights: convert the model again",
+                    file,
+                    content.get("source"),
+                )
             return
         now = fingerprint(source)
         content = read_json(file)  # after a time in which charonia evaluate may have stored a record
@@ -149,11 +157,14 @@ def update_manifest(weights: Path) -> None:
         )
 
 
+def _linked_files(manifest: Mapping[str, Any]) -> set[str]:
+    files = manifest.get("files")
+    return {name for name, entry in files.items() if "sha256" not in entry} if isinstance(files, dict) else set()
+
+
 def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
     """Return the Hugging Face folder that a manifest refers to; None if the linked files are no longer its weights."""
-    files = manifest.get("files")
-    linked = {name for name, entry in files.items() if "sha256" not in entry} if isinstance(files, dict) else set()
-    source = Path(str(manifest.get("source")))
+    linked, source = _linked_files(manifest), Path(str(manifest.get("source")))
     if not linked:
         return None
     from charonia.weights.checkpoint import weight_files  # late: NumPy takes long to import

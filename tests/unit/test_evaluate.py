@@ -320,7 +320,9 @@ def test_a_record_goes_with_the_weights_that_it_was_measured_of(
     assert [one.quant_policy for one in records_of_folder(model)] == [8]
 
 
-def test_a_linked_workspace_keeps_the_fingerprint_of_its_files(models: list[Path], tmp_path: Path) -> None:
+def test_a_linked_workspace_keeps_the_fingerprint_of_its_files(
+    models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = Path(shutil.copytree(models[0], tmp_path / "model"))
     weights, first = source / "model.safetensors", tmp_path / "first.safetensors"
     weights.rename(first)
@@ -335,6 +337,8 @@ def test_a_linked_workspace_keeps_the_fingerprint_of_its_files(models: list[Path
         weights.symlink_to(other)
         prepare(str(linked), tmp_path / "run", {})
         assert manifest.read_text() == before
+        assert "links to weight files" in caplog.text and "convert the model again" in caplog.text
+        caplog.clear()
         assert records_of_weights(manifest.parent) == [record]
         weights.unlink()
 
