@@ -40,7 +40,7 @@ def fingerprint(folder: Path) -> str:
 
     Not seen: changes of a tensor of more than 64 KiB that spare all of these pieces. If the small tensors have more
     than 256 MiB, the largest of them count as large. The checksums in .bin files show every change, but PyTorch can
-    write files without them. Of files of PyTorch before 1.6 only the pieces count.
+    write files without them. Only the pieces of files of PyTorch before 1.6 count.
 
     So a model of 200 files and 100,000 tensors needs at most 306 MiB, and up to 4 KiB for each small tensor that has no
     small tensors beside it. Raises ModelError if there are no weights, or if a file is incomplete.
