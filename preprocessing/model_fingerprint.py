@@ -97,8 +97,12 @@ def _parts(
     known = str(manifest.get("weights"))
     if not known.startswith(WEIGHTS_VERSION):
         files = manifest.get("files", {}).items()
-        known = " ".join(sorted(str(file.get("sha256") or f"{name} {file.get('bytes')}") for name, file in files))
+        sums = sorted(str(file.get("sha256") or f"{name} {file.get('bytes')}") for name, file in files)
+        known = " ".join([known, *sums])
     yield "weights", known.encode()
+    tensors = manifest.get("tensors", {}).items()
+    quantised = {name: [one.get("dtype"), one["quantization"]] for name, one in tensors if "quantization" in one}
+    yield "quantization", json.dumps(quantised, sort_keys=True).encode()
     yield "layers", json.dumps(manifest.get("layers"), sort_keys=True).encode()
     for name, value in sorted(config_section(weights / "config.ini").items()):
         if name not in SETTINGS and name != "model_name":

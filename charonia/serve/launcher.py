@@ -508,6 +508,9 @@ class _Stack:
         self._control.restarted()
         if self._signals.wait(delay):
             return True
+        self._update_manifests()
+        if self._signals.wait(0):
+            return True
         began = time.monotonic()
         self._device.clear()
         self._children[0] = self._start_server()
@@ -523,6 +526,17 @@ class _Stack:
                 self._say(str(error), "error")
                 self._kill_server("was not ready in time and was killed")
         return True
+
+    def _update_manifests(self) -> None:
+        """Weight files that workspaces link to may have changed."""
+        try:
+            from charonia.weights.quality_record import update_manifest  # with tables of Rich, which no start needs
+
+            for one in self._models.served():
+                if not self._signals.wait(0):
+                    update_manifest(one.workspace / WEIGHTS)
+        except Exception as error:  # an upgraded package or a damaged manifest, which must not end this server
+            self._say(f"system_fingerprint may be that of older weights: {error!r}", "warning")
 
     def _warn_of_lost_adapters(self) -> None:
         if lost := sorted(self._adapters - set(adapter_names(self._inference.get("lora_adapters", "")))):

@@ -198,7 +198,7 @@ def _prepared(
                 f"{location.path} was converted for {manifest.ranks} ranks, and tensor_para_size is "
                 f"{ranks_of(inference)}: run {mend}"
             )
-        update_manifest(location)
+        update_manifest(location.path / workspace.WEIGHTS)
         workspace.hold(location.path, held)
         _say_notes(location.path, say)
         return location.path

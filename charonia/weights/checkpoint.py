@@ -40,6 +40,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 }
 # Old file names of AutoGPTQ. A large model has several files.
 _GPTQ_FILE = re.compile(r"(gptq_model-.+?)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?")
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # From weight_type in config.ini to the name in safetensors.
 WEIGHT_TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
@@ -103,6 +104,8 @@ class SafetensorsCheckpoint:
         try:
             if not 0 < length <= data.size - 8:
                 raise ValueError("its header is longer than the file")
+            if length > _MAX_HEADER_BYTES:
+                raise ValueError(f"its header of {length} bytes is longer than {_MAX_HEADER_BYTES}")
             header = json.loads(data[8 : 8 + length].tobytes())
             if not isinstance(header, dict):
                 raise ValueError("its header is not a JSON object")
@@ -244,7 +247,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         from charonia.weights.gguf_checkpoint import GgufCheckpoint
 
         return GgufCheckpoint(gguf)
-    files, places = _find_weights(folder)
+    files, places = find_weights(folder)
     return (TorchCheckpoint if files[0].suffix == ".bin" else SafetensorsCheckpoint)(files, places)
 
 
@@ -253,11 +256,11 @@ def weight_files(folder: Path) -> list[Path]:
     an index names may be missing. Raises ModelError or UnsupportedError if there are no weights."""
     if gguf := model_file(folder):
         return [one.resolve() for one in shards_of(gguf)]
-    return _find_weights(folder)[0]
+    return find_weights(folder)[0]
 
 
-def _find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
-    """Return the files of weight_files(), and the file of each tensor if there is an index."""
+def find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """Return the weight files of a folder without a GGUF file, and the file of each tensor if there is an index."""
     for name in _names_of_weights(folder):
         index = folder / f"{name}.index.json"
         if index.is_file():

@@ -511,7 +511,8 @@ def write_weights(
         config = _with_end_of_tokenizer(spec, tokenizer, progress)
     workspace.write_config_ini(weights / "config.ini", {**config.settings(), **settings})
 
-    weights_id, quality = fingerprint(source.folder), _quality_of(source.folder, spec)
+    weights_id = fingerprint(source.folder)
+    quality = _quality_of(source.folder, spec, weights_id)
     manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, quality=quality)
     _add_layers(manifest, spec)
     if source.adaptable:
@@ -563,9 +564,9 @@ def _add_modules(manifest: workspace.Manifest, spec: ModelSpec, tensors: TensorM
     manifest.module_prefixes = [list(pair) for pair in spec.prefixes if pair[0]]
 
 
-def _quality_of(folder: Path, spec: ModelSpec) -> list[dict[str, Any]]:
+def _quality_of(folder: Path, spec: ModelSpec, weights_id: str | None = None) -> list[dict[str, Any]]:
     """Return the measured quality of these weights, if they keep their type or if the engine rounds them."""
-    records = records_of_folder(folder)
+    records = records_of_folder(folder, weights_id)
     return [
         record.content() for record in records if record.weight_type == spec.config.weight_type or record.quantization
     ]

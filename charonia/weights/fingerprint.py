@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -33,12 +34,13 @@ class _Tensor(NamedTuple):
 
 def fingerprint(folder: Path) -> str:
     """Return VERSION and 32 hex digits from a Hugging Face folder's weight files: the sizes of the files, names, types,
-    shapes and places of all tensors, each tensor of up to 64 KiB (norms, biases, scales), and 64 pieces of 4 KiB that
-    are spread evenly over each file. Names of files and times do not count, because they differ between copies.
+    shapes and places of all tensors, which file counts for a tensor in several, each tensor of up to 64 KiB (norms,
+    biases, scales), and 64 pieces of 4 KiB that are spread evenly over each file. Names of files and times do not
+    count, because they differ between copies.
 
     Not seen: changes of a tensor of more than 64 KiB that spare all of these pieces. If the small tensors have more
-    than 256 MiB, the largest of them count as large. The checksums in .bin files show
-    every change. Files of PyTorch before 1.6 have none, and only their pieces count.
+    than 256 MiB, the largest of them count as large. The checksums in .bin files show every change, but PyTorch can
+    write files without them. Only the pieces of files of PyTorch before 1.6 count.
 
     So a model of 200 files and 100,000 tensors needs at most 306 MiB, and up to 4 KiB for each small tensor that has no
     small tensors beside it. Raises ModelError if there are no weights, or if a file is incomplete.
@@ -54,7 +56,7 @@ def fingerprint(folder: Path) -> str:
 
 def _tensors(folder: Path) -> dict[Path, list[_Tensor]]:
     """Return all weight files with their tensors."""
-    from charonia.weights.checkpoint import SafetensorsCheckpoint, weight_files  # late: NumPy takes long to import
+    from charonia.weights.checkpoint import SafetensorsCheckpoint, find_weights  # late: NumPy takes long to import
 
     if gguf := model_file(folder):
         model = read_gguf(gguf)
@@ -64,31 +66,40 @@ def _tensors(folder: Path) -> dict[Path, list[_Tensor]]:
             found[tensor.file].append(_Tensor(tensor.begin, tensor.end, about))
         return found
     found = {}
-    for file in weight_files(folder):
+    files, places = find_weights(folder)
+    times: Counter[str] = Counter()  # files that have a tensor of this name
+    for file in files:
         if file.suffix == ".bin":
             found[file] = list(_zipped(file))
             continue
         checkpoint = SafetensorsCheckpoint([file])
+        times.update(list(checkpoint.tensors))
         found[file] = [
             _Tensor(*checkpoint.place(name), f"{name} {info.dtype} {info.shape}")
             for name, info in checkpoint.tensors.items()
         ]
+    for name, file in places.items():
+        # Tensors in .bin files have no names here.
+        if times[name] > 1 or (len(files) > 1 and file.suffix == ".bin"):
+            found[file].append(_Tensor(0, 0, f"{name} is read from here"))
     return found
 
 
 def _zipped(file: Path) -> Iterator[_Tensor]:
     """Yield the entries of a .bin file, which are tensors and the names of all of them."""
-    if not zipfile.is_zipfile(file):
-        return
     try:
-        with zipfile.ZipFile(file) as content, file.open("rb") as stream:
+        if not zipfile.is_zipfile(file):
+            return
+        with zipfile.ZipFile(file) as content, file.open("rb", _GAP_BYTES) as stream:
             for entry in content.infolist():
                 stream.seek(entry.header_offset)
                 head = stream.read(_LOCAL_HEADER)
                 lengths = (int.from_bytes(head[at : at + 2], "little") for at in (26, 28))  # of the name and of more
                 begin = entry.header_offset + _LOCAL_HEADER + sum(lengths)
                 yield _Tensor(begin, begin + entry.compress_size, f"{entry.CRC:08x}")
-    except zipfile.BadZipFile as error:
+    except OSError:
+        raise
+    except Exception as error:  # zipfile may raise any error
         raise ModelError(f"{file} is not a complete file of PyTorch weights ({error}): download it again") from error
 
 
@@ -107,12 +118,13 @@ def _digest(file: Path, tensors: list[_Tensor], limit: int) -> str:
     size = file.stat().st_size
     digest = hashlib.sha256(f"{size}\n".encode())
     for tensor in sorted(tensors):
-        digest.update(f"{tensor.about} {tensor.begin} {tensor.end}\n".encode())
+        digest.update(f"{tensor.about} {tensor.begin} {tensor.end}\n".encode(errors="surrogatepass"))
     last = max(0, size - _PIECE_BYTES)
     pieces = {last * piece // (_PIECES - 1) for piece in range(_PIECES)}
     ranges = [(begin, begin + _PIECE_BYTES) for begin in pieces]
     ranges += [(tensor.begin, tensor.end) for tensor in tensors if tensor.end - tensor.begin <= limit]
-    with file.open("rb") as stream:
+    # With the default, a network file system reads 1 MiB for each small tensor.
+    with file.open("rb", _GAP_BYTES) as stream:
         for begin, end in _joined(ranges):
             stream.seek(begin)
             for at in range(begin, end, _READ_BYTES):

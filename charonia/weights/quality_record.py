@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from charonia.errors import ModelError
+from charonia.errors import CharoniaError, ModelError
 from charonia.json_files import read_json
 from charonia.weights.fingerprint import fingerprint
 from charonia.weights.workspace import Location
@@ -101,10 +101,11 @@ def parse_records(content: object) -> list[QualityRecord]:
     return records
 
 
-def records_of_folder(folder: Path) -> list[QualityRecord]:
-    """Return the records of a Hugging Face folder that belong to its current weights."""
+def records_of_folder(folder: Path, weights: str | None = None) -> list[QualityRecord]:
+    """Return the records of a Hugging Face folder that belong to its current weights. weights: their fingerprint."""
     file = folder / SIDE_FILE
-    return _of_these_weights(parse_records(read_json(file).get("records")), folder, file) if file.is_file() else []
+    records = parse_records(read_json(file).get("records")) if file.is_file() else []
+    return _of_these_weights(records, weights or fingerprint(folder), file, folder) if records else []
 
 
 def records_of_weights(weights: Path) -> list[QualityRecord]:
@@ -113,7 +114,7 @@ def records_of_weights(weights: Path) -> list[QualityRecord]:
     manifest = read_json(file)
     records, source = parse_records(manifest.get("quality")), _linked_source(manifest)
     # A converted workspace never changes: its manifest has checksums of its files.
-    return records if source is None or not records else _of_these_weights(records, source, file)
+    return records if source is None or not records else _of_these_weights(records, fingerprint(source), file, source)
 
 
 def fingerprint_of(location: Location) -> str:
@@ -124,41 +125,58 @@ def fingerprint_of(location: Location) -> str:
     return "" if source is None else fingerprint(source)
 
 
-def update_manifest(location: Location) -> None:
+def update_manifest(weights: Path) -> None:
     """Store the current fingerprint of a linked workspace's source, and remove records that do not belong to it."""
-    if location.weights is None:
-        return
-    file = location.weights / "manifest.json"
-    content = read_json(file)
-    known = parse_records(content.get("quality"))
-    kept = records_of_weights(location.weights) if known else []
-    weights = fingerprint_of(location) or content.get("weights")
-    if len(kept) < len(known) or weights != content.get("weights"):
-        # `quality` is not added to a manifest without it.
-        quality = {"quality": [one.content() for one in kept]} if "quality" in content else {}
-        try:
-            _write(file, {**content, "weights": weights, **quality})
-        except OSError as error:
-            log.warning(
-                "%s cannot be written (%s): /v1/models may show outdated records, and system_fingerprint may be that "
-                "of older weights",
-                file,
-                error,
-            )
+    file = weights / "manifest.json"
+    try:
+        content = read_json(file)
+        source = _linked_source(content)
+        if source is None:
+            if _linked_files(content):
+                log.warning(
+                    "%s links to weight files that %s does not have now. If the files have changed, system_fingerprint "
+                    "is that of older weights: convert the model again",
+                    file,
+                    content.get("source"),
+                )
+            return
+        now = fingerprint(source)
+        content = read_json(file)  # after a time in which charonia evaluate may have stored a record
+        known = parse_records(content.get("quality"))
+        kept = _of_these_weights(known, now, file, source)
+        if len(kept) < len(known) or now != content.get("weights"):
+            # `quality` is not added to a manifest without it.
+            quality = {"quality": [one.content() for one in kept]} if "quality" in content else {}
+            _write(file, {**content, "weights": now, **quality})
+    except (OSError, CharoniaError) as error:
+        log.warning(
+            "%s cannot be updated (%s): /v1/models may show outdated records, and system_fingerprint may be that of "
+            "older weights",
+            file,
+            error,
+        )
+
+
+def _linked_files(manifest: Mapping[str, Any]) -> set[str]:
+    files = manifest.get("files")
+    return {name for name, entry in files.items() if "sha256" not in entry} if isinstance(files, dict) else set()
 
 
 def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
-    """Return the Hugging Face folder that a manifest refers to; None if it does not exist."""
-    files = manifest.get("files")
-    linked = isinstance(files, dict) and any("sha256" not in entry for entry in files.values())
-    source = Path(str(manifest.get("source")))
-    return source if linked and source.is_dir() else None
+    """Return the Hugging Face folder that a manifest refers to; None if the linked files are no longer its weights."""
+    linked, source = _linked_files(manifest), Path(str(manifest.get("source")))
+    if not linked:
+        return None
+    from charonia.weights.checkpoint import weight_files  # late: NumPy takes long to import
+
+    try:
+        return source if linked <= {str(file.resolve()) for file in weight_files(source)} else None
+    except (OSError, CharoniaError):  # it has no weights now
+        return None
 
 
-def _of_these_weights(records: list[QualityRecord], folder: Path, file: Path) -> list[QualityRecord]:
-    if not records:
-        return []
-    now = fingerprint(folder)
+def _of_these_weights(records: list[QualityRecord], now: str, file: Path, folder: Path) -> list[QualityRecord]:
+    """Return the records of the weights with fingerprint `now`. file, folder: where records and weights are."""
     kept = [record for record in records if record.weights == now]
     if len(kept) < len(records):
         log.warning(

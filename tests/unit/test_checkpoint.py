@@ -63,6 +63,15 @@ def test_a_safetensors_file_with_a_wrong_header_is_refused(tmp_path: Path, heade
         open_checkpoint(tmp_path)
 
 
+def test_a_header_of_more_than_100_mb_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((100_000_001).to_bytes(8, "little"))
+    with file.open("r+b") as stream:
+        stream.truncate(200_000_000)
+    with pytest.raises(ModelError, match=r"model\.safetensors .*header of 100000001 bytes.*download it again"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_json_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 200_000)
     with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):

@@ -320,6 +320,80 @@ def test_a_record_goes_with_the_weights_that_it_was_measured_of(
     assert [one.quant_policy for one in records_of_folder(model)] == [8]
 
 
+def test_a_linked_workspace_keeps_the_fingerprint_of_its_files(
+    models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Path(shutil.copytree(models[0], tmp_path / "model"))
+    weights, first = source / "model.safetensors", tmp_path / "first.safetensors"
+    weights.rename(first)
+    weights.symlink_to(first)
+    record = QualityRecord.model_validate({**record_of(), "weight_type": "fp32", "weights": fingerprint(source)})
+    linked = link_workspace(source, tmp_path / "linked")
+    save_record(workspace.locate(linked), record)
+    manifest = linked / workspace.WEIGHTS / "manifest.json"
+    before = manifest.read_text()
+    weights.unlink()
+    for other in (models[1] / weights.name, tmp_path / "missing"):
+        weights.symlink_to(other)
+        prepare(str(linked), tmp_path / "run", {})
+        assert manifest.read_text() == before
+        assert "links to weight files" in caplog.text and "convert the model again" in caplog.text
+        caplog.clear()
+        assert records_of_weights(manifest.parent) == [record]
+        weights.unlink()
+
+
+def test_a_start_reads_the_weights_of_a_linked_workspace_once(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(models[0], tmp_path / "model"))
+    record = QualityRecord.model_validate({**record_of(), "weight_type": "fp32", "weights": fingerprint(model)})
+    save_record(workspace.locate(model), record)
+    read: list[Path] = []
+
+    def counted(folder: Path) -> str:
+        read.append(folder)
+        return fingerprint(folder)
+
+    for module in ("convert", "quality_record"):
+        monkeypatch.setattr(f"charonia.weights.{module}.fingerprint", counted)
+    linked = link_workspace(model, tmp_path / "linked")
+    assert read == [model]
+    save_record(workspace.locate(linked), record)
+    read.clear()
+    prepare(str(linked), tmp_path / "run", {})
+    assert read == [model]
+    assert records_of_weights(linked / workspace.WEIGHTS) == [record]
+
+
+def test_a_start_keeps_a_record_that_is_stored_meanwhile(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = link_workspace(models[0], tmp_path / "linked")
+    record = QualityRecord.model_validate({**record_of(), "weights": fingerprint(models[0])})
+    manifest = linked / workspace.WEIGHTS / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "weights": "2-old"}))
+
+    def meanwhile(folder: Path) -> str:
+        save_record(workspace.locate(linked), record)
+        return fingerprint(folder)
+
+    monkeypatch.setattr("charonia.weights.quality_record.fingerprint", meanwhile)
+    prepare(str(linked), tmp_path / "run", {})
+    after = json.loads(manifest.read_text())
+    assert after["weights"] == record.weights and parse_records(after["quality"]) == [record]
+
+
+def test_a_start_with_weights_that_cannot_be_read_warns(
+    models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Path(shutil.copytree(models[0], tmp_path / "model"))
+    linked = link_workspace(model, tmp_path / "linked")
+    (model / "model.safetensors").write_bytes(b"")
+    prepare(str(linked), tmp_path / "run", {})
+    assert "manifest.json cannot be updated" in caplog.text and "system_fingerprint" in caplog.text
+
+
 def record_of(**changed: Any) -> dict[str, Any]:
     text = {"name": "t[/x]", "sha256": "0", "tokens": 9, "window": 4, "stride": 2, "perplexity": 2.5}
     head = {"date": "today", "charonia_version": "0", "command": "c", "model": "m[awq]", "weight_type": "bf16"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -94,6 +96,82 @@ def test_checksums_show_every_change_of_a_bin_file(tmp_path: Path) -> None:
     old = dict.fromkeys(TENSORS, torch.zeros(3))
     torch.save(old, file, _use_new_zipfile_serialization=False)
     assert fingerprint(file.parent) != first
+
+
+def test_an_index_of_a_single_file_does_not_count(tmp_path: Path) -> None:
+    file = write(tmp_path / "model", "safetensors")
+    first = fingerprint(file.parent)
+    (file.parent / f"{file.name}.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(TENSORS, file.name)}))
+    assert fingerprint(file.parent) == first
+
+
+def test_the_file_that_the_index_names_for_a_tensor_counts(tmp_path: Path) -> None:
+    for kind, index in (("safetensors", "model.safetensors"), ("bin", "pytorch_model.bin")):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name, values in (("a", _SCALE), ("b", _NORM)):
+            if kind == "bin":
+                torch.save({"x": torch.from_numpy(values.copy()), name: torch.zeros(1)}, folder / f"{name}.{kind}")
+            else:
+                save_file({"x": values, name: _SCALE}, folder / f"{name}.{kind}")
+        found = set()
+        for place in "ab":
+            places = {"x": f"{place}.{kind}", "a": f"a.{kind}", "b": f"b.{kind}"}
+            (folder / f"{index}.index.json").write_text(json.dumps({"weight_map": places}))
+            found.add(fingerprint(folder))
+        assert len(found) == 2
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_little_is_read_where_the_file_system_asks_for_large_buffers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            read.append(super().readinto(buffer) or 0)
+            return read[-1]
+
+    def opened(path: Path, mode: str, buffering: int = 1 << 20) -> io.BufferedReader:
+        return io.BufferedReader(Counted(path, mode), buffering)
+
+    file = write(tmp_path / "model", kind)
+    first = fingerprint(file.parent)
+    monkeypatch.setattr(Path, "open", opened)
+    assert fingerprint(file.parent) == first
+    assert 64 * 4096 <= sum(read) < 1 << 20 < file.stat().st_size / 8
+
+
+def test_a_bin_file_without_checksums_counts_as_its_small_tensors_and_pieces(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        file = write(tmp_path / "model", "bin")
+        first = fingerprint(file.parent)
+        scale = {"b.k_scale": torch.from_numpy(_SCALE * 2)}
+        torch.save({**{name: torch.from_numpy(values.copy()) for name, values in TENSORS.items()}, **scale}, file)
+        assert fingerprint(file.parent) != first
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
+def test_damaged_zip_files_and_unusual_names_have_no_traceback(tmp_path: Path) -> None:
+    file = write(tmp_path / "model", "bin")
+    content = file.read_bytes()
+    entry = content.index(b"PK\1\2")  # the first entry of the directory
+    utf8 = content[: entry + 8] + b"\0\x08" + content[entry + 10 :]
+    damaged = [
+        content[: entry + 6] + b"\xff" + content[entry + 7 :],  # a version that no program can read
+        utf8[: entry + 46] + b"\xff" + utf8[entry + 47 :],  # a name that is not UTF-8
+    ]
+    for one in damaged:
+        file.write_bytes(one)
+        with pytest.raises(ModelError, match=f"{file.name} is not a complete file of PyTorch weights"):
+            fingerprint(file.parent)
+    file.unlink()
+    header = json.dumps({"\ud800": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (file.parent / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert fingerprint(file.parent).startswith(VERSION)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import socket
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 from waiting import wait_until
 
 from charonia import _engine
@@ -26,6 +29,7 @@ from charonia.serve.process import Child
 from charonia.settings import ServeSettings
 from charonia.triton_models import source_dir
 from charonia.weights import workspace
+from charonia.weights.fingerprint import fingerprint
 
 HANG_S = 120
 UNLOADED = "I1121 07:33:19.808406 27217 model_lifecycle.cc:642] \"successfully unloaded 'ensemble' version 1\""
@@ -75,6 +79,33 @@ def test_new_server_loads_the_models_that_the_old_one_had_unloaded(stack: _Stack
     assert is_unloaded()
     assert stack._restart()
     assert not is_unloaded()
+
+
+def test_a_restart_updates_the_fingerprint_of_linked_weights(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    manifest = stack._models.served()[0].workspace / workspace.WEIGHTS / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    linked = {"source": str(tmp_path), "files": {str(tmp_path / "model.safetensors"): {"bytes": 12}}}
+    manifest.write_text(json.dumps({**linked, "weights": "2-old"}))
+    assert stack._restart()
+    assert json.loads(manifest.read_text()) == {**linked, "weights": fingerprint(tmp_path)}
+
+
+def test_a_damaged_manifest_does_not_prevent_a_restart(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = stack._models.served()[0].workspace / workspace.WEIGHTS / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"files": {"a": 1}}')
+    said: list[str] = []
+    monkeypatch.setattr(stack, "_say", lambda text, *_: said.append(text))
+    assert stack._restart()
+    assert any("system_fingerprint" in text for text in said)
+    assert stack._children[0].exit_status() is None
 
 
 def test_a_key_may_not_load_a_workspace(stack: _Stack, tmp_path: Path) -> None:
