@@ -47,7 +47,9 @@ def oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     template = released_templates()["trl/gptoss"]
     today = 'strftime_now("%Y-%m-%d")'
     assert today in template
-    (model / "chat_template.jinja").write_text(template.replace(today, '"2026-11-30"'))  # else each day has other tokens
+    (model / "chat_template.jinja").write_text(
+        template.replace(today, '"2026-11-30"')
+    )  # else each day has other tokens
     save_file(llama_weights(config, None), model / "model.safetensors", metadata={"format": "pt"})
     with running(Stack(model, folder / "run", {"CHARONIA_STREAM_INTERVAL_MS": "0"})) as served:
         yield served
