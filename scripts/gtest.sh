@@ -25,9 +25,12 @@ gtest_shards() {
       timeout -k 10 1800 "$1" "--gtest_filter=$2-$3" >"${logs[index]}" 2>&1 &
     pids+=($!)
   done
-  for one in "${pids[@]}"; do wait "$one" || status=1; done
+  for one in "${pids[@]}"; do
+    while kill -0 "$one" 2>/dev/null; do sleep 0.2; done  # bash can lose a signal that comes when it begins to `wait`
+    wait "$one" || status=1
+  done
   trap - INT TERM
-  wait "${pids[@]}" 2>/dev/null  # a signal ends the loop's `wait` before the process has ended
+  wait "${pids[@]}" 2>/dev/null  # a signal may end the loop's `wait` before the process has ended
   for one in "${logs[@]}"; do gtest_report "$one"; done
   [ -z "$signal" ] || kill -s "$signal" "$BASHPID"
   return $status

@@ -201,6 +201,7 @@ if [ -z "$model" ]; then
   get_smollm2
 else
   if kill -0 "$model" 2>/dev/null; then say "waiting for the download of the default model"; fi
+  while kill -0 "$model" 2>/dev/null; do sleep 0.2; done  # bash can lose a signal that comes when it begins to `wait`
   wait "$model" || true
   model=
 fi

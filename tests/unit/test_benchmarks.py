@@ -142,6 +142,7 @@ def test_kernels_measures_the_operations_of_pytorch(tmp_path: Path) -> None:
     assert all(one.value > 0 and one.case["library"] == "torch" for one in found)
 
 
+@pytest.mark.slow
 def test_kernels_names_each_operation_that_a_library_fails_at(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 
 from charonia.errors import ModelError
@@ -19,6 +18,7 @@ from charonia.weights.fingerprint import VERSION, fingerprint
 _LARGE = np.zeros((1 << 10, 1 << 10), np.float32)  # far more than the pieces of a file
 _SCALE = np.array([0.0131], np.float32)
 _NORM = np.linspace(1, 2, 5000, dtype=np.float32)
+BIN = pytest.param("bin", marks=pytest.mark.slow)  # needs PyTorch
 TENSORS = {"a.large": _LARGE, "b.k_scale": _SCALE, "c.large": _LARGE, "d.norm": _NORM, "e.large": _LARGE}
 
 
@@ -36,6 +36,8 @@ def write(folder: Path, kind: str) -> Path:
         writer.close()
         return file
     if kind == "bin":
+        import torch
+
         file = folder / "pytorch_model.bin"
         torch.save({name: torch.from_numpy(values.copy()) for name, values in TENSORS.items()}, file)
         return file
@@ -51,7 +53,7 @@ def change(file: Path, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "bin", "gguf"])
+@pytest.mark.parametrize("kind", ["safetensors", BIN, "gguf"])
 def test_one_changed_byte_of_a_small_tensor_changes_the_fingerprint(kind: str, tmp_path: Path) -> None:
     found = {fingerprint(write(tmp_path / "model", kind).parent)}
     assert found == {fingerprint(write(tmp_path / "copy", kind).parent)}
@@ -86,7 +88,10 @@ def test_the_smallest_tensors_are_read_if_all_are_too_many(tmp_path: Path, monke
     assert fingerprint(file.parent) != first
 
 
+@pytest.mark.slow
 def test_checksums_show_every_change_of_a_bin_file(tmp_path: Path) -> None:
+    import torch
+
     file = write(tmp_path / "model", "bin")
     first = fingerprint(file.parent)
     large = torch.zeros(1 << 10, 1 << 10)
@@ -105,7 +110,10 @@ def test_an_index_of_a_single_file_does_not_count(tmp_path: Path) -> None:
     assert fingerprint(file.parent) == first
 
 
+@pytest.mark.slow
 def test_the_file_that_the_index_names_for_a_tensor_counts(tmp_path: Path) -> None:
+    import torch
+
     for kind, index in (("safetensors", "model.safetensors"), ("bin", "pytorch_model.bin")):
         folder = tmp_path / kind
         folder.mkdir()
@@ -122,7 +130,7 @@ def test_the_file_that_the_index_names_for_a_tensor_counts(tmp_path: Path) -> No
         assert len(found) == 2
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("kind", ["safetensors", BIN])
 def test_little_is_read_where_the_file_system_asks_for_large_buffers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +151,10 @@ def test_little_is_read_where_the_file_system_asks_for_large_buffers(
     assert 64 * 4096 <= sum(read) < 1 << 20 < file.stat().st_size / 8
 
 
+@pytest.mark.slow
 def test_a_bin_file_without_checksums_counts_as_its_small_tensors_and_pieces(tmp_path: Path) -> None:
+    import torch
+
     torch.serialization.set_crc32_options(False)
     try:
         file = write(tmp_path / "model", "bin")
@@ -155,6 +166,7 @@ def test_a_bin_file_without_checksums_counts_as_its_small_tensors_and_pieces(tmp
         torch.serialization.set_crc32_options(True)
 
 
+@pytest.mark.slow
 def test_damaged_zip_files_and_unusual_names_have_no_traceback(tmp_path: Path) -> None:
     file = write(tmp_path / "model", "bin")
     content = file.read_bytes()
