@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from charonia import ModelError, _engine
 from charonia.errors import ServeError
@@ -119,7 +120,8 @@ def test_setup_that_is_ended_ends_its_download_and_keeps_what_it_installed(check
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(
-        "#!/bin/sh\ncase $* in *get_smollm2*) [ ! -e /proc/self/fd/9 ] || touch locked; exec sleep 1000 ;; esac\n"
+        "#!/bin/sh\ncase $* in *get_smollm2*) [ ! -e /proc/self/fd/9 ] || touch locked; touch started; "
+        "exec sleep 1000 ;; esac\n"
     )
     python.chmod(0o755)
     env = {name: value for name, value in os.environ.items() if name != "MODEL"}
@@ -131,6 +133,7 @@ def test_setup_that_is_ended_ends_its_download_and_keeps_what_it_installed(check
     )
     assert setup.stderr
     assert any("waiting for the download" in line for line in setup.stderr)
+    wait_until((checkout / "started").exists)  # a signal can miss a program that a shell is just starting
     setup.terminate()
     setup.communicate(timeout=300)  # returns when no process has stderr
     assert setup.returncode != 0
