@@ -69,7 +69,9 @@ struct Part {
   int tile = 0, begin = 0, end = 0;
 };
 
-// The work of a block: whole tiles, then steps of the tiles that the blocks share.
+// The work of a block: whole tiles, then steps of the tiles that the blocks share. A template, because builds for GPUs without
+// wgmma do not use it, and would warn.
+template <class S>
 struct Work : SharedTiles {
   int whole;       // tiles
   int begin, end;  // steps
@@ -90,7 +92,8 @@ struct Work : SharedTiles {
   CHARONIA_DEVICE int first_shared() const { return whole * static_cast<int>(gridDim.x); }
 };
 
-CHARONIA_DEVICE Work work_of_block(const WgmmaParams& p) {
+template <class S>
+CHARONIA_DEVICE Work<S> work_of_block(const WgmmaParams& p) {
   const int tiles = p.row_tiles * p.column_tiles, blocks = static_cast<int>(gridDim.x);
   const int block = static_cast<int>(blockIdx.x), steps = static_cast<int>(divide_up(2 * p.k, kStepK));
   if (p.whole_tiles) return {{0, steps, 0}, (tiles - block + blocks - 1) / blocks, 0, 0};
@@ -100,9 +103,10 @@ CHARONIA_DEVICE Work work_of_block(const WgmmaParams& p) {
 }
 
 // The steps of a block, one after the other.
+template <class S>
 struct Steps {
   const WgmmaParams& p;
-  Work work;
+  Work<S> work;
   Part part{};
   int step = 0;
   TilePlace place{};
@@ -118,8 +122,8 @@ struct Steps {
 
 // Copies both operands. One thread calls it.
 template <class S>
-CHARONIA_DEVICE void produce(const WgmmaParams& p, const Work& work, const Ring<S>& ring) {
-  Steps weights{p, work}, inputs{p, work};
+CHARONIA_DEVICE void produce(const WgmmaParams& p, const Work<S>& work, const Ring<S>& ring) {
+  Steps<S> weights{p, work}, inputs{p, work};
   const auto copy_weights = [&](int stage) {
     const int first = weights.place.column_tile * S::kColumns;
     barrier_arrive_expect(ring.full + stage, S::kStageBytes);
@@ -208,7 +212,7 @@ CHARONIA_DEVICE void store(const WgmmaParams& p, int first_row, int first_column
 }
 
 template <class S>
-CHARONIA_DEVICE void consume(const WgmmaParams& p, Work work, const Ring<S>& ring) {
+CHARONIA_DEVICE void consume(const WgmmaParams& p, Work<S> work, const Ring<S>& ring) {
   dependency_wait();
   const int warp = warp_id() - kGroupThreads / kWarp, group = warp / 4;
   const int own_row = S::kDividesRows ? group * kGroupRows : 0, own_column = S::kDividesRows ? 0 : group * S::kN;
@@ -266,7 +270,7 @@ void w8a8_wgmma_kernel(CHARONIA_GRID_CONSTANT const WgmmaParams p) {
     }
     __syncthreads();
     if (!p.late_trigger) dependency_trigger();
-    const Work work = work_of_block(p);
+    const auto work = work_of_block<S>(p);
     if (threadIdx.x < kGroupThreads) {
       leave_registers<kProducerRegisters>();
       if (threadIdx.x == 0) {
