@@ -33,6 +33,18 @@ void expect_trigger(bool late, const std::function<void()>& run) {
 }
 bool late() { return overlap_setting() == Overlap::late; }
 
+// Every tactic of a GEMM triggers as the setting says.
+void expect_triggers_of_tactics(Stream& stream, const Gemm& gemm) {
+  for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::any)) {
+    SCOPED_TRACE(cat(to_string(tactic), ", ", gemm.rows, " rows"));
+    const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
+    expect_trigger(late(), [&] {
+      cuda::gemm(stream, device_info(0), gemm, tactic, workspace.data());
+      stream.wait("test");
+    });
+  }
+}
+
 TEST(LateTriggerTest, gemms_trigger_after_their_last_request_only_if_set) {
   for (const auto type : {DType::bf16, DType::f16}) {
     for (const std::int64_t rows : {1, 12, 70, 300}) {
@@ -61,14 +73,8 @@ TEST(LateTriggerTest, gemms_of_quantised_weights_trigger_after_their_last_reques
       auto gemm = linear.gemm();
       gemm.rows = rows, gemm.in = in.tensor().data, gemm.in_stride = in.tensor().stride;
       gemm.out = out.tensor().data, gemm.out_type = DType::bf16, gemm.out_stride = out.tensor().stride;
-      for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::any)) {
-        SCOPED_TRACE(cat(to_string(tactic), ", ", rows, " rows, ", ops::to_string(code)));
-        const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
-        expect_trigger(late(), [&] {
-          cuda::gemm(stream, device_info(0), gemm, tactic, workspace.data());
-          stream.wait("test");
-        });
-      }
+      SCOPED_TRACE(ops::to_string(code));
+      expect_triggers_of_tactics(stream, gemm);
     }
   }
 }
@@ -96,14 +102,8 @@ TEST(LateTriggerTest, gemms_of_8_bit_products_trigger_after_their_last_request_o
       gemm.in = codes.data(), gemm.in_stride = kK;
       gemm.quant->prepared = true, gemm.quant->row_scales = scales.as<float>();
       stream.wait("test");
-      for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::any)) {
-        SCOPED_TRACE(cat(to_string(tactic), ", ", rows, " rows, ", ops::to_string(code)));
-        const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
-        expect_trigger(late(), [&] {
-          cuda::gemm(stream, device_info(0), gemm, tactic, workspace.data());
-          stream.wait("test");
-        });
-      }
+      SCOPED_TRACE(ops::to_string(code));
+      expect_triggers_of_tactics(stream, gemm);
     }
   }
 }

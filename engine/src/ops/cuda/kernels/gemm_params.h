@@ -61,7 +61,7 @@ std::vector<GemmTactic> bulk_tactics(const DeviceInfo& device, const Gemm& gemm)
 inline constexpr int kWgmmaWarps = 8;
 // The numbers of thread blocks of a wgmma kernel (shared_tiles.h): one for each SM, which share tiles; and in front of
 // it fewer, if then each block computes whole tiles, or a half or a quarter of a tile, so that fewer sums of parts are
-// written and read. k: in elements of 16 bits, of which a block has at least 256.
+// written and read. k: in elements of 16 bits. A block has 256 of them or more.
 std::vector<int> wgmma_blocks(const DeviceInfo& device, std::int64_t tiles, std::int64_t k);
 
 // Adds a tactic with each number of thread blocks that may share the parts of K of a tile: more of them as long as
