@@ -53,6 +53,18 @@ for number, handler in (
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """Restore them. `charonia serve` in this process leaves signals ignored at its end, and then child processes ignore
+    them too."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    yield
+    for number, handler in before:
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def all_proposals() -> Iterator[None]:
     """Engines of this process choose all proposals, so that no test depends on the measured times of steps."""
