@@ -412,7 +412,7 @@ void decode_kernel(const AttentionParams p) {
   if (thread < kPositions) row_ahead = look_up();
   // With a quantised cache q stays in shared memory to save registers, in the stages' q tiles, used alternately by
   // unit.
-  [[maybe_unused]] int q_ahead = 0, q_now = 0;
+  [[maybe_unused]] int q_now = 0;
   const auto q_tile = [&](int of) { return stages + of * layout.stage_bytes() + layout.tile_bytes; };
   int parity = 0;
   const auto publish_rows = [&] {
@@ -430,8 +430,8 @@ void decode_kernel(const AttentionParams p) {
       if (ahead.at_begin()) {
         const auto row_of = [](int i) { return QueryRow{0, i}; };
         if constexpr (quantised) {
-          copy_q<kDim, kRows>(q_tile(q_ahead), p, attention_unit<has_score_mod>(p, ahead.turn - 1, units), row_of);
-          q_ahead = q_ahead + 1 == p.stages ? 0 : q_ahead + 1;
+          const int turn = ahead.turn - 1;
+          copy_q<kDim, kRows>(q_tile(turn % p.stages), p, attention_unit<has_score_mod>(p, turn, units), row_of);
         } else {
           copy_q<kDim, kRows>(to + layout.tile_bytes, p, ahead.unit, row_of);
         }
