@@ -635,6 +635,8 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     assert not caplog.text
     convert(folder, tmp_path / "u")
     assert "quant_policy = 16" in caplog.text and "kv_cache_scheme" in caplog.text
+    chosen = link_workspace(folder, tmp_path / "t", settings={"quant_policy": "0"}) / workspace.WEIGHTS
+    assert cache_warnings(chosen, {}) == [], "charonia convert --quant-policy 0 is a choice"
     assert "quant_policy = 16" in make_plan(folder).warnings[0]
     assert not any("kv_cache_scheme" in line for line in make_plan(folder, {"quant_policy": 4}).warnings)
     assert make_plan(folder, {"quant_policy": 16}).warnings == make_plan(dense, {"quant_policy": 8}).warnings
