@@ -69,7 +69,8 @@ class TritonPythonModel:
 
 
 def quality_records(manifest: Path) -> list[Any]:
-    """The current records of `charonia evaluate`, which may run at the same time. None if there are no records."""
+    """The current records of `charonia evaluate`, which may run at the same time. Without records of other
+    weights, which servers of other versions have stored."""
     try:
         status = manifest.stat()
         return _records_of(manifest, (status.st_ino, status.st_mtime_ns, status.st_size))
@@ -82,5 +83,8 @@ def _records_of(manifest: Path, version: tuple[int, ...]) -> list[Any]:
     """Cached, because the manifest of a model with many experts has tens of megabytes, and responses wait while it is
     read."""
     content = json.loads(manifest.read_text(encoding="utf-8"))
-    records = content.get("quality", []) if isinstance(content, dict) else []
-    return records if isinstance(records, list) else []
+    records = content.get("quality") if isinstance(content, dict) else None
+    if not isinstance(records, list):
+        return []
+    own = (None, "", content.get("weights"))
+    return [one for one in records if isinstance(one, dict) and one.get("weights") in own]

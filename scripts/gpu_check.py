@@ -227,6 +227,8 @@ def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
 
 def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
     """Run the commands of a stage. After a command that fails, the others run; after one that is killed, none."""
+    from charonia.bench.machine import gpu_of
+
     ends_at = time.monotonic() + limit_s
     records, errors, wrong = list[Figure](), list[str](), dict[str, str]()
     for number, command in enumerate(MEASUREMENTS[name][1]):
@@ -252,7 +254,8 @@ def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
             wrong[f"{command.name} {', '.join(map(str, command.labels.values()))}: {how}"] = text
         if code is None:
             break
-    more: dict[str, Any] = {"records": records, "decisions": [*errors, *decide(name, records)]}
+    gpu = "" if emulated else gpu_of("name")
+    more: dict[str, Any] = {"records": records, "decisions": [*errors, *decide(name, records, gpu)]}
     if wrong:
         return failed("; ".join(wrong), "\n".join(wrong.values()), **more)
     return Outcome("passed", f"{len(records)} figures", **more)

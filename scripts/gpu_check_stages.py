@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,8 +94,10 @@ GOALS: dict[str, dict[tuple[str, int], float]] = {
 PRICES = {1: 5.0, 64: 15.0}  # the most percent that `reproducible` may cost, by batch
 
 
-def decide(stage: str, figures: Sequence[Figure]) -> Iterator[str]:
-    """Yield one line for each decision that the figures of a stage allow."""
+def decide(stage: str, figures: Sequence[Figure], gpu: str = "") -> Iterator[str]:
+    """Yield one line for each decision that the figures of a stage allow. gpu: the device's name. The goals are for an
+    H200, so figures of other devices have no verdict."""
+    no_verdict = "" if re.search(r"\bH200\b", gpu) else f"no verdict on {gpu or 'this device'}"
 
     def at(name: str, **case: Any) -> float:
         return next((f["value"] for f in figures if f["name"] == name and case.items() <= f["case"].items()), math.nan)
@@ -104,13 +107,14 @@ def decide(stage: str, figures: Sequence[Figure]) -> Iterator[str]:
 
     for (name, batch), goal in GOALS.get(stage, {}).items():
         rate = at(name, batch=batch, reproducible=False)
-        what = "reached" if rate >= goal else "not measured" if math.isnan(rate) else f"missed by {1 - rate / goal:.1%}"
+        what = no_verdict or ("reached" if rate >= goal else f"missed by {1 - rate / goal:.1%}")
+        what = "not measured" if math.isnan(rate) else what
         yield f"{stage}, batch {batch}: {name} {rate:.0f} tokens/s, goal for an H200 {goal:.0f}: {what}"
     for batch, limit in PRICES.items():
         price = 100 * (1 - at("decode", batch=batch, reproducible=True) / at("decode", batch=batch, reproducible=False))
         if not math.isnan(price):
-            what = "reached" if price <= limit else f"missed by {price - limit:.1f} points"
-            yield f"{stage}, batch {batch}: reproducible costs {price:.1f} % of at most {limit:.0f} %: {what}"
+            what = no_verdict or ("reached" if price <= limit else f"missed by {price - limit:.1f} points")
+            yield f"{stage}, batch {batch}: reproducible costs {price:.1f} %, goal for an H200 {limit:.0f} %: {what}"
     if stage == "probe":
         yield f"reproducible mode {'may' if all(one['value'] == 100 for one in figures) else 'must not'} use wgmma"
     elif stage == "limits" and not math.isnan(sustained := at("bf16 GEMM", what="after 5 s")):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from charonia import disk
 from charonia.api.options import ApiKeyOption, DtypeOption, ModelArgument, TlsCaOption, with_engine_options
@@ -48,15 +49,18 @@ class DeviceKind(str, Enum):
     cuda = "cuda"
 
 
-def _show(file: Path | None, about: dict[str, Any], records: Iterable[Record]) -> list[Record]:
+def _show(
+    file: Path | None, about: dict[str, Any], records: Iterable[Record], *, progress: bool = False
+) -> list[Record]:
     """Write the file after each record, print all of them at the end or at an error, and return them. about: the
-    settings of the measurement."""
+    settings of the measurement. progress: show the last record on standard error if it is a terminal."""
     from charonia.bench.records import keep, print_records
 
     found: list[Record] = []
     try:
-        for found in keep(file, about, records):  # noqa: B007  # all of them are printed
-            pass
+        with Console(stderr=True, quiet=not progress).status("measuring") as status:
+            for found in keep(file, about, records):
+                status.update(Text(f"{len(found)} figures, the last of {found[-1].benchmark}, {found[-1].case}"))
     finally:
         print_records(Console(), found)
     return found
@@ -395,7 +399,7 @@ def kernels(
             expert_rows = rows or [1, 64, 128, 256, 512, 2048]
             measured = chain(measured, measure_experts(layers, **ours, **how, rows=expert_rows))
     about = {"device": device.value, "shape": name, "threads": threads, "reproducible": modes, "library": library}
-    _show(json_file, about, measured)
+    _show(json_file, about, measured, progress=True)
 
 
 @app.command()

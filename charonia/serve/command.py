@@ -177,7 +177,9 @@ def load_model(name: Loaded, given: dict[str, Any] | None = None) -> None:
     from charonia.serve.models import added
 
     new, location = added(name)
-    print(_ask(given, do="load", name=f"{new}={location}" if new else name))
+    said, *warnings = _ask(given, do="load", name=f"{new}={location}" if new else name).splitlines()
+    print(said)
+    print(*warnings, sep="\n", end="\n" if warnings else "", file=sys.stderr)
 
 
 @models_app.command("unload")

@@ -100,7 +100,7 @@ def prepare_all(
     if len(served) == 1:
         # The engine checks these settings too, but only after Triton has started.
         checked = inference.get("lora_adapters") or inference.get("kv_offload_memory")
-        quantised = inference.get("quant_policy", "0") != "0"  # which latent attention rejects
+        quantised = shares.setting_of(served[0], inference, "quant_policy") != "0"  # which latent attention rejects
         if checked or quantised or draft_of(inference) or mtp_of(inference) or reads_head(inference):
             made = _engine.plan_memory(served[0].workspace / workspace.WEIGHTS, dict(inference))
             if made["num_blocks"] == 0:

@@ -320,7 +320,8 @@ class EngineServer:
 
     async def quality(self, timeout_s: float = 0) -> list[dict[str, Any]]:
         """timeout_s: only used by remote servers."""
-        return (await asyncio.to_thread(workspace.read_manifest, self._weights)).quality
+        manifest = await asyncio.to_thread(workspace.read_manifest, self._weights)
+        return [one for one in manifest.quality if one.get("weights") in (None, "", manifest.weights)]
 
     async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
         return with_arithmetic(self._text.model_info, self.info.arithmetic.encode(), self.info.deterministic)

@@ -515,6 +515,8 @@ def write_weights(
     quality = _quality_of(source.folder, spec, weights_id)
     manifest = workspace.Manifest(str(source.folder.resolve()), ranks, weights_id, quality=quality)
     _add_layers(manifest, spec)
+    if "quant_policy" in settings:
+        manifest.kv_cache.pop("made_for", None)  # a choice needs no reminder; config.ini cannot tell 0 from no choice
     if source.adaptable:
         _add_modules(manifest, spec, tensors)
     for file in written:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from charonia.errors import CharoniaError, ModelError
 from charonia.json_files import read_json
-from charonia.weights.fingerprint import fingerprint
+from charonia.weights.fingerprint import VERSION, fingerprint
 from charonia.weights.workspace import Location
 
 SIDE_FILE = "charonia_quality.json"
@@ -101,6 +101,17 @@ def parse_records(content: object) -> list[QualityRecord]:
     return records
 
 
+def _is_of_other_version(weights: object) -> bool:
+    """Whether a fingerprint is of an older or a newer version, whose servers may use the same files."""
+    return isinstance(weights, str) and weights != "" and not weights.startswith(VERSION)
+
+
+def _of_other_versions(content: object) -> list[Any]:
+    """Return the entries of a manifest or a side file that this version keeps unchanged, and ignores."""
+    entries = content if isinstance(content, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and _is_of_other_version(entry.get("weights"))]
+
+
 def records_of_folder(folder: Path, weights: str | None = None) -> list[QualityRecord]:
     """Return the records of a Hugging Face folder that belong to its current weights. weights: their fingerprint."""
     file = folder / SIDE_FILE
@@ -126,7 +137,8 @@ def fingerprint_of(location: Location) -> str:
 
 
 def update_manifest(weights: Path) -> None:
-    """Store the current fingerprint of a linked workspace's source, and remove records that do not belong to it."""
+    """Store the current fingerprint of a linked workspace's source, and remove records of other weights, except records
+    of other versions."""
     file = weights / "manifest.json"
     try:
         content = read_json(file)
@@ -144,9 +156,11 @@ def update_manifest(weights: Path) -> None:
         content = read_json(file)  # after a time in which charonia evaluate may have stored a record
         known = parse_records(content.get("quality"))
         kept = _of_these_weights(known, now, file, source)
-        if len(kept) < len(known) or now != content.get("weights"):
+        wrong = any(one.weights != now and not _is_of_other_version(one.weights) for one in known)
+        if wrong or now != content.get("weights"):
+            records = [*_of_other_versions(content.get("quality")), *(one.content() for one in kept)]
             # `quality` is not added to a manifest without it.
-            quality = {"quality": [one.content() for one in kept]} if "quality" in content else {}
+            quality = {"quality": records} if "quality" in content else {}
             _write(file, {**content, "weights": now, **quality})
     except (OSError, CharoniaError) as error:
         log.warning(
@@ -178,11 +192,13 @@ def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
 def _of_these_weights(records: list[QualityRecord], now: str, file: Path, folder: Path) -> list[QualityRecord]:
     """Return the records of the weights with fingerprint `now`. file, folder: where records and weights are."""
     kept = [record for record in records if record.weights == now]
-    if len(kept) < len(records):
+    # A record of this version needs no warning about one of another version.
+    ignored = [one for one in records if one.weights != now and not (kept and _is_of_other_version(one.weights))]
+    if ignored:
         log.warning(
-            "%d of the quality records in %s belong to other weights than %s has now, or were stored by an older "
+            "%d of the quality records in %s belong to other weights than %s has now, or were stored by another "
             "version, and are ignored: measure again with charonia evaluate",
-            len(records) - len(kept),
+            len(ignored),
             file,
             folder,
         )
@@ -210,11 +226,12 @@ def save_record(location: Location, record: QualityRecord) -> Path:
     if location.weights is not None:
         key, content, known = "quality", read_json(file), records_of_weights(location.weights)
     else:
-        key, content, known = "records", {}, records_of_folder(location.path)
-    kept = [one for one in known if _settings(one) != _settings(record)]
-    content[key] = [one.content() for one in (*kept, record)]
+        key, content = "records", read_json(file) if file.is_file() else {}
+        known = records_of_folder(location.path)
+    kept = [one for one in known if _settings(one) != _settings(record) and not _is_of_other_version(one.weights)]
+    records = [*_of_other_versions(content.get(key)), *(one.content() for one in (*kept, record))]
     try:
-        _write(file, content)
+        _write(file, {**content, key: records})
     except OSError as error:
         raise _cannot_write(file, error.strerror or error) from None
     return file

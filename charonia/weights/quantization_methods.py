@@ -81,7 +81,8 @@ def _gptq_rules(settings: Settings, form: str) -> list[tuple[ModulePattern, Sche
     for key in dynamic.values if dynamic else ():
         own = dynamic.inner(key) if dynamic else None
         pattern = _pattern(settings, key.removeprefix("+:").removeprefix("-:"))
-        both = Settings(f"{settings.place}.dynamic", {**settings.values, **(own.values if own else {})})
+        place = f"{settings.place}.dynamic.{_shown(key)}"
+        both = Settings(place, {**settings.values, **(own.values if own else {})})
         rules.append((pattern, None if key.startswith("-:") else _gptq_scheme(both, form)))
     return rules
 
@@ -90,9 +91,12 @@ def _pattern(settings: Settings, text: str, end: str = "") -> ModulePattern:
     try:
         return module_pattern(text, end)
     except PatternError as error:
-        shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
         expected = f"a regular expression that RE2 supports ({error}); look-ahead is supported at its start only"
-        raise settings.wrong("a pattern of modules", shown, expected) from error
+        raise settings.wrong("a pattern of modules", _shown(text), expected) from error
+
+
+def _shown(pattern: str) -> str:
+    return pattern if len(pattern) <= _MAX_SHOWN else f"{pattern[:_MAX_SHOWN]}..."
 
 
 def fp8(settings: Settings) -> QuantizationConfig:
@@ -240,7 +244,7 @@ def _group_scheme(group: Settings, form: str) -> Scheme | None:
     if form not in makers:
         raise group.unsupported("format", form, ", ".join(makers))
     if weights.get("dynamic"):
-        raise weights.unsupported("dynamic", weights.get("dynamic"), "false")
+        raise weights.unsupported("dynamic", weights.get("dynamic"), "false, with the scales of weights in the file")
     return makers[form](group, weights, bits, kind)
 
 
@@ -354,7 +358,6 @@ def _activations(group: Settings, kind: str) -> str:
     if strategy == "group" and dynamic:
         return ""
     if strategy not in ("token", "tensor") or (strategy == "token" and not dynamic):
-        raise inputs.unsupported(
-            "strategy", f"{strategy} ({'dynamic' if dynamic else 'static'})", "token (dynamic), tensor"
-        )
+        supported = "token and group with dynamic = true, tensor with dynamic = true or false"
+        raise inputs.unsupported("strategy", f"{strategy} with dynamic = {str(bool(dynamic)).lower()}", supported)
     return f"{name}-token" if dynamic else f"{name}-tensor"

@@ -77,19 +77,15 @@ class RandomSource : public ops::QuantSource {
 
 class KernelBench {
  public:
-  KernelBench(const std::string& device, int threads, bool reproducible, std::optional<bool> wgmma_prompts,
-              std::optional<bool> wgmma_experts) {
+  KernelBench(const std::string& device, int threads, bool reproducible, std::optional<bool> wgmma_experts) {
     if (device == "cpu") {
       ops_ = ops::make_cpu_ops(threads);
     } else if (device == "cuda") {
-      ops_ = ops::make_cuda_ops(
-          {.reproducible = reproducible, .wgmma_experts = wgmma_experts, .wgmma_prompts = wgmma_prompts});
+      ops_ = ops::make_cuda_ops({.reproducible = reproducible, .wgmma_experts = wgmma_experts});
     } else {
       throw Error(ErrorCode::invalid_argument, cat("device = '", device, "' is not valid: expected cpu or cuda"));
     }
   }
-
-  std::string instruction_set() const { return std::string(ops_->instruction_set()); }
 
   // The kernels that a GPU has chosen so far (GemmRunner::report()).
   std::vector<std::string> report() const { return ops_->report(); }
@@ -295,12 +291,9 @@ class KernelBench {
 void bind_kernel_bench(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> release;
   py::class_<KernelBench>(m, "KernelBench", "Times single operations on a device.")
-      .def(py::init<const std::string&, int, bool, std::optional<bool>, std::optional<bool>>(), py::arg("device"),
-           py::arg("threads") = 0, py::arg("reproducible") = false, py::arg("wgmma_prompts") = std::nullopt,
-           py::arg("wgmma_experts") = std::nullopt, release,
-           "wgmma_prompts, wgmma_experts: whether attention of prompts and experts use wgmma on a GPU; None: as an "
-           "engine chooses.")
-      .def_property_readonly("instruction_set", &KernelBench::instruction_set)
+      .def(py::init<const std::string&, int, bool, std::optional<bool>>(), py::arg("device"), py::arg("threads") = 0,
+           py::arg("reproducible") = false, py::arg("wgmma_experts") = std::nullopt, release,
+           "wgmma_experts: whether experts use wgmma on a GPU; None: as an engine chooses.")
       .def("report", &KernelBench::report, release, "The kernels that a GPU has chosen so far, one in a line.")
       .def("gemm", &KernelBench::gemm, py::arg("n"), py::arg("k"), py::arg("format"), py::arg("rows"),
            py::arg("layers"), py::arg("rounds"), release,

@@ -36,7 +36,6 @@
 #include "runtime/draft_logits.h"
 #include "runtime/proposals.h"
 #include "runtime/settings.h"
-#include "runtime/stream_interval.h"
 #include "text/token_split.h"
 #include "text/token_table.h"
 
@@ -307,7 +306,6 @@ void bind_config(py::module_& m) {
         "The logits of an MTP layer or an EAGLE-3 head, for tests (engine/src/runtime/draft_logits.h).");
   m.def("choose_all_proposals_for_tests", &runtime::SpeculationPolicy::choose_all_for_tests, py::arg("all"),
         "Whether all engines choose all proposals, whatever a step takes.");
-  m.attr("JOINED_STREAM_WEIGHT") = runtime::kJoinedStreamWeight;
   m.def("settings_from_environment", &settings_from_environment, "CHARONIA_<KEY> of every inference parameter.");
   m.def("read_config_ini", &read_config_ini, py::arg("file"), "Section [llama] of a config.ini.");
 }
@@ -323,9 +321,6 @@ void bind_measurements(py::module_& m) {
   m.def(
       "free_host_memory", [] { return ops::cpu::free_memory(); },
       "Bytes of host memory that may still be allocated, within the limits of control groups.");
-  m.def(
-      "parse_bytes", &parse_bytes, py::arg("text"),
-      "The bytes of a size such as 8GiB or 500MB; None if it is not valid.");
   m.def(
       "num_gpus", &ops::num_cuda_devices,
       "Number of GPUs that device = auto can use.");

@@ -165,8 +165,7 @@ class DeviceMatrix {
 
 // The properties of a device that the tests need.
 struct DeviceTraits {
-  bool bitwise = true;            // a row's bits do not depend on the other rows
-  bool same_device_twice = true;  // two Ops of it may exist at the same time
+  bool bitwise = true;  // a row's bits do not depend on the other rows
   // Maximum error of attention, in units of the rounding of its KV type, for values of about 1.
   double attention_roundings = 0.1;
   // Attention over a bf16 cache rounds queries and weights to bf16; weights are rounded before they are summed.

@@ -456,6 +456,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("w4a16", group(targets=["re:.*q_proj"]), r"k_proj\.weight_packed is quantised, but config\.js"),
     ("w8a8 dynamic", weights(symmetric=False), r"weights: symmetric False is not supp"),
     ("w8a8 dynamic", group(input_activations={"symmetric": False}), r"activations: symmetric False is not supp"),
+    ("w8a8 dynamic", weights(dynamic=True), r"weights: dynamic True .*supported: false, with the scales of weights in"),
+    ("w8a8 dynamic", group(input_activations={"dynamic": "local"}), r"dynamic 'local' .*supported: true, false"),
+    ("w8a8 dynamic", group(input_activations={"dynamic": False}), r"'token with dynamic = false' .*: token and group"),
+    ("gptq", {"dynamic": {"+:.*up_proj": {"bits": 3}}}, r"dynamic\.\+:\.\*up_proj: bits 3 .*supported: 4, 8"),
     ("w8a8 dynamic", group(output_activations={"num_bits": 8}), r"output_activations"),
     ("fp8 channels", group(input_activations={"type": "int"}), r"supported: 8, of type float"),
     ("fp8 channels", weights(strategy="block", block_structure="32x\u00b2"), r"block_structure is \[32, 0\]"),
@@ -635,6 +639,8 @@ def test_a_model_whose_cache_alone_is_quantised_has_dense_weights(
     assert not caplog.text
     convert(folder, tmp_path / "u")
     assert "quant_policy = 16" in caplog.text and "kv_cache_scheme" in caplog.text
+    chosen = link_workspace(folder, tmp_path / "t", settings={"quant_policy": "0"}) / workspace.WEIGHTS
+    assert cache_warnings(chosen, {}) == [], "charonia convert --quant-policy 0 is a choice"
     assert "quant_policy = 16" in make_plan(folder).warnings[0]
     assert not any("kv_cache_scheme" in line for line in make_plan(folder, {"quant_policy": 4}).warnings)
     assert make_plan(folder, {"quant_policy": 16}).warnings == make_plan(dense, {"quant_policy": 8}).warnings

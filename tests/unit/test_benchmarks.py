@@ -20,7 +20,7 @@ from charonia.api.engine import Engine
 from charonia.api.results import Chunk, Output, SamplingParams
 from charonia.bench import adapters, peers, records, static
 from charonia.bench.adapters import _figures, _Seconds, run_adapters
-from charonia.bench.cli import app
+from charonia.bench.cli import app, kernels
 from charonia.bench.kernels import FORMATS, kernel_of, measure_kernels
 from charonia.bench.peers import ENGINES, Result, peer_records
 from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
@@ -291,6 +291,21 @@ def test_kernels_shows_and_writes_what_was_measured_before_an_error(tmp_path: Pa
         done = CliRunner().invoke(app, ["kernels", "--json", str(file)])
     assert isinstance(done.exception, EngineClosedError) and "gemm" in done.output
     assert [record.value for record in records.read(file)[1]] == [1.0]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_kernels_shows_progress_only_on_a_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    measured = [Record.of("gemm", "time", "us", [1.0], case={"rows": rows}) for rows in (1, 8)]
+    monkeypatch.setattr("charonia.bench.kernels.measure_kernels", lambda *_, **__: measured)
+    monkeypatch.setattr(sys, "stderr", stream := Stream())
+    monkeypatch.setenv("TERM", "xterm")
+    kernels(json_file=None)
+    assert ("2 figures, the last of gemm, {'rows': 8}" in stream.getvalue()) is terminal
+    assert ("\x1b" in stream.getvalue()) is terminal
 
 
 def test_file_has_each_record_at_once_and_the_last_one_of_a_case(

@@ -1056,6 +1056,9 @@ def test_a_quantised_cache_of_latents_is_refused_before_a_server_starts(tmp_path
     write_random_model(tmp_path / "m", {**config, "num_hidden_layers": 2})
     with pytest.raises(UnsupportedError, match=r"latents .* cannot be quantised: omit quant_policy"):
         convert(tmp_path / "m", tmp_path / "w", settings={"quant_policy": "16"})
-    settings = ServeSettings(model=str(tmp_path / "m"))
-    with contextlib.ExitStack() as held, pytest.raises(UnsupportedError, match=r"latents .* cannot be quantised"):
-        prepare_all(settings, tmp_path / "run", {"quant_policy": "16", "device": "cpu"}, lambda _: None, held)
+    ini = convert(tmp_path / "m", tmp_path / "w") / workspace.WEIGHTS / "config.ini"
+    ini.write_text(ini.read_text().replace("quant_policy = 0", "quant_policy = 8"))
+    for model, given in (("m", {"quant_policy": "16"}), ("w", {})):
+        settings = ServeSettings(model=str(tmp_path / model))
+        with contextlib.ExitStack() as held, pytest.raises(UnsupportedError, match=r"latents .* cannot be quantised"):
+            prepare_all(settings, tmp_path / "run", {"device": "cpu", **given}, lambda _: None, held)

@@ -27,6 +27,7 @@ from charonia.quality.evaluate import default_questions, default_text, evaluate
 from charonia.quality.perplexity import Perplexity, Window, compare, log_softmax, perplexity, windows
 from charonia.quality.questions import Question, answers_right, check_prompts, read_questions
 from charonia.serve.model import prepare
+from charonia.web.engine_server import EngineServer
 from charonia.weights import quality_record, workspace
 from charonia.weights.convert import convert, link_workspace
 from charonia.weights.fingerprint import fingerprint
@@ -382,6 +383,38 @@ def test_a_start_keeps_a_record_that_is_stored_meanwhile(
     prepare(str(linked), tmp_path / "run", {})
     after = json.loads(manifest.read_text())
     assert after["weights"] == record.weights and parse_records(after["quality"]) == [record]
+
+
+async def test_records_of_other_versions_are_kept_and_ignored(
+    models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Path(shutil.copytree(models[0], tmp_path / "model"))
+    linked = link_workspace(model, tmp_path / "linked")
+    record = QualityRecord.model_validate({**record_of(), "weight_type": "fp32", "weights": fingerprint(model)})
+    others = [{**record.content(), "weights": "0" * 32}, {"weights": "3-a", "a field of later": 1}]
+    side, manifest = model / SIDE_FILE, linked / workspace.WEIGHTS / "manifest.json"
+    side.write_text(json.dumps({"records": others}))
+    changed = {**json.loads(manifest.read_text()), "weights": "0" * 32}
+    stale = {**record.content(), "weights": "2-old"}
+    manifest.write_text(json.dumps({**changed, "quality": [*others, stale]}))
+    prepare(str(linked), tmp_path / "run", {})
+    assert json.loads(manifest.read_text())["quality"] == others, "the server of the other version still has them"
+    assert records_of_weights(manifest.parent) == records_of_folder(model) == []
+    assert "stored by another version" in caplog.text
+    caplog.clear()
+    for place in (model, linked):
+        save_record(workspace.locate(place), record)
+        save_record(workspace.locate(place), record)
+    caplog.clear()
+    prepare(str(linked), tmp_path / "run", {})
+    for file, key in ((side, "records"), (manifest, "quality")):
+        assert json.loads(file.read_text())[key] == [*others, record.content()]
+    assert records_of_weights(manifest.parent) == records_of_folder(model) == [record] and not caplog.text
+    server = EngineServer("m", workspace.locate(linked), {"device": "cpu", "threads": "1"}, {})
+    try:
+        assert await server.quality() == [record.content()]
+    finally:
+        await server.close()
 
 
 def test_a_start_with_weights_that_cannot_be_read_warns(

@@ -295,6 +295,20 @@ def test_library_that_fails_is_a_line_in_the_results(out: Path, monkeypatch: pyt
     assert "w8a8, flashinfer: ERROR flashinfer is missing" in outcome.decisions
 
 
+def test_goals_have_a_verdict_only_on_an_h200(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = {**FIGURE, "name": "decode", "value": 300.0, "case": {"batch": 1}}
+    program(out, monkeypatch, f"echo '{json.dumps({'records': [rate]})}' > $file")
+    monkeypatch.setitem(MEASUREMENTS, "fp8", (75, [Command("static", labels={"reproducible": False})]))
+    for gpu, verdict in (
+        ("NVIDIA H200", "missed by 21.1%"),
+        ("NVIDIA H100 80GB HBM3", "no verdict on NVIDIA H100 80GB HBM3"),
+        ("NVIDIA GH200 480GB", "no verdict on NVIDIA GH200 480GB"),
+    ):
+        monkeypatch.setattr("charonia.bench.machine.gpu_of", lambda _, gpu=gpu: gpu)
+        decided = gpu_check.measured("fp8", None, 60).decisions[0]
+        assert decided == f"fp8, batch 1: decode 300 tokens/s, goal for an H200 380: {verdict}"
+
+
 def test_pdl_measures_each_setting_with_each_model(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ",".join(f"$CHARONIA_CUDA_{name}" for name in ("PDL", "PREFETCH", "DECODE_SPLIT"))
     script = (
@@ -366,15 +380,16 @@ def test_decisions_name_the_faster_way_and_missed_bars() -> None:
             ("decode", 1, 32, False, 200.0), ("decode", 1, 32, True, 180.0), ("decode", 64, 1024, False, 10000.0),
             ("decode", 64, 1024, True, 9000.0), ("prefill", 4, 2048, False, 44000.0), ("prefill", 1, 32, False, 9.0))
     ]  # fmt: skip
-    assert list(decide("bf16", speeds)) == [
+    assert list(decide("bf16", speeds, "NVIDIA H200")) == [
         "bf16, batch 1: decode 200 tokens/s, goal for an H200 265: missed by 24.5%",
         "bf16, batch 64: decode 10000 tokens/s, goal for an H200 9500: reached",
         "bf16, batch 4: prefill 44000 tokens/s, goal for an H200 45000: missed by 2.2%",
-        "bf16, batch 1: reproducible costs 10.0 % of at most 5 %: missed by 5.0 points",
-        "bf16, batch 64: reproducible costs 10.0 % of at most 15 %: reached",
+        "bf16, batch 1: reproducible costs 10.0 %, goal for an H200 5 %: missed by 5.0 points",
+        "bf16, batch 64: reproducible costs 10.0 %, goal for an H200 15 %: reached",
     ]
-    assert list(decide("w8a8", speeds[:2]))[1:] == [
-        "w8a8, batch 1: reproducible costs 10.0 % of at most 5 %: missed by 5.0 points"
+    assert list(decide("w8a8", speeds[:2])) == [
+        "w8a8, batch 4: prefill nan tokens/s, goal for an H200 48000: not measured",
+        "w8a8, batch 1: reproducible costs 10.0 %, goal for an H200 5 %: no verdict on this device",
     ]
     gap = [figure("first to last kernel", 50.0), figure("kernels", 42.0)]
     assert list(decide("gap", gap)) == ["8.00 of 50.00 ms of a step are in no kernel: shorten the gaps first"]

@@ -86,7 +86,11 @@ def test_quality_records_follow_a_changed_manifest(tmp_path: Path, monkeypatch: 
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))  # type: ignore[func-returns-value]
     assert records(manifest) == []
-    for content, expected in (({}, []), ({"quality": [{"a": 1}]}, [{"a": 1}]), ({"quality": "x"}, []), ([], [])):
+    own, other = {"weights": "2-a"}, {"weights": "3-a"}
+    for content, expected in (
+        ({}, []), ({"quality": [{"a": 1}]}, [{"a": 1}]), ({"quality": "x"}, []), ([], []),
+        ({**own, "quality": [own, other]}, [own]),
+    ):  # fmt: skip
         (tmp_path / "new").write_text(json.dumps(content))
         (tmp_path / "new").replace(manifest)
         read.clear()

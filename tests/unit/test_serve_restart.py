@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 from waiting import wait_until
 
 from charonia import _engine
 from charonia.errors import ServeError
-from charonia.serve import access, drain, launcher
+from charonia.serve import access, command, drain, launcher
 from charonia.serve.launcher import _Signals, _Stack
 from charonia.serve.models import Models, Served
 from charonia.serve.process import Child
@@ -183,6 +184,21 @@ def test_next_load_repeats_a_failed_write_of_the_models_file(
         obstacle.rmdir()
         assert stack._answer({"do": "load", "name": "b"}) == "b is loaded already"
         assert stack._models_file.read_text() == "b=b"
+
+
+def test_loading_a_model_prints_the_warnings_about_its_cache(
+    stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack._control, "load", lambda *_: None)
+    order = take_models(stack, tmp_path)
+    with contextlib.ExitStack() as stack._held:
+        assert stack._answer(order) == "b is loaded"
+        manifest = stack._models.served()[1].workspace / workspace.WEIGHTS / "manifest.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "kv_cache": {"made_for": "fp8"}}))
+        monkeypatch.setattr(command, "_ask", lambda _, **question: stack._answer(question))
+        run = CliRunner().invoke(command.models_app, ["load", "b"])
+    assert run.stdout == "b is loaded already\n", run.exception
+    assert run.stderr.startswith("warning: demo was made for a quantised KV cache") and run.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["=m", "a,b=m", "a="])

@@ -37,7 +37,6 @@ from charonia_gateway.state import MemoryState, State
 log = logging.getLogger("charonia_gateway")
 Result = TypeVar("Result")
 
-_MAX_LOST_CONNECTIONS = 2  # a request that crashes its server must not crash all servers
 _DESCRIPTION_AGE_S = 10.0
 _UNKNOWN_AGE_S = 1.0  # before a description that no server gave is requested again
 # A response without the description would be incomplete, and preprocessing may be busy.
