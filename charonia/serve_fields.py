@@ -20,7 +20,7 @@ class ServeFields(BaseSettings):
         validation_alias="MODEL",
         description="Hugging Face model folder, workspace folder, GGUF file or hub id; `smollm2` and `demo` are the "
         "models of a checkout and of the image. The demo model is the default if SmolLM2 was not "
-        "downloaded, on GPUs, with `CHARONIA_QUANTIZATION`, and on several ranks; default: smollm2",
+        "downloaded, with `CHARONIA_QUANTIZATION`, and on several ranks; default: smollm2",
     )
     more_models: str = Field(
         "",

@@ -36,7 +36,7 @@ SITE, PACKAGES, ENGINE, LOGS = WORK / "site", WORK / "packages", WORK / "engine"
 NEEDED = {
     **{name: name.replace("_", "-") for name in (
         "cmake", "ninja", "pybind11", "nlohmann_json", "torch", "transformers", "typer", "rich", "pydantic_settings",
-        "prompt_toolkit", "ml_dtypes", "pytest", "hypothesis")}, "re2": "google-re2",
+        "prompt_toolkit", "ml_dtypes", "gguf", "pytest", "hypothesis")}, "re2": "google-re2",
 }  # fmt: skip
 # The tests of kernels and instructions that no GPU has run yet. probe runs them, cpp_tests the others.
 UNPROVEN_TESTS = (

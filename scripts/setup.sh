@@ -139,13 +139,13 @@ setting() {
   if [ -n "${!1:-}" ]; then echo "${!1}"; else .venv/bin/dotenv -f .env get "$1" 2>/dev/null || true; fi
 }
 
-# Whether the default model is served. MODEL may be NAME=smollm2. GPUs do not support it.
+# Whether the default model is served. MODEL may be NAME=smollm2.
 needs_smollm2() {
   local named
   [ "$purpose" = serve ] || return
   named=$(setting MODEL)
   named=${named##*=}
-  if [ -n "$named" ]; then [ "${named// /}" = smollm2 ]; else [ "$cuda" = OFF ] || [ "$(setting CHARONIA_DEVICE)" = cpu ]; fi
+  [ -z "$named" ] || [ "${named// /}" = smollm2 ]
 }
 
 # Without the default model `make serve` serves the demo model, so a missing network is not an error.

@@ -62,9 +62,6 @@ def _why_no_smollm2(inference: Mapping[str, str]) -> str:
         return f"is quantised already, so it cannot be served with CHARONIA_QUANTIZATION={scheme}"
     if (ranks := ranks_of(inference)) > 1:
         return f"cannot be divided: CHARONIA_TENSOR_PARA_SIZE={ranks}"
-    # The CUDA device does not support the minimums of its Q4_1 weights.
-    if inference.get("device", "auto") in ("auto", "cuda") and _engine.num_gpus() > 0:
-        return "needs CHARONIA_DEVICE=cpu, because it does not run on GPUs"
     return ""
 
 

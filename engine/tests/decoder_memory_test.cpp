@@ -168,6 +168,51 @@ TEST_F(DecoderMemory, AGpuReadsTheTableOfPerLayerEmbeddingsFromHostMemory) {
   expect_error({"per-layer embeddings", "2 ranks"}, [&] { runtime::check_host_memory(cuda, 2, 2 * cuda.host - 1); });
 }
 
+TEST_F(DecoderMemory, AGpuHoldsSomeQuantisedWeightsLikeWeightsThatAreNotQuantised) {
+  auto model = even();
+  model.tied = true, model.experts = 4, model.layer_experts = "md";
+  model.more = "data_type = bf16\n";
+  write_tiny_workspace(dir_, model);
+  auto settings = runtime::read_settings(dir_, {});
+  runtime::resolve_step_sizes(settings.config, {"cpu"});
+  const auto weights = [&](const char* device) {
+    const model::Manifest manifest(dir_, 1);
+    return runtime::rank_memory(device, runtime::rules_of(device), settings.model, manifest,
+                                model::Shard(settings.model, manifest, 0),
+                                runtime::step_limits(settings.config, settings.model), settings.config)
+        .weights;
+  };
+  const auto warning = [&](const char* device) {
+    return runtime::dequantised_warning(device, settings.model, model::Manifest(dir_, 1));
+  };
+  const auto whole = nlohmann::json::parse(std::ifstream(dir_ / "manifest.json"));
+  const auto dense = weights("cuda");
+  // minimum: part of the names of the tensors with minimums.
+  const auto quantise = [&](std::string_view minimum) {
+    auto changed = whole;
+    for (auto& [name, tensor] : changed["tensors"].items()) {
+      if (tensor["shape"].size() < 2) continue;
+      tensor["dtype"] = "U4";
+      tensor["quantization"] = {
+          {"layout", "gguf"}, {"group_size", 32}, {"minimums", name.find(minimum) != std::string::npos}};
+      tensor.erase("parts");
+    }
+    std::ofstream(dir_ / "manifest.json") << changed.dump();
+  };
+  quantise(".");  // all
+  EXPECT_EQ(weights("cuda"), dense);
+  EXPECT_LT(weights("cpu"), dense);
+  EXPECT_NE(warning("cuda").find("in bf16: "), std::string::npos);
+  EXPECT_EQ(warning("cpu"), "");
+  quantise("none");
+  const auto least = weights("cuda");
+  EXPECT_LT(least, dense);
+  EXPECT_EQ(warning("cuda"), "");
+  quantise(".experts.1.w2.");
+  const auto elements = static_cast<std::size_t>(3 * model.experts * model.expert_inter * model.hidden);
+  EXPECT_EQ(weights("cuda"), least + elements * 2 - elements / 2 - elements / 32 * sizeof(float)) << "all experts";
+}
+
 TEST_F(DecoderMemory, GraphsOfStepsWithProposalsCountOnlyIfThereAreGraphs) {
   auto model = even();
   model.layers = 64;  // with fewer, preparing weights takes more memory than steps

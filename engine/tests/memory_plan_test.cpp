@@ -186,6 +186,10 @@ TEST(CacheSize, AModelThatDoesNotFitIsRejectedWithTheNumbers) {
   EXPECT_NO_THROW(check_model_fits(config(), "cpu", memory, 3584));
   expect_error(ErrorCode::resource_exhausted, {"2.00 KiB", "1.00 KiB", "512 B", "3.50 KiB", "cpu", "token_budget"},
                [&] { check_model_fits(config(), "cpu", memory, 3583); });
+  auto dequantised = memory;
+  dequantised.dequantised = true;
+  expect_error(ErrorCode::resource_exhausted, {"Take a file in Q4_0 or Q8_0 (GPUs hold ", "), a smaller"},
+               [&] { check_model_fits(config(), "cuda", dequantised, 3583); });
   auto long_context = memory;
   long_context.tables = 1025;
   expect_error(ErrorCode::resource_exhausted, {"most of it for the positions of session_len = 100", "Lower session_len, or"},

@@ -35,10 +35,9 @@ constexpr std::array kKinds = {Kind{Code::u4, false, DType::bf16},
                                Kind{Code::i8, false, DType::f32, Activations::i8_token},
                                Kind{Code::i8, true, DType::f16, Activations::i8_tensor}};
 
-// The kinds that a device supports.
-std::vector<Kind> kinds_of(const std::string& device) {
+// With minimums too.
+std::vector<Kind> all_kinds() {
   std::vector<Kind> out(kKinds.begin(), kKinds.end());
-  if (device.starts_with("cuda")) return out;
   for (const auto code : {Code::u4, Code::i8}) {
     for (const bool zeros : {false, true}) {
       out.push_back({code, zeros, zeros ? DType::f16 : DType::f32, Activations::as_is, true});
@@ -142,7 +141,7 @@ TEST_P(QuantLinearTest, equals_a_product_in_double_and_a_row_alone_equals_the_ro
   const std::vector<Shape> shapes = {{{5, 70}, 3, 128}, {{130}, 5, 32},  {{64}, 3, 64}, {{33, 1, 40}, 1, 300},
                                      {{20}, 5, 36},     {{129}, 1, 704}, {{7}, 2, 256}, {{9}, 6, 8}};
   int trial = 0;
-  for (const auto& kind : kinds_of(GetParam())) {
+  for (const auto& kind : all_kinds()) {
     for (const auto type : kWeightTypes) {
       // Every shape with every kind of the CPU's two kernels; f16 uses the same kernel as f32.
       for (const auto& shape : shapes) {
@@ -305,7 +304,7 @@ TEST_P(QuantLinearTest, experts_equal_their_gemms) {
   const auto ops = make_ops(GetParam(), 2), one = make_ops(GetParam(), 1);
   constexpr std::int64_t kHidden = 96, kInter = 64;
   constexpr int kRows = 20, kCount = 3;
-  for (const auto& kind : kKinds) {
+  for (const auto& kind : all_kinds()) {
     for (const auto type : {DType::bf16, DType::f32}) {
       const bool integers = has_integer_activations(kind);  // of whole rows
       const bool biased = kind.zeros || kind.code == Code::f4_e2m1;

@@ -63,7 +63,9 @@ class MemoryQuantSource : public QuantSource {
     if (format_.zeros) copy(zeros, groups(), zeros_out);
   }
   void read_minimums(std::int64_t first, std::int64_t n, float* out) const override {
-    std::copy_n(minimums.begin() + static_cast<std::ptrdiff_t>(first * groups()), n * groups(), out);
+    if (format_.minimums) {
+      std::copy_n(minimums.begin() + static_cast<std::ptrdiff_t>(first * groups()), n * groups(), out);
+    }
   }
   std::span<const std::int32_t> order() const override { return order_; }
   float input_scale() const override { return input; }
@@ -96,7 +98,7 @@ class MemoryQuantSource : public QuantSource {
     const auto group = static_cast<std::size_t>(row * groups() + col / format_.group);
     const double zero = format_.zeros ? zeros[group] : format_.code == Code::u4 ? 8 : 0;
     const double number = number_of(format_.code, codes[static_cast<std::size_t>(row * cols_ + col)]);
-    return double{scales[group]} * (number - zero);
+    return double{scales[group]} * (number - zero) + (format_.minimums ? double{minimums[group]} : 0);
   }
 
   std::vector<std::int32_t> order_;

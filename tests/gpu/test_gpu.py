@@ -101,6 +101,43 @@ def test_logprobs_with_16_bit_weights_are_as_exact_as_in_transformers(
     assert (ours - exact).abs().max() < 4 * (theirs - exact).abs().max()
 
 
+# Types that stay quantised, types that the device dequantises, and both in weights that are computed together.
+QUANTISED = {"ffn_gate": "MXFP4", "ffn_up": "MXFP4", "attn_output": "Q8_0", "ffn_down": "Q5_0", "token_embd": "IQ4_NL"}
+DEQUANTISED = {"attn_output": "Q5_1", "ffn_gate": "Q2_K", "ffn_up": "Q2_K", "ffn_down": "Q3_K", "token_embd": "Q4_K"}
+MIXED = {"attn_q": "Q4_K", "attn_k": "Q8_0", "attn_output": "Q5_K", "ffn_up": "Q4_0", "ffn_down": "Q8_0"}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [{**QUANTISED, "else": "Q4_0"}, {**DEQUANTISED, "else": "Q4_1"}, {**MIXED, "else": "Q6_K"}],
+    ids=["quantised", "dequantised", "mixed"],
+)
+def test_gguf_files_give_the_results_of_the_cpu(
+    kinds: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed_module("gguf")
+    from gguf_models import write_pair
+
+    monkeypatch.setenv("CHARONIA_RUN_DIR", str(tmp_path / "run"))
+    file = tmp_path / "m.gguf"
+    write_pair(file, tmp_path / "dense", kinds)
+    prompts = prompts_of(7, LENGTHS)
+    for dtype in ("fp32", "bf16"):
+        found = {}
+        for device in ("cpu", DEVICE):
+            with Engine.from_pretrained(file, dtype=dtype, device=device, token_budget=256) as engine:
+                assert engine.info.device == device
+                warned = any("groups of 16 columns" in warning for warning in engine.info.warnings)
+                assert warned == (device == "cuda" and kinds["else"] != "Q4_0")
+                found[device] = engine.generate(prompts, sampling())
+        for ours, theirs in zip(found[DEVICE], found["cpu"], strict=True):
+            if dtype == "fp32":
+                assert ours.token_ids == theirs.token_ids
+                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+            else:
+                assert ours.logprobs[0] == pytest.approx(theirs.logprobs[0], abs=0.1)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("model")

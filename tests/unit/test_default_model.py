@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from charonia import ModelError, _engine
+from charonia import ModelError
 from charonia.errors import ServeError
 from charonia.serve.model import model_or_default
 from charonia.weights import built_in, workspace
@@ -32,7 +32,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "models"
 
 
-def test_default_is_smollm2_and_the_demo_model_replaces_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_smollm2_and_the_demo_model_replaces_it(models: Path) -> None:
     said: list[str] = []
     demo, smollm2 = str(models / "demo" / "model"), models / "smollm2" / "model.gguf"
     assert model_or_default(None, {}, said.append) == demo
@@ -40,16 +40,8 @@ def test_default_is_smollm2_and_the_demo_model_replaces_it(models: Path, monkeyp
     with pytest.raises(ModelError, match=r"run \.venv/bin/python scripts/get_smollm2\.py"):
         workspace.locate("smollm2")
     smollm2.touch()
-    monkeypatch.setattr(_engine, "num_gpus", lambda: 1)  # this machine may have none
-    assert model_or_default(None, {}, said.append) == demo
-    assert "does not run on GPUs" in said.pop()
-    assert model_or_default(None, {"device": "cpu"}, said.append) == str(smollm2)
-    with pytest.raises(ServeError, match="SmolLM2 needs CHARONIA_DEVICE=cpu, because it does not run on GPUs: change"):
-        model_or_default("smollm2", {}, said.append)
-    monkeypatch.setattr(_engine, "num_gpus", lambda: pytest.fail("another model needs no look"))
-    assert model_or_default("demo", {}, said.append) == "demo"
-    monkeypatch.setattr(_engine, "num_gpus", lambda: 0)
-    assert model_or_default(None, {}, said.append) == str(smollm2)
+    for device in ("auto", "cpu", "cuda"):
+        assert model_or_default(None, {"device": device}, said.append) == str(smollm2)
     for key, value in (("quantization", "w8a16"), ("tensor_para_size", "2")):
         assert model_or_default(None, {key: value}, said.append) == demo
         assert f"CHARONIA_{key.upper()}={value}" in said.pop()

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "base/json.h"
@@ -295,9 +296,7 @@ void read_modules(const json& manifest, const std::map<std::string, Manifest::Te
 std::int64_t quantised_bytes(const Manifest::Tensor& tensor) {
   const auto& how = *tensor.quantization;
   const bool four_bits = ops::bits_of(how.code) == 4;
-  // If the last group is short, devices use smaller groups (QuantPart::find_groups()).
-  const bool whole = how.group_size == 0 || how.group_size >= tensor.cols;
-  const auto groups = whole ? 1 : tensor.cols / std::gcd(how.group_size, tensor.cols);
+  const auto groups = tensor.cols / tensor.format().group;
   DType scale = four_bits ? DType::bf16 : DType::f32;
   if (how.layout == QuantLayout::gguf) {
     scale = tensor.parts.empty() ? DType::f32 : tensor.parts.front().block->scale_type;
@@ -326,6 +325,17 @@ std::optional<int> rank_of(const json& entry, int ranks) {
 }
 
 }  // namespace
+
+ops::QuantFormat Manifest::Tensor::format() const {
+  const auto& how = *quantization;
+  // If the last group is short, devices use smaller groups (QuantPart::find_groups()).
+  const bool whole = how.group_size == 0 || how.group_size >= cols;
+  return {.code = how.code,
+          .group = whole ? cols : std::gcd(how.group_size, cols),
+          .zeros = how.zeros,
+          .activations = how.activations,
+          .minimums = how.minimums};
+}
 
 std::string Manifest::Tensor::shape() const { return vector ? cat("[", rows, "]") : cat("[", rows, ", ", cols, "]"); }
 
@@ -434,6 +444,16 @@ const Manifest::Tensor& Manifest::tensor(std::string_view name) const {
 }
 
 Manifest::Elements Manifest::elements(int rank, bool dense_output) const {
+  // The beginning of the names of a layer's experts; empty for other tensors.
+  const auto layer_of_expert = [](std::string_view name) {
+    const auto at = name.find(".experts.");
+    return name.substr(0, at == std::string_view::npos ? 0 : at);
+  };
+  std::set<std::string_view> layers;  // whose experts are dequantised
+  for (const auto& [name, tensor] : tensors_) {
+    if (tensor.quantization && ops::cuda_dequantises(tensor.format())) layers.insert(layer_of_expert(name));
+  }
+  layers.erase("");
   Elements out;
   for (const auto& [name, tensor] : tensors_) {
     if (tensor.rank.value_or(rank) != rank) continue;
@@ -443,7 +463,12 @@ Manifest::Elements Manifest::elements(int rank, bool dense_output) const {
     const bool dequantised = has(".wkv_b.") || has(".wk_b.") || has(".wv_b.") || name.ends_with("_embeddings.weight") ||
                              (dense_output && name.starts_with("output."));
     if (tensor.quantization && !dequantised) {
-      out.quantised_bytes += quantised_bytes(tensor);
+      const auto bytes = quantised_bytes(tensor);
+      out.quantised_bytes += bytes;
+      if (ops::cuda_dequantises(tensor.format()) || layers.contains(layer_of_expert(name))) {
+        out.dequantised += tensor.rows * tensor.cols;
+        out.dequantised_bytes += bytes;
+      }
     } else {
       (tensor.vector ? out.vectors : out.matrices) += tensor.rows * tensor.cols;
     }

@@ -76,11 +76,16 @@ class Manifest {
     std::optional<Quantization> quantization;
 
     std::string shape() const;  // "[rows, cols]", "[rows]"
+    // The format, for a quantised tensor. Devices may choose another type of scales, and have no zeros.
+    ops::QuantFormat format() const;
   };
   // Numbers of dense elements, and bytes of the quantised tensors' codes, scales and zeros (one byte per zero).
   struct Elements {
     std::int64_t matrices = 0, vectors = 0;
     std::int64_t quantised_bytes = 0;
+    // The part that the CUDA device dequantises: elements, and their share of quantised_bytes. It dequantises all
+    // experts of a layer, or none.
+    std::int64_t dequantised = 0, dequantised_bytes = 0;
   };
 
   // Throws Error(invalid_argument), with the command that fixes it, if the manifest is missing, invalid, or for another

@@ -36,30 +36,11 @@ void make_one_format(const std::vector<QuantPart*>& parts, const char* why) {
   }
 }
 
-// Calls fn with each row of a quantised weight, dequantised, with the columns in the order of the input features.
+// Calls fn with each row of a quantised weight, dequantised.
 template <class Fn>
 void for_each_row(const ops::QuantSource& part, Fn fn) {
-  const auto& format = part.format();
-  const auto cols = static_cast<std::size_t>(part.cols()), groups = static_cast<std::size_t>(part.groups());
-  constexpr std::int64_t kRows = 64;  // read together
-  std::vector<std::uint8_t> codes(kRows * cols);
-  std::vector<float> scales(kRows * groups), minimums(kRows * groups), row(cols);
-  std::vector<std::int8_t> zeros(kRows * groups, format.code == ops::Code::u4 ? 8 : 0);
-  const auto order = part.order();
-  for (std::int64_t first = 0; first < part.rows(); first += kRows) {
-    const auto n = std::min(kRows, part.rows() - first);
-    part.read(first, n, codes.data(), scales.data(), zeros.data());
-    part.read_minimums(first, n, minimums.data());
-    for (std::size_t r = 0; r < static_cast<std::size_t>(n); ++r) {
-      for (std::size_t c = 0; c < cols; ++c) {
-        const auto group = r * groups + c / static_cast<std::size_t>(format.group);
-        const auto at = order.empty() ? c : static_cast<std::size_t>(order[c]);
-        const float number = ops::number_of(format.code, codes[r * cols + c]) - static_cast<float>(zeros[group]);
-        row[at] = static_cast<float>(double{scales[group]} * number + minimums[group]);
-      }
-      fn(row);
-    }
-  }
+  ops::DequantisedRows rows(part);
+  for (std::int64_t row = 0; row < part.rows(); ++row) fn(rows.at(row));
 }
 
 // The same for each row of a weight that may be quantised.

@@ -46,7 +46,7 @@ bool same_range(const Manifest::Tensor& a, const Manifest::Tensor& b) {
 bool shares_embedding(const ModelConfig& config, const Manifest& manifest, std::string_view device) {
   if (manifest.ranks() > 1 || !config.tie_word_embeddings || config.normalize_output) return false;
   const auto &table = manifest.tensor("tok_embeddings.weight"), &output = manifest.tensor("output.0.weight");
-  const bool readable = !table.quantization || device != "cuda";
+  const bool readable = !output.quantization || device != "cuda" || ops::cuda_dequantises(output.format());
   return readable && table.quantization.has_value() == output.quantization.has_value() && table.rows == output.rows &&
          table.cols == output.cols && same_range(table, output);
 }

@@ -200,14 +200,16 @@ class Device {
   // in_host_memory: a GPU does not copy the table. Its kernels read the rows from memory of the host.
   virtual std::unique_ptr<Embedding> make_embedding(const HostMatrix& table, DType weight,
                                                     bool in_host_memory = false) = 0;
-  // The table is `weight` [vocab, hidden], which make_linear() made and which must outlive it. Its bytes() are 0. Not on
-  // a GPU: also a weight of make_quantised_linear() whose activations are not converted.
+  // The table is `weight` [vocab, hidden], which make_linear() made and which must outlive it. Its bytes() are 0. Also
+  // a weight of make_quantised_linear(): on a GPU one that it dequantises, elsewhere one whose activations are not
+  // converted.
   virtual std::unique_ptr<Embedding> make_embedding(const Linear& weight) = 0;
   virtual std::unique_ptr<Experts> make_experts(std::span<const ExpertSource> experts, DType weight) = 0;
   // Like make_linear() and make_experts(), for weights that stay quantised. All parts have one format and the same
   // order(). If their input scales differ, the largest is used for all. `data`: the weight type for precision(), which
-  // gives the types of inputs and outputs. Sources are read and not kept. Throws Error(unsupported), with the weight's
-  // name and a working alternative, if the device does not support the format.
+  // gives the types of inputs and outputs. Sources are read and not kept. The CUDA device stores weights that it
+  // dequantises (cuda_dequantises()) like those of make_linear() and make_experts(). Throws Error(unsupported), with the
+  // weight's name and a working alternative, if the device does not support the format.
   virtual std::unique_ptr<Linear> make_quantised_linear(std::span<const QuantSource* const> parts,
                                                         std::span<const HostMatrix> bias, DType data) = 0;
   virtual std::unique_ptr<Experts> make_quantised_experts(std::span<const QuantExpertSource> experts, DType data) = 0;

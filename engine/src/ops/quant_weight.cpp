@@ -1,8 +1,7 @@
 #include "ops/quant_weight.h"
 
+#include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 
 #include "base/text.h"
 
@@ -60,6 +59,45 @@ std::string to_string(const QuantFormat& format) {
       break;
   }
   return out;
+}
+
+DequantisedRows::DequantisedRows(const QuantSource& source)
+    : source_(&source),
+      columns_(static_cast<std::size_t>(source.cols())),
+      row_(source.order().empty() ? 0 : columns_.size()) {
+  for (std::size_t i = 0; i < numbers_.size(); ++i) {
+    numbers_[i] = number_of(source.format().code, static_cast<std::uint8_t>(i));
+  }
+}
+
+std::span<const float> DequantisedRows::at(std::int64_t row) {
+  constexpr std::int64_t kRows = 64;  // read together
+  const auto& format = source_->format();
+  const auto cols = source_->cols(), groups = source_->groups();
+  if (row < first_ || row >= first_ + count_) {
+    first_ = row;
+    count_ = std::min(kRows, source_->rows() - row);
+    const auto all = static_cast<std::size_t>(count_ * groups);
+    codes_.resize(static_cast<std::size_t>(count_ * cols));
+    scales_.resize(all);
+    minimums_.resize(all);
+    zeros_.assign(all, format.code == Code::u4 ? 8 : 0);
+    source_->read(first_, count_, codes_.data(), scales_.data(), zeros_.data());
+    source_->read_minimums(first_, count_, minimums_.data());
+  }
+  const auto* code = codes_.data() + (row - first_) * cols;
+  auto* to = columns_.data();
+  for (auto g = (row - first_) * groups; g < (row - first_ + 1) * groups; ++g) {
+    const auto group = static_cast<std::size_t>(g);
+    const double scale = scales_[group], minimum = minimums_[group], zero = zeros_[group];
+    for (std::int64_t c = 0; c < format.group; ++c) {
+      *to++ = static_cast<float>(scale * (double{numbers_[*code++]} - zero) + minimum);
+    }
+  }
+  const auto order = source_->order();
+  if (order.empty()) return columns_;
+  for (std::size_t c = 0; c < order.size(); ++c) row_[static_cast<std::size_t>(order[c])] = columns_[c];
+  return row_;
 }
 
 }  // namespace charonia::ops

@@ -9,11 +9,13 @@
 // order() returns the input feature of each column.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/dtype.h"
 #include "ops/tensor.h"
@@ -52,6 +54,12 @@ struct QuantFormat {
   auto operator<=>(const QuantFormat&) const = default;
 };
 
+// Whether the CUDA device dequantises weights of this format when it loads them. Its fast kernels support neither
+// minimums nor groups of 16 columns, which most of GGUF's types have.
+constexpr bool cuda_dequantises(const QuantFormat& format) {
+  return format.activations == Activations::as_is && (format.minimums || format.group == 16);
+}
+
 std::string to_string(const QuantFormat& format);  // "int4, groups of 128, zeros", for people to read
 
 // A quantised weight in host memory, as in its file.
@@ -83,6 +91,25 @@ class QuantSource {
  protected:
   std::int64_t rows_ = 0, cols_ = 0;
   QuantFormat format_;
+};
+
+// Reads a quantised weight row by row as numbers.
+class DequantisedRows {
+ public:
+  // The source must live as long as the reader.
+  explicit DequantisedRows(const QuantSource& source);
+  // Returns the weights [cols] of a row in the order of the input features, each rounded once. They are valid until the
+  // next call. Fast if rows are requested in ascending order.
+  std::span<const float> at(std::int64_t row);
+
+ private:
+  const QuantSource* source_;
+  std::array<float, 256> numbers_{};      // of all codes
+  std::int64_t first_ = 0, count_ = 0;    // the rows in the following members
+  std::vector<std::uint8_t> codes_;       // [count, cols]
+  std::vector<float> scales_, minimums_;  // [count, groups]
+  std::vector<std::int8_t> zeros_;        // [count, groups]
+  std::vector<float> columns_, row_;      // a row in the order of the source; and of the features, if it differs
 };
 
 // The weights of one quantised expert, like ExpertSource. All experts of a layer have one format for gate and up, and

@@ -113,8 +113,9 @@ Executor::Executor(const std::filesystem::path& weights_dir, ModelConfig& model,
   kept_hidden_ = limits.kept_hidden;
   most_proposals_ = most_proposals(config, model);
   modules_ = manifest.modules();
-  slots_warning_ = resolve_adapter_slots(config, modules_);
+  warnings_.push_back(resolve_adapter_slots(config, modules_));
   model::round_weights(model, manifest, config.quantization);
+  warnings_.push_back(dequantised_warning(device(), model, manifest));
   const model::WeightFiles files(std::move(manifest));
   on_ranks([&](Rank& rank) { rank.check_memory(model, files.manifest(), config, limits); });
   on_ranks([&](Rank& rank) { rank.load(model, files, limits, main); });
@@ -232,7 +233,7 @@ std::vector<std::string> Executor::warnings() const {
     }
   };
   for (const auto& rank : ranks_) add(rank->ops->warning());
-  add(slots_warning_);
+  for (const auto& warning : warnings_) add(warning);
   return different;
 }
 

@@ -98,7 +98,7 @@ class Executor {
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool asynchronous_ = false;
   int adapter_slots_ = 0, max_adapter_rank_ = 0, kept_hidden_ = 0;
-  std::string slots_warning_;
+  std::vector<std::string> warnings_;  // of settings and weights; may be empty
   int most_proposals_ = 0;
   model::Modules modules_;
   PerKind<int> num_blocks_, chunk_blocks_, committed_;

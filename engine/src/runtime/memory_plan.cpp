@@ -307,6 +307,10 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
     const auto& table = manifest.tensor("tok_embeddings.weight");
     elements.matrices -= table.rows * table.cols;
   }
+  if (device == "cuda") {
+    elements.matrices += elements.dequantised;
+    elements.quantised_bytes -= elements.dequantised_bytes;
+  }
   auto floats = static_cast<std::size_t>(elements.vectors);
   for (std::size_t i = 0; i < manifest.layers().size(); ++i) {
     const auto& mixer = manifest.layers()[i].mixer;
@@ -332,6 +336,7 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
                   static_cast<std::size_t>(elements.quantised_bytes) + floats * sizeof(float) + out.tables;
   }
   out.quantised = elements.quantised_bytes > 0;
+  out.dequantised = device == "cuda" && elements.dequantised > 0;
   out.activations = plan.activation_bytes;
   if (device == "cuda") {  // on the CPU, each thread uses less than a megabyte
     out.loaded_steps = out.quantised ? cuda::kDequantisedBytes : 0;
@@ -341,6 +346,20 @@ RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules,
   for (const auto kind : kCacheKinds) out.kv_block[kind] = plan.kv_layout.block_bytes(kind);
   out.window = plan.kv_layout.window;
   return out;
+}
+
+std::string dequantised_warning(std::string_view device, const ModelConfig& model, const model::Manifest& manifest) {
+  std::int64_t elements = 0, bytes = 0;
+  for (int rank = 0; device == "cuda" && rank < manifest.ranks(); ++rank) {
+    const auto of_rank = manifest.elements(rank, model.normalize_output);
+    elements += of_rank.dequantised;
+    bytes += of_rank.dequantised_bytes;
+  }
+  if (elements == 0) return {};
+  const auto type = ops::cuda_precision(model::data_type(model)).weight;
+  return cat("GPUs hold quantised weights with minimums or in groups of 16 columns (GGUF's K types, Q4_1 and Q5_1) in ",
+             to_string(type), ": ", bytes_text(elements * static_cast<std::int64_t>(size_of(type))), " instead of ",
+             bytes_text(bytes), " on a CPU");
 }
 
 void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, const EngineConfig& config,
@@ -384,6 +403,9 @@ void check_model_fits(const EngineConfig& config, std::string_view device, const
                   long_tables ? "Lower session_len, or take"
                   : half_fits ? "Set quantization = w8a16, which halves most 16-bit weights, or take"
                               : "Take",
+                  memory.dequantised
+                      ? " a file in Q4_0 or Q8_0 (GPUs hold GGUF's K types, Q4_1 and Q5_1 in the data type),"
+                      : "",
                   " a smaller or quantised model, a larger tensor_para_size, a lower token_budget or "
                   "max_batch_size, ", memory.adapters > 0 ? "lower lora_device_adapters or lora_max_rank, " : "",
                   reserved_bytes > 0 ? "set speculative_method = ngram, " : "", "or free memory"));
@@ -822,6 +844,9 @@ MemoryPlan plan_memory(const std::filesystem::path& weights_dir, const Settings&
   const int sms = memory_bytes > 0 ? runtime::kUsualSms : runtime::sms_of(choice.gpus);
   runtime::resolve_step_sizes(out.config, {out.device, sms, *std::ranges::min_element(free)});
   if (auto warning = runtime::resolve_adapter_slots(out.config, manifest.modules()); !warning.empty()) {
+    out.warnings.push_back(std::move(warning));
+  }
+  if (auto warning = runtime::dequantised_warning(out.device, out.model, manifest); !warning.empty()) {
     out.warnings.push_back(std::move(warning));
   }
   const auto limits = runtime::step_limits(config, out.model);

@@ -88,12 +88,16 @@ struct RankMemory {
   PerKind<std::size_t> kv_block{};  // one block or state of each kind, in all its layers
   int window = 0;                   // KvLayout::window
   bool quantised = false;           // some weights are
+  bool dequantised = false;         // some weights are quantised in the file, but not on the device
 
   std::size_t all_but_cache() const { return weights + activations + loaded_steps + steps + adapters; }
 };
 RankMemory rank_memory(std::string_view device, const model::DeviceRules& rules, const ModelConfig& model,
                        const model::Manifest& manifest, const model::Shard& shard, const ops::StepLimits& limits,
                        const EngineConfig& config);
+
+// Warns of the memory of weights that the CUDA device dequantises. Empty if there are none.
+std::string dequantised_warning(std::string_view device, const ModelConfig& model, const model::Manifest& manifest);
 
 // Adds the memory of LoRA adapters on a GPU: their slots, and what steps with adapters need. The settings must be
 // resolved.

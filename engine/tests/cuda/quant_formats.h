@@ -48,6 +48,21 @@ inline std::vector<Format> formats(std::int64_t k) {
   return all;
 }
 
+// Formats that the device dequantises when it loads a weight: with minimums, or with groups of 16.
+inline std::vector<Format> dequantised_formats(std::int64_t k) {
+  using ops::Code;
+  constexpr auto kAsIs = ops::Activations::as_is;
+  std::vector<Format> all;
+  for (const auto code : {Code::u4, Code::i8}) {
+    all.push_back({{code, 32, false, DType::f32, kAsIs, true}});
+    all.push_back({{code, 20, true, DType::f16, kAsIs, true}, true});
+    all.push_back({{code, 16, false, DType::f32, kAsIs, true}});
+    all.push_back({{code, 16, false, DType::f32}});
+  }
+  std::erase_if(all, [&](const Format& one) { return k % one.format.group != 0; });
+  return all;
+}
+
 inline ops::MemoryQuantSource random_source(ops::Random& random, std::int64_t n, std::int64_t k, const Format& format) {
   auto source = ops::MemoryQuantSource::random(random, n, k, format.format);
   if (format.ordered) {
@@ -71,7 +86,8 @@ inline std::vector<double> values(const ops::MemoryQuantSource& source) {
       const double zero = format.zeros ? source.zeros[group] : format.code == ops::Code::u4 ? 8 : 0;
       const auto to = order.empty() ? c : order[static_cast<std::size_t>(c)];
       const double number = ops::number_of(format.code, source.codes[static_cast<std::size_t>(r * k + c)]);
-      out[static_cast<std::size_t>(r * k + to)] = double{source.scales[group]} * (number - zero);
+      const double minimum = format.minimums ? source.minimums[group] : 0;
+      out[static_cast<std::size_t>(r * k + to)] = double{source.scales[group]} * (number - zero) + minimum;
     }
   }
   return out;

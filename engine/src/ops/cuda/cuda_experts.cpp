@@ -1,6 +1,7 @@
 #include "ops/cuda/cuda_experts.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "base/text.h"
@@ -26,6 +27,16 @@ std::int64_t of_down_order(const ops::QuantExpertSource& expert, std::int64_t co
   return at < order.size() ? order[at] : column;
 }
 
+using RowReader = std::function<MatrixUpload::SourceRow(std::int64_t row)>;
+RowReader reader_of(const ops::HostMatrix& matrix) {
+  return [&](std::int64_t row) { return MatrixUpload::SourceRow{matrix.row(row), matrix.dtype}; };
+}
+RowReader reader_of(const ops::QuantSource* source) {
+  return [rows = ops::DequantisedRows(*source)](std::int64_t row) mutable {
+    return MatrixUpload::SourceRow{reinterpret_cast<const std::byte*>(rows.at(row).data()), DType::f32};
+  };
+}
+
 std::string shape_of(const ops::Tensor& t) { return cat(to_string(t.dtype), " [", t.rows, ", ", t.cols, "]"); }
 
 }  // namespace
@@ -40,9 +51,10 @@ void CudaExperts::check_count(std::size_t count) {
 }
 
 CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType data, MatrixUpload& upload)
-    : type_(data), quantised_(true) {
+    : type_(data) {
   check_count(experts.size());
   const auto &gates = experts[0].gate->format(), &downs = experts[0].down->format();
+  quantised_ = !ops::cuda_dequantises(gates) && !ops::cuda_dequantises(downs);
   hidden_ = experts[0].gate->cols();
   inter_ = experts[0].gate->rows();
   const auto check = [](const ops::QuantSource& one, std::int64_t rows, std::int64_t cols,
@@ -76,6 +88,12 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
     ordered = ordered || !expert.gate->order().empty();
     gate_up_input_scale_ = std::max({gate_up_input_scale_, expert.gate->input_scale(), expert.up->input_scale()});
     down_input_scale_ = std::max(down_input_scale_, expert.down->input_scale());
+  }
+  if (!quantised_) {
+    load_dense(experts, upload);
+    make_biases(experts, upload);
+    upload.finish();
+    return;
   }
   const auto hidden = round_up(hidden_, kExpertVector), inter = round_up(inter_, kExpertVector);
   quant_gate_up_ = QuantMatrices(gates, std::ssize(experts), 2 * inter, hidden, hidden_, experts[0].gate->name());
@@ -186,6 +204,13 @@ CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weigh
                       ": gate and up must be [", inter_, ", ", hidden_, "], down the transposed shape"));
     }
   }
+  load_dense(experts, upload);
+  make_biases(experts, upload);
+  upload.finish();
+}
+
+template <class Source>
+void CudaExperts::load_dense(std::span<const Source> experts, MatrixUpload& upload) {
   const auto hidden = round_up(hidden_, kExpertVector), inter = round_up(inter_, kExpertVector);
   const auto matrix = static_cast<std::size_t>(hidden * inter) * size_of(type_);
   bytes_ = 3 * matrix * experts.size();
@@ -193,20 +218,16 @@ CudaExperts::CudaExperts(std::span<const ops::ExpertSource> experts, DType weigh
   gate_up_ = DeviceMemory(2 * matrix * experts.size(), what);
   down_ = DeviceMemory(matrix * experts.size(), what);
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    const auto& source = experts[e];
+    const auto gate = reader_of(experts[e].gate), up = reader_of(experts[e].up), down = reader_of(experts[e].down);
     upload.copy_rows(gate_up_.as<std::byte>() + 2 * matrix * e, type_, hidden, 2 * inter, hidden_,
                      [&](std::int64_t row) -> MatrixUpload::SourceRow {
                        const auto of = row / (2 * kExpertVector) * kExpertVector + row % kExpertVector;
-                       const auto& part = row % (2 * kExpertVector) < kExpertVector ? source.gate : source.up;
-                       return {of < inter_ ? part.row(of) : nullptr, part.dtype};
+                       if (of >= inter_) return {};
+                       return row % (2 * kExpertVector) < kExpertVector ? gate(of) : up(of);
                      });
     upload.copy_rows(down_.as<std::byte>() + matrix * e, type_, inter, hidden, inter_,
-                     [&](std::int64_t row) -> MatrixUpload::SourceRow {
-                       return {row < hidden_ ? source.down.row(row) : nullptr, source.down.dtype};
-                     });
+                     [&](std::int64_t row) { return row < hidden_ ? down(row) : MatrixUpload::SourceRow{}; });
   }
-  make_biases(experts, upload);
-  upload.finish();
 }
 
 template <class Source>
@@ -241,7 +262,7 @@ void CudaExperts::make_biases(std::span<const Source> experts, MatrixUpload& upl
     copy(gate_up_bias_, 2 * round_up(inter_, kExpertVector), [&](const Source& expert, std::int64_t row) {
       const auto of = row / (2 * kExpertVector) * kExpertVector + row % kExpertVector;
       const bool is_gate = row % (2 * kExpertVector) < kExpertVector;
-      return element(is_gate ? expert.bias.gate : expert.bias.up, of_down_order(expert, of));
+      return element(is_gate ? expert.bias.gate : expert.bias.up, quantised_ ? of_down_order(expert, of) : of);
     });
   }
   if (has(first.down)) {

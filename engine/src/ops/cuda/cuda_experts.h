@@ -22,8 +22,8 @@ class CudaExperts : public ops::Experts {
   // Throws Error(invalid_argument) if the shapes do not match, and Error(unsupported) if there are too many experts.
   CudaExperts(std::span<const ops::ExpertSource> experts, DType weight, MatrixUpload& upload);
   // Quantised weights, with the same order of rows; data: the type of inputs and outputs. If down's columns have an
-  // order, the rows of gate and up get the same order. The largest input scale of all experts is used. Throws the same
-  // errors, with the weight's name.
+  // order, the rows of gate and up get the same order. The largest input scale of all experts is used. If one
+  // weight has to be dequantised (cuda_dequantises()), all are. Throws the same errors, with the weight's name.
   CudaExperts(std::span<const ops::QuantExpertSource> experts, DType data, MatrixUpload& upload);
   DType type() const { return type_; }
   const void* gate_up() const { return quantised_ ? quant_gate_up_.codes() : gate_up_.data(); }
@@ -40,6 +40,9 @@ class CudaExperts : public ops::Experts {
 
  private:
   void check_count(std::size_t count);
+  // Source: as below. Loads the matrices as weights that are not quantised.
+  template <class Source>
+  void load_dense(std::span<const Source> experts, MatrixUpload& upload);
   // Source: ExpertSource or QuantExpertSource. Throws Error(invalid_argument) if sizes do not match.
   template <class Source>
   void make_biases(std::span<const Source> experts, MatrixUpload& upload);

@@ -148,6 +148,9 @@ std::unique_ptr<ops::Linear> CudaOps::make_linear(std::span<const ops::HostMatri
 std::unique_ptr<ops::Linear> CudaOps::make_quantised_linear(std::span<const ops::QuantSource* const> parts,
                                                             std::span<const ops::HostMatrix> bias, DType data) {
   const OnDevice on(device_.index);
+  if (!parts.empty() && ops::cuda_dequantises(parts[0]->format())) {
+    return std::make_unique<CudaLinear>(QuantParts(parts), bias, data, gemms_.packs(data), weights_upload());
+  }
   std::unique_ptr<CudaGemmWeight> linear;
   if (!parts.empty() && is_w8a8(parts[0]->format(), data, parts[0]->cols(), device_)) {
     linear = std::make_unique<CudaW8a8Linear>(parts, bias, data, gemms_.packs(data), weights_upload());

@@ -64,11 +64,6 @@ QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count,
                                             ": the CUDA device supports zeros only with int4 and int8; quantise it "
                                             "symmetrically"));
   }
-  if (format.minimums) {
-    throw Error(ErrorCode::unsupported, cat(name, ": ", ops::to_string(format),
-                                            ": the CUDA device does not support the minimums of GGUF's types: use "
-                                            "device = cpu, or a copy of the model with safetensors files"));
-  }
   if (format.group == cols) format_.group = k;
   if (format.scale_type == DType::f8_e8m0) format_.scale_type = DType::bf16;  // represents all powers of two
   const auto groups = quant_groups(format_, k);

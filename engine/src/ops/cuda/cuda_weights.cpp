@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "base/text.h"
 #include "charonia/error.h"
 #include "ops/cpu/packed_linear.h"
+#include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/device/host_device.h"
 #include "ops/cuda/kernels/gemm.h"
 
@@ -128,27 +130,40 @@ CudaLinear::CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const o
           cat("part ", i, " is [", parts[i].rows, ", ", parts[i].cols, "], but the first part has ", k_, " columns"));
     }
     rows.push_back(parts[i].rows);
-    n_ += parts[i].rows;
   }
+  const auto row_of = [&](std::size_t part, std::int64_t row) -> MatrixUpload::SourceRow {
+    return {parts[part].row(row), parts[part].dtype};
+  };
+  load(rows, bias, row_of, upload);
+}
+
+CudaLinear::CudaLinear(const QuantParts& parts, std::span<const ops::HostMatrix> bias, DType weight, bool packed,
+                       MatrixUpload& upload)
+    : CudaGemmWeight(weight), packed_(packed) {
+  k_ = parts.k;
+  std::vector<ops::DequantisedRows> readers;
+  for (const auto* const part : parts.parts) readers.emplace_back(*part);
+  const auto row_of = [&](std::size_t part, std::int64_t row) -> MatrixUpload::SourceRow {
+    return {reinterpret_cast<const std::byte*>(readers[part].at(row).data()), DType::f32};
+  };
+  load(parts.rows, bias, row_of, upload);
+}
+
+void CudaLinear::load(std::span<const std::int64_t> rows, std::span<const ops::HostMatrix> bias,
+                      const std::function<MatrixUpload::SourceRow(std::size_t part, std::int64_t row)>& row_of,
+                      MatrixUpload& upload) {
+  n_ = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   stride_ = round_up(k_, packed_ ? kPackedK : kStrideMultiple);
-  const auto row_bytes = static_cast<std::size_t>(stride_) * size_of(weight);
-  bytes_ = static_cast<std::size_t>(packed_ ? round_up(n_, kPackedRows) : n_) * row_bytes;
+  bytes_ = static_cast<std::size_t>((packed_ ? round_up(n_, kPackedRows) : n_) * stride_) * size_of(type());
   weight_ = DeviceMemory(bytes_, cat("a weight [", n_, ", ", k_, "]"));
-  auto* at = weight_.as<std::byte>();
-  if (packed_) {
-    // A group of rows may begin in one part and end in the next.
-    auto part = parts.begin();
-    std::int64_t first = 0;  // row of `part`
-    upload.pack_rows(at, weight, stride_, n_, k_, [&](std::int64_t row) -> MatrixUpload::SourceRow {
-      for (; row - first >= part->rows; ++part) first += part->rows;
-      return {part->row(row - first), part->dtype};
-    });
-  } else {
-    for (const auto& part : parts) {
-      upload.copy(at, weight, stride_, part);
-      at += static_cast<std::size_t>(part.rows) * row_bytes;
-    }
-  }
+  std::size_t part = 0;
+  std::int64_t first = 0;  // row of the part
+  const auto of_stack = [&](std::int64_t row) {
+    for (; row - first >= rows[part]; ++part) first += rows[part];
+    return row_of(part, row - first);
+  };
+  const auto upload_rows = packed_ ? &MatrixUpload::pack_rows : &MatrixUpload::copy_rows;
+  (upload.*upload_rows)(weight_.as<std::byte>(), type(), stride_, n_, k_, of_stack);
   make_bias(bias, rows, upload);
   upload.finish();
 }

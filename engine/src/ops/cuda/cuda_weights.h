@@ -77,11 +77,16 @@ class CudaGemmWeight : public ops::Linear {
   DeviceMemory bias_;
 };
 
+struct QuantParts;
+
 // [n, k], the stacked parts: row-major, with a row stride that is a multiple of 8 elements, and zeros beyond k; or
 // packed (kernels/gemm.h).
 class CudaLinear : public CudaGemmWeight {
  public:
   CudaLinear(std::span<const ops::HostMatrix> parts, std::span<const ops::HostMatrix> bias, DType weight, bool packed,
+             MatrixUpload& upload);
+  // Dequantises the parts.
+  CudaLinear(const QuantParts& parts, std::span<const ops::HostMatrix> bias, DType weight, bool packed,
              MatrixUpload& upload);
   Gemm gemm() const override;
   bool packed() const { return packed_; }
@@ -89,6 +94,11 @@ class CudaLinear : public CudaGemmWeight {
   const void* weight() const { return weight_.data(); }
 
  private:
+  // rows: of each part. row_of() returns a row of a part; it is called in ascending order.
+  void load(std::span<const std::int64_t> rows, std::span<const ops::HostMatrix> bias,
+            const std::function<MatrixUpload::SourceRow(std::size_t part, std::int64_t row)>& row_of,
+            MatrixUpload& upload);
+
   bool packed_;
   std::int64_t stride_ = 0;
   DeviceMemory weight_;
