@@ -100,6 +100,7 @@ TEST_F(KernelChoiceTest, sizes_without_a_candidate_are_not_compared) {
   first.end();
   auto slower = choice();
   EXPECT_EQ(slower.choose(stream_, {size("a", {})}), Chosen{false}) << "stored as slower";
+  EXPECT_EQ(calls_, Calls{});
   auto without_time = choice(false);
   EXPECT_EQ(without_time.choose(stream_, {size("b", {})}), Chosen{false}) << "not stored";
   EXPECT_EQ(calls_, Calls{});
