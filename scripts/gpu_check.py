@@ -42,7 +42,7 @@ NEEDED = {
 UNPROVEN_TESTS = (
     "HopperTest.*", "GemmTest.bulk_copies_*", "W8a8Test.int8_of_the_library_*", "W8a8WgmmaTest.*", "QuantWgmmaTest.*",
     "CudaQuantExpertsTest.wgmma_*", "ExpertKernelsTest.*", "CudaWgmmaAttentionTest.*", "PromptKernelsTest.*",
-    "CudaAttentionTest.decodes_with_the_scales_of_k_outside_*",
+    "DecodeKernelsTest.*", "CudaAttentionTest.decodes_with_the_scales_of_k_outside_*",
 )  # fmt: skip
 CPP_QUIET_S = 15.0  # a C++ test that writes nothing for so long hangs
 QUIET_S = 60.0  # likewise a test of tests/gpu, and a benchmark, which writes a line for each case

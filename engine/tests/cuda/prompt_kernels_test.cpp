@@ -8,9 +8,9 @@
 #include <filesystem>
 
 #include "attention_kernel_world.h"
+#include "attention_step.h"
 #include "charonia/error.h"
-#include "ops/cuda/cuda_ops.h"
-#include "ops_support.h"
+#include "test_folder.h"
 
 namespace charonia::cuda {
 namespace {
@@ -69,14 +69,14 @@ class PromptKernelsTest : public ::testing::Test {
     return out;
   }
 
-  PromptLayers layers(int bits = 0, int dim = 64) {
+  AttentionLayers layers(int bits = 0, int dim = 64) {
     auto shape = shape_of(1, 4, dim, 64);
     shape.sms = 6;
     return {shape, {nullptr, DType::bf16, 1, dim, 64, bits}, {{.scale = 0.125F}}};
   }
 
   // Prepares one plan.
-  PromptKernels chosen(const PromptLayers& of, PromptKernels::Options with, int max_rows = 64,
+  PromptKernels chosen(const AttentionLayers& of, PromptKernels::Options with, int max_rows = 64,
                        int max_positions = 256) {
     PromptKernels kernels(device_info(0), std::move(with));
     kernels.prepare(stream_, {&of, 1}, max_rows, max_positions);
@@ -88,6 +88,11 @@ class PromptKernelsTest : public ::testing::Test {
   using Change = void(ops::AttentionParams&);
   static inline Change* broken_ = nullptr;  // changes what wgmma computes
   using Changed = void(Stream&, const Tensor&);
+  template <int rows>
+  static void make_wrong(Stream& stream, const Tensor& to) {
+    static const std::uint16_t one = float_to_bf16(1);
+    if (to.rows == rows) stream.upload(to.data, &one, sizeof one, "test");
+  }
   static inline Changed* changed_ = nullptr;  // changes the results of wgmma (timed())
   static inline std::int64_t broken_rows_;  // only in steps with this number of rows; 0: in all steps
   static inline bool wgmma_ = false;        // of the last call
@@ -174,11 +179,7 @@ TEST_F(PromptKernelsTest, a_kernel_that_is_wrong_or_fails_in_a_later_size_is_cho
     Changed* change;
     const char* why;
   } faults[] = {
-      {[](Stream& stream, const Tensor& to) {
-         const std::uint16_t one = float_to_bf16(1);
-         if (to.rows == 1024) stream.upload(to.data, &one, sizeof one, "test");
-       },
-       "the results of wgmma were wrong"},
+      {make_wrong<1024>, "the results of wgmma were wrong"},
       {[](Stream&, const Tensor& to) {
          if (to.rows == 1024) throw Error(ErrorCode::internal, "no room");
        },
@@ -193,6 +194,28 @@ TEST_F(PromptKernelsTest, a_kernel_that_is_wrong_or_fails_in_a_later_size_is_cho
     EXPECT_EQ(kernels.report()[0], std::string(kName) + ", plain, after 0 positions: tiles, because " + fault.why);
     EXPECT_NE(kernels.warning(), "");
   }
+}
+
+TEST_F(PromptKernelsTest, a_stored_kernel_that_is_wrong_in_another_size_is_not_used_without_a_measurement) {
+  const auto file = charonia::testing::test_folder();
+  const auto start = [&](bool measures, int max_rows) {
+    auto with = timed({500});
+    with.memory = file;
+    if (!measures) with.seconds = 0;
+    return chosen(layers(), with, max_rows, 1024);
+  };
+  EXPECT_TRUE(start(true, 64).uses_wgmma(0, 64, 0));
+  EXPECT_TRUE(start(false, 1024).uses_wgmma(0, 64, 0));
+  changed_ = make_wrong<1024>;
+  const auto kernels = start(false, 1024);
+  EXPECT_FALSE(kernels.chosen(0));
+  ASSERT_EQ(kernels.report().size(), 1U);
+  EXPECT_EQ(kernels.report()[0],
+            std::string(kName) + ", plain, after 0 positions: tiles, because the results of wgmma were wrong");
+  EXPECT_EQ(kernels.warning(), std::string("the kernel 'wgmma' for ") + kName +
+                                   ", plain, after 0 positions gave results that differ from the other kernel's, and is "
+                                   "not used. Please report this");
+  std::filesystem::remove(file);
 }
 
 TEST_F(PromptKernelsTest, no_size_is_measured_after_the_limit_of_time) {
@@ -211,8 +234,7 @@ TEST_F(PromptKernelsTest, no_size_is_measured_after_the_limit_of_time) {
 }
 
 TEST_F(PromptKernelsTest, times_are_stored_and_results_are_compared_again) {
-  const auto file = testing::TempDir() + "prompt_kernels_test.json";
-  std::filesystem::remove(file);
+  const auto file = charonia::testing::test_folder();
   const auto stored = [&](double ratio) {
     auto out = options(ratio);
     out.memory = file;
@@ -367,7 +389,7 @@ TEST_F(PromptKernelsTest, a_measurement_without_memory_is_a_warning) {
 TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
   for (const bool wgmma : {false, true}) {
     auto with = options();
-    with.wgmma = wgmma;
+    with.asked = wgmma;
     EXPECT_EQ(chosen(layers(), with).chosen(0), wgmma);
     with.unproven = false;
     const auto kernels = chosen(layers(), with);
@@ -376,83 +398,6 @@ TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
       EXPECT_EQ(kernels.uses_wgmma(0, 64, before), wgmma);
       EXPECT_FALSE(kernels.uses_wgmma(0, 63, before));
     }
-  }
-}
-
-// A step of one layer of attention.
-class Attention {
- public:
-  Attention(int bits, std::optional<bool> wgmma, bool reproducible = false, int block_len = 64, int positions = 200)
-      : ops_(ops::make_cuda_ops({.reproducible = reproducible, .wgmma_prompts = wgmma})),
-        stride_(static_cast<int>(divide_up(positions, block_len))) {
-    Random random(1);
-    cache_ = ops_->make_kv_cache({.layers = {{.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim}},
-                                  .block_len = block_len,
-                                  .dtype = DType::bf16,
-                                  .quant_bits = bits},
-                                 {2 * stride_});
-    if (bits == ops::kKvFp8) {
-      Matrix scales(DType::f32, 1, kKvHeads);
-      for (int h = 0; h < kKvHeads; ++h) scales.set(0, h, 0.5F / static_cast<float>(h + 1));
-      scales_ = std::make_unique<ops::DeviceMatrix>(*ops_, scales);
-    }
-    qkv_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
-    out_ = std::make_unique<ops::DeviceMatrix>(*ops_, DType::bf16, kRows, kHeads * kDim);
-    ops_->prepare({.max_rows = kRows,
-                   .max_sequences = 3,
-                   .max_positions = positions,
-                   .block_len = block_len,
-                   .kv_quant_bits = bits},
-                  [this](const ops::StepShape& shape) { issue(shape); });
-  }
-
-  using Range = std::pair<int, int>;  // positions [begin, end)
-  // Rows of two sequences. q, k and v depend on the position.
-  Matrix step(Range first, Range second = {0, 1}) {
-    std::vector<std::int32_t> starts{0}, positions, seeds, tables;
-    for (const auto& [begin, end] : {first, second}) {
-      for (int i = begin; i < end; ++i) {
-        positions.push_back(i);
-        seeds.push_back(starts.size() == 1 ? i + 1 : -i);
-      }
-      starts.push_back(static_cast<std::int32_t>(positions.size()));
-    }
-    const std::vector<std::int32_t> ids(positions.size());
-    for (int i = 1; i <= 2 * stride_; ++i) tables.push_back(5 * i % (2 * stride_));  // each block once
-    Matrix in(DType::bf16, kRows, (kHeads + 2 * kKvHeads) * kDim);
-    for (std::size_t i = 0; i < positions.size(); ++i) {
-      Random random(static_cast<unsigned>(seeds[i]));
-      const auto row = Matrix::random(random, DType::bf16, 1, in.cols);
-      for (int c = 0; c < in.cols; ++c) in.set(static_cast<std::int64_t>(i), c, row.at(0, c));
-    }
-    ops_->upload(qkv_->tensor().data, in.bytes.data(), in.bytes.size());
-    ops_->begin_step({.ids = ids, .attention = {starts, positions, {tables}, stride_}, .logits_rows = {}, .sample = {}});
-    const auto before = allocations();
-    ops_->run_step([this](const ops::StepShape& shape) { issue(shape); });
-    ops_->collect();
-    EXPECT_EQ(allocations(), before);
-    return out_->host();
-  }
-  std::vector<std::string> report() const { return ops_->report(); }
-
- private:
-  static constexpr int kRows = 150, kHeads = 4, kKvHeads = 2, kDim = 64;
-  void issue(const ops::StepShape& shape) {
-    const float* const scales = scales_ ? scales_->floats() : nullptr;
-    ops_->rotary_store(qkv_->slice(0, shape.rows), {.k_scales = scales, .v_scales = scales}, *cache_, 0, kHeads);
-    ops_->attention(out_->slice(0, shape.rows), qkv_->slice(0, shape.rows), *cache_, 0, kHeads,
-                    {.scale = 0.125F, .v_scales = scales});
-  }
-  std::unique_ptr<ops::Ops> ops_;
-  int stride_;  // of the block tables
-  std::unique_ptr<ops::KvCache> cache_;
-  std::unique_ptr<ops::DeviceMatrix> qkv_, out_;
-  std::unique_ptr<ops::DeviceMatrix> scales_;  // of an FP8 cache
-};
-
-void expect_near(const Matrix& a, const Matrix& b, int rows) {
-  for (int row = 0; row < rows; ++row) {
-    for (int c = 0; c < a.cols; ++c) ASSERT_NEAR(a.at(row, c), b.at(row, c), 0.02) << row << ", " << c;
   }
 }
 
@@ -477,7 +422,7 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
   Stream stream;
   auto with = stored;
   with.memory = autotune_cache_path();
-  const PromptLayers layers{shape_of(2, 2, 64, 64), {nullptr, DType::bf16, 2, 64, 64, 0}, {{.scale = 0.125F}}};
+  const AttentionLayers layers{shape_of(2, 2, 64, 64), {nullptr, DType::bf16, 2, 64, 64, 0}, {{.scale = 0.125F}}};
   PromptKernels(device_info(0), with).prepare(stream, {&layers, 1}, 150, kPositions);
   Attention both(0, std::nullopt, false, 64, kPositions), wgmma(0, true, false, 64, kPositions);
   Attention tiles(0, false, false, 64, kPositions);
@@ -505,7 +450,7 @@ TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
 }
 
 TEST_F(PromptKernelsTest, the_longest_chunk_of_a_step_and_the_positions_before_it_decide) {
-  const auto folder = testing::TempDir() + "prompt_kernels_test";
+  const auto folder = ::testing::TempDir() + "prompt_kernels_test";
   std::filesystem::remove_all(folder);
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, because the environment is read only once
   EXPECT_EXIT(

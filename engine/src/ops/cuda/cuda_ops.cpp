@@ -68,8 +68,9 @@ CudaOps::CudaOps(const ops::CudaOptions& options, std::shared_ptr<ops::NcclGroup
       group_(std::move(group)),
       rank_(rank),
       gemms_(device_, options.reproducible),
-      prompts_(device_, {{.wgmma = options.wgmma_prompts, .memory = autotune_cache_path()}}),
-      experts_(device_, {{.wgmma = options.wgmma_experts, .memory = autotune_cache_path()}, options.reproducible}) {}
+      prompts_(device_, {{.asked = options.wgmma_prompts, .memory = autotune_cache_path()}}),
+      decodes_(device_, {{.memory = autotune_cache_path()}}),
+      experts_(device_, {{.asked = options.wgmma_experts, .memory = autotune_cache_path()}, options.reproducible}) {}
 
 CudaOps::~CudaOps() {
   const OnDevice on(device_.index);
@@ -406,15 +407,14 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
                              .window = how.window,
                              .sms = divides ? device_.sms : 1,
                              .reproducible = options_.reproducible && divides,
-                             .min_decode_split = decode_split_setting(),
-                             .k_outside = unproven_setting()};
+                             .min_decode_split = decode_split_setting()};
   need_cache(kv);
   const auto index = need_attention(shape);
   if (tracing_) {
     trace_.attention.push_back(trace_.gemms.size());
-    trace_.prompts.resize(needs_.attention.size());
-    trace_.prompts[index].cache = of_layer;
-    if (divides && qkv.dtype == of_layer.dtype && out.dtype == of_layer.dtype) add_scores(trace_.prompts[index], how);
+    trace_.layers.resize(needs_.attention.size());
+    trace_.layers[index].cache = of_layer;
+    if (divides && qkv.dtype == of_layer.dtype && out.dtype == of_layer.dtype) add_scores(trace_.layers[index], how);
     return;
   }
   prefetch_weights();
@@ -437,6 +437,7 @@ void CudaOps::attention(const Tensor& out, const Tensor& qkv, const ops::KvCache
   if (latent) return latent_attention(stream_, device_, out, qkv, of_layer, shape, how.scale, work);
   auto planned = needs_.attention[index];
   planned.wgmma = plans_[index].wgmma;
+  planned.k_outside = decodes_.k_outside(index, out.rows);
   cuda::attention(stream_, device_, out, qkv, of_layer, planned, how, work);
 }
 

@@ -23,6 +23,7 @@
 
 #include "ops/check_step.h"
 #include "ops/cuda/cuda_weights.h"
+#include "ops/cuda/decode_kernels.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/expert_kernels.h"
 #include "ops/cuda/gemm/gemm_runner.h"
@@ -156,7 +157,7 @@ class CudaOps final : public ops::Ops {
     std::size_t collective_bytes = 0;  // of the ranks' shards together
     bool f32_adapters = false;         // the inputs of weights that adapters change have f32
     std::map<std::pair<const void*, const void*>, std::int64_t> row_capacity;  // of GEMMs, by in and out
-    std::vector<PromptLayers> prompts;                             // of each plan; without scores: no candidates
+    std::vector<AttentionLayers> layers;                           // of each plan; without scores: no candidates
     std::vector<ExpertLayers> experts;                             // with quantised weights
     std::vector<std::size_t> attention;                            // for each attention, the number of GEMMs before it
     std::vector<std::vector<std::span<const std::byte>>> weights;  // the weights that follow each attention
@@ -247,7 +248,7 @@ class CudaOps final : public ops::Ops {
   void trace_gemm(Gemm gemm);
   void prefetch_weights();
   void measure_gemms(const ops::StepLimits& limits);
-  void choose_prompt_kernels(const ops::StepLimits& limits);
+  void choose_attention_kernels(const ops::StepLimits& limits);
   std::size_t wide_blocks(std::size_t plan) const;  // that wide_ has memory for
   std::vector<DecodeKind> decode_kinds() const;  // that steps may have
   // For steps with at most these numbers of rows and sequences, without adapters and plans.
@@ -273,6 +274,7 @@ class CudaOps final : public ops::Ops {
   Stream stream_;
   GemmRunner gemms_;
   PromptKernels prompts_;
+  DecodeKernels decodes_;
   ExpertKernels experts_;
   std::unique_ptr<MatrixUpload> weights_upload_;  // while weights are loaded
 

@@ -38,7 +38,9 @@ std::vector<std::string> CudaOps::report() const {
                           captured_[kind.index()]));
   }
   lines.insert(lines.begin(), first.begin(), first.end());
-  for (const auto* more : {&prompts_.report(), &experts_.report()}) lines.insert(lines.end(), more->begin(), more->end());
+  for (const auto* more : {&prompts_.report(), &decodes_.report(), &experts_.report()}) {
+    lines.insert(lines.end(), more->begin(), more->end());
+  }
   return lines;
 }
 
@@ -54,7 +56,7 @@ std::vector<CudaOps::DecodeKind> CudaOps::decode_kinds() const {
 
 std::string CudaOps::warning() const {
   std::string all;
-  for (const auto& one : {gemms_.warning(), prompts_.warning(), experts_.warning()}) {
+  for (const auto& one : {gemms_.warning(), prompts_.warning(), decodes_.warning(), experts_.warning()}) {
     if (all.find(one) == std::string::npos) all += cat(all.empty() ? "" : "; ", one);
   }
   return all;
@@ -77,7 +79,7 @@ void CudaOps::prepare(const ops::StepLimits& limits, const Issue& issue) {
   wide_ = {};
   collective_ = {};
   experts_.prepare(stream_, trace_.experts, limits.max_rows, gemms_.seconds_left());
-  choose_prompt_kernels(limits);
+  choose_attention_kernels(limits);
   if (needs_.sampled_vocab > 0) sampler_ = std::make_unique<Sampler>(needs_.sampled_vocab, sampler_rows_);
   if (trace_.collective_bytes > 0) collective_ = DeviceMemory(trace_.collective_bytes, "the ranks' shards");
   make_adapter_workspace(limits);
@@ -137,12 +139,13 @@ void CudaOps::measure_gemms(const ops::StepLimits& limits) {
   gemms_.prepare(stream_, all, limits.max_rows);
 }
 
-void CudaOps::choose_prompt_kernels(const ops::StepLimits& limits) {
-  for (std::size_t i = 0; i < trace_.prompts.size(); ++i) trace_.prompts[i].shape = needs_.attention[i];
-  prompts_.prepare(stream_, trace_.prompts, limits.max_rows, limits.max_positions);
+void CudaOps::choose_attention_kernels(const ops::StepLimits& limits) {
+  for (std::size_t i = 0; i < trace_.layers.size(); ++i) trace_.layers[i].shape = needs_.attention[i];
+  prompts_.prepare(stream_, trace_.layers, limits.max_rows, limits.max_positions);
+  decodes_.prepare(stream_, trace_.layers, limits.max_sequences, limits.max_positions, prompts_.seconds_left());
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < trace_.prompts.size(); ++i) {
-    const auto& cache = trace_.prompts[i].cache;
+  for (std::size_t i = 0; i < trace_.layers.size(); ++i) {
+    const auto& cache = trace_.layers[i].cache;
     if (!prompts_.chosen(i) || cache.quant_bits == 0) continue;
     const auto blocks = limits.max_sequences * divide_up(limits.max_positions, cache.block_len);
     bytes = std::max(bytes, wide_cache_bytes(blocks, dequantised(cache, nullptr).block_bytes()));
@@ -151,7 +154,7 @@ void CudaOps::choose_prompt_kernels(const ops::StepLimits& limits) {
 }
 
 std::size_t CudaOps::wide_blocks(std::size_t plan) const {
-  const auto& cache = trace_.prompts[plan].cache;
+  const auto& cache = trace_.layers[plan].cache;
   return wide_.bytes() / static_cast<std::size_t>(dequantised(cache, nullptr).block_bytes());
 }
 
@@ -209,7 +212,7 @@ void CudaOps::make_uploads(const ops::StepLimits& limits) {
       const auto more = attention_bounds(other, limits.max_rows, limits.max_sequences, limits.max_positions);
       bounds = {std::max(bounds.decode_items, more.decode_items), std::max(bounds.prefill_items, more.prefill_items),
                 std::max(bounds.partials, more.partials)};
-      if (trace_.prompts[i].cache.quant_bits != 0) tables += wide_blocks(i);
+      if (trace_.layers[i].cache.quant_bits != 0) tables += wide_blocks(i);
     }
     capacity.plans.push_back({bounds.decode_items, bounds.prefill_items});
     attention_.push_back(

@@ -118,7 +118,7 @@ void CudaOps::plan_prompts(std::size_t plan, const ops::AttentionBatch& batch) {
   shape.wgmma = !begun_.decode && prompts_.uses_wgmma(plan, begun_.longest, begun_.before);
   const auto& begin = tables_.begin[shape.kind];
   plan_attention(shape, batch, begin, plans_[plan]);
-  if (!shape.wgmma || trace_.prompts[plan].cache.quant_bits == 0) return;
+  if (!shape.wgmma || trace_.layers[plan].cache.quant_bits == 0) return;
   if (widen_plan(shape, static_cast<std::int64_t>(wide_blocks(plan)), plans_[plan], tables_.blocks)) return;
   shape.wgmma = false;
   plan_attention(shape, batch, begin, plans_[plan]);

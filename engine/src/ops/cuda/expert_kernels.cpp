@@ -252,8 +252,8 @@ KernelTimes ExpertKernels::measure(Stream& stream, const Case& one) const {
       multiply_(stream, device_, gemm);
     });
   };
-  KernelTimes times{.tiles = time_of(false)};
-  times.wgmma = time_of(true);
+  KernelTimes times{.usual = time_of(false)};
+  times.candidate = time_of(true);
   return times;
 }
 
@@ -298,38 +298,36 @@ void ExpertKernels::report_asked(Stream& stream, const ExpertLayers& of) {
   const char* const lacks = device_.wgmma ? "" : "it needs compute capability 9.0, and an engine that is compiled for 90a";
   for (const bool down : {false, true}) {
     const bool fast = !cases_of(of, down, std::numeric_limits<int>::max()).empty();
-    choice_.choose(stream, {.name = name_of(of, down, ""),
-                            .unsupported = *lacks != '\0' || fast ? lacks : "it does not support the format"});
+    choice_.choose(stream, {{.name = name_of(of, down, ""),
+                             .unsupported = *lacks != '\0' || fast ? lacks : "it does not support the format"}});
   }
 }
 
 void ExpertKernels::prepare(Stream& stream, std::span<const ExpertLayers> all, int max_rows, double seconds) {
   chosen_.clear();
   choice_.begin(seconds);
-  if (reproducible_ || !choice_.considers_wgmma()) return;
-  std::vector<Case> cases;
+  if (reproducible_ || !choice_.considers_candidates()) return;
+  std::vector<std::vector<Case>> cases;  // of each GEMM; few rows first, as in decode steps
+  std::vector<KernelChoice::Sizes> gemms;
   for (const auto& of : all) {
     if (asked_ || !device_.wgmma) {
       report_asked(stream, of);
       continue;
     }
     for (const bool down : {false, true}) {
-      const auto of_gemm = cases_of(of, down, max_rows);
-      const auto of_case = [&](const Case& one) { return computation(stream, one); };
-      // All averages are compared before one is chosen, also averages without a measurement.
-      if (std::ranges::any_of(of_gemm, [&](const Case& one) { return choice_.compares(of_case(one)); }) &&
-          !std::ranges::all_of(of_gemm, [&](const Case& one) { return choice_.check(stream, of_case(one)); })) {
-        continue;
+      auto& sizes = gemms.emplace_back();
+      for (const auto& one : cases.emplace_back(cases_of(of, down, max_rows))) {
+        sizes.push_back(computation(stream, one));
       }
-      cases.insert(cases.end(), of_gemm.begin(), of_gemm.end());
     }
   }
-  std::ranges::stable_sort(cases, {}, &Case::range);  // few rows first, as in decode steps
-  for (const auto& one : cases) {
-    auto of_case = computation(stream, one);
-    of_case.agrees = [] { return true; };
-    auto& use = chosen_[shape_of(*one.of->layers.front(), one.of->top_k)].at(one.range);
-    (one.down ? use.down : use.gate_up) = choice_.choose(stream, of_case);
+  const auto wgmma = choice_.choose_all(stream, gemms);
+  for (std::size_t gemm = 0; gemm < cases.size(); ++gemm) {
+    for (std::size_t i = 0; i < cases[gemm].size(); ++i) {
+      const auto& one = cases[gemm][i];
+      auto& use = chosen_[shape_of(*one.of->layers.front(), one.of->top_k)].at(one.range);
+      (one.down ? use.down : use.gate_up) = wgmma[gemm][i];
+    }
   }
   choice_.end();
 }

@@ -35,7 +35,7 @@ class ExpertKernels {
   ExpertKernels(const DeviceInfo& device, Options options)
       : device_(device),
         reproducible_(options.reproducible),
-        asked_(options.wgmma),
+        asked_(options.asked),
         multiply_(options.multiply),
         choice_(device, std::move(options)) {}
 

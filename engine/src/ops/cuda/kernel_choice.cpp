@@ -1,5 +1,6 @@
 #include "ops/cuda/kernel_choice.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -11,21 +12,19 @@ namespace charonia::cuda {
 namespace {
 
 // The file has an entry for each kernel.
-std::string entry_of(const KernelChoice::Computation& one, bool wgmma) {
-  return cat(one.name, wgmma ? ", wgmma" : ", tiles");
-}
+std::string entry_of(const KernelChoice::Computation& one, const char* kernel) { return cat(one.name, ", ", kernel); }
 
-std::string describe(const KernelTimes& times, int rows) {
+std::string describe(const KernelTimes& times, const KernelChoice::Computation& one) {
   const auto whole = [](double x) { return static_cast<std::int64_t>(std::lround(x)); };
-  return cat(times.wgmma < times.tiles ? "wgmma" : "tiles", ", measured with ", rows, " rows: wgmma ",
-             whole(times.wgmma), " us, tiles ", whole(times.tiles), " us");
+  return cat(times.candidate < times.usual ? one.candidate : one.usual, ", measured with ", one.rows, " rows: ",
+             one.candidate, " ", whole(times.candidate), " us, ", one.usual, " ", whole(times.usual), " us");
 }
 
 }  // namespace
 
 KernelChoice::KernelChoice(const DeviceInfo& device, Options options)
     : options_(std::move(options)),
-      memory_(considers_wgmma() ? options_.memory : std::filesystem::path{},
+      memory_(considers_candidates() ? options_.memory : std::filesystem::path{},
               autotune_key(device, "own kernels", overlap_setting(), options_.unproven)),
       seconds_left_(options_.seconds) {}
 
@@ -36,112 +35,103 @@ void KernelChoice::begin(std::optional<double> seconds) {
 }
 
 std::optional<KernelTimes> KernelChoice::stored(const Computation& one) const {
-  const auto tiles = memory_.find_named(entry_of(one, false), one.rows);
-  const auto wgmma = memory_.find_named(entry_of(one, true), one.rows);
-  if (!tiles || !wgmma) return std::nullopt;
-  return KernelTimes{tiles->microseconds, wgmma->microseconds};
+  const auto usual = memory_.find_named(entry_of(one, one.usual), one.rows);
+  const auto candidate = memory_.find_named(entry_of(one, one.candidate), one.rows);
+  if (!usual || !candidate) return std::nullopt;
+  return KernelTimes{usual->microseconds, candidate->microseconds};
 }
 
-bool KernelChoice::compare(Stream& stream, const Computation& one, Result& result) {
-  auto times = one.rows > 0 ? stored(one) : std::nullopt;
-  const bool measures = !times;
-  if (measures && (!options_.timer || one.rows <= 0)) {
-    result.text = "tiles, because nothing was measured";
+bool KernelChoice::attempt(Stream& stream, const Computation& one, Result& result, const std::function<bool()>& act) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    if (!act()) {
+      result = {cat(one.usual, ", because the results of ", one.candidate, " were wrong"), true};
+      warn(cat("the kernel '", one.candidate, "' for ", one.name,
+               " gave results that differ from the other kernel's, and is not used. Please report this"));
+    }
+    stream.wait("measured kernels");
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::resource_exhausted) {
+      result.text = cat(one.usual, ", because there is no memory to measure with");
+    } else {
+      require_device(stream, one.candidate, one.name, true, error);
+      result = {cat(one.usual, ", because ", one.candidate, " failed: ", error.what()), true};
+    }
+    warn(cat(one.name, ": ", result.text));
+  }
+  seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result.text.empty();
+}
+
+// Whether `one` can be measured, or is stored as faster.
+bool KernelChoice::compares(const Computation& one) const {
+  if (options_.asked || !one.unsupported.empty() || one.rows <= 0) return false;
+  const auto times = stored(one);
+  return times ? times->candidate < times->usual : options_.timer && seconds_left_ > 0;
+}
+
+bool KernelChoice::decide(Stream& stream, const Computation& one, Result& result) {
+  if (!one.unsupported.empty()) {
+    result.text = cat(one.usual, ", because of ", one.candidate, ": ", one.unsupported);
     return false;
   }
-  if (measures && seconds_left_ <= 0) {
-    result.text = cat("tiles, because the ", options_.seconds,
+  if (options_.asked) {
+    result.text = cat(*options_.asked ? one.candidate : one.usual, ", as asked for");
+    return *options_.asked;
+  }
+  auto times = one.rows > 0 ? stored(one) : std::nullopt;
+  if (!times && (!options_.timer || one.rows <= 0)) {
+    result.text = cat(one.usual, ", because nothing was measured");
+    return false;
+  }
+  if (!times && seconds_left_ <= 0) {
+    result.text = cat(one.usual, ", because the ", options_.seconds,
                       " s for measurements are over (CHARONIA_CUDA_MEASURE_S). The next start measures it");
     return false;
   }
-  const auto begin = std::chrono::steady_clock::now();
-  if (measures || times->wgmma < times->tiles) {
-    if (!one.agrees()) {
-      times.reset();
-    } else if (measures) {
-      times = one.measure();
-    }
-  }
-  stream.wait("measured kernels");
-  seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!times) {
-    reject(one, result);
-    return false;
+    const auto measure = [&] {
+      times = one.measure();
+      return times.has_value();
+    };
+    if (!attempt(stream, one, result, measure)) return false;
+    memory_.keep_named(entry_of(one, one.usual), one.rows, {.microseconds = times->usual});
+    memory_.keep_named(entry_of(one, one.candidate), one.rows, {.microseconds = times->candidate});
   }
-  if (measures) {
-    memory_.keep_named(entry_of(one, false), one.rows, {.microseconds = times->tiles});
-    memory_.keep_named(entry_of(one, true), one.rows, {.microseconds = times->wgmma});
-  }
-  result.text = describe(*times, one.rows);
-  return times->wgmma < times->tiles;
+  result.text = describe(*times, one);
+  return times->candidate < times->usual;
 }
 
-void KernelChoice::reject(const Computation& one, Result& result) {
-  result = {"tiles, because the results of wgmma were wrong", true};
-  warn(cat("the kernel 'wgmma' for ", one.name,
-           " gave results that differ from the other kernel's, and is not used. Please report this"));
-}
-
-bool KernelChoice::attempt(Stream& stream, const Computation& one, Result& result,
-                           const std::function<bool()>& act) {
-  try {
-    return act();
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::resource_exhausted) {
-      result.text = "tiles, because there is no memory to measure with";
-    } else {
-      require_device(stream, "wgmma", one.name, true, error);
-      result = {cat("tiles, because wgmma failed: ", error.what()), true};
+std::vector<std::vector<bool>> KernelChoice::choose_all(Stream& stream, std::span<const Sizes> all) {
+  std::vector<std::vector<bool>> chosen;
+  std::vector<std::vector<Result>> results;
+  std::size_t most = 0;
+  const auto failed = [&](std::size_t of) { return std::ranges::any_of(results[of], &Result::failed); };
+  for (const auto& sizes : all) {
+    most = std::max(most, sizes.size());
+    chosen.emplace_back(sizes.size());
+    results.emplace_back(sizes.size());
+    if (std::ranges::none_of(sizes, [&](const auto& one) { return compares(one); })) continue;
+    for (std::size_t i = 0; i < sizes.size() && !failed(results.size() - 1); ++i) {
+      attempt(stream, sizes[i], results.back()[i], sizes[i].agrees);
     }
-    warn(cat(one.name, ": ", result.text));
-    return false;
   }
-}
-
-bool KernelChoice::compares(const Computation& one) const {
-  if (one.rows <= 0) return false;
-  const auto times = stored(one);
-  return times ? times->wgmma < times->tiles : options_.timer && seconds_left_ > 0;
-}
-
-bool KernelChoice::check(Stream& stream, const Computation& one) {
-  Result result;
-  const auto begin = std::chrono::steady_clock::now();
-  const bool right = attempt(stream, one, result, [&] {
-    if (one.agrees()) return true;
-    reject(one, result);
-    return false;
+  const auto each = [&](const auto& act) {
+    for (std::size_t i = 0; i < most; ++i) {
+      for (std::size_t of = 0; of < all.size(); ++of) {
+        if (i < all[of].size()) act(of, i);
+      }
+    }
+  };
+  each([&](std::size_t of, std::size_t i) {
+    auto& result = results[of][i];
+    if (result.text.empty() && !failed(of)) chosen[of][i] = decide(stream, all[of][i], result);
   });
-  seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (!right) report_.push_back(cat(one.name, ": ", result.text));
-  return right;
-}
-
-bool KernelChoice::choose(Stream& stream, const Computation& one) {
-  return choose_all(stream, {&one, 1}).front();
-}
-
-std::vector<bool> KernelChoice::choose_all(Stream& stream, std::span<const Computation> sizes) {
-  std::vector<bool> chosen;
-  std::vector<std::string> lines;
-  for (const auto& one : sizes) {
-    Result result;
-    bool wgmma = false;
-    if (!one.unsupported.empty()) {
-      result.text = cat("tiles, because of wgmma: ", one.unsupported);
-    } else if (options_.wgmma) {
-      wgmma = *options_.wgmma;
-      result.text = wgmma ? "wgmma, as asked for" : "tiles, as asked for";
-    } else {
-      wgmma = attempt(stream, one, result, [&] { return compare(stream, one, result); });
-    }
-    chosen.push_back(wgmma);
-    lines.push_back(cat(one.name, ": ", result.text));
-    if (!result.failed) continue;
-    report_.push_back(lines.back());
-    return std::vector<bool>(sizes.size());
-  }
-  report_.insert(report_.end(), lines.begin(), lines.end());
+  each([&](std::size_t of, std::size_t i) {
+    const bool none = failed(of);
+    if (none) chosen[of][i] = false;
+    if (!none || results[of][i].failed) report_.push_back(cat(all[of][i].name, ": ", results[of][i].text));
+  });
   return chosen;
 }
 

@@ -28,10 +28,6 @@ std::size_t matrix_bytes(DType type, std::int64_t rows, std::int64_t stride) {
   return rounded(static_cast<std::size_t>(rows * stride) * size_of(type));
 }
 
-std::size_t copies_of(const DeviceInfo& device, const Gemm& gemm) {
-  return std::clamp<std::size_t>(3 * device.l2_bytes / rounded(weight_bytes(gemm)) + 1, 1, kMaxTimedGemms);
-}
-
 // The stride of a checked output: a wrong store behind the columns of the GEMM shows.
 std::int64_t checked_stride(const Gemm& gemm) { return round_up(gemm.n, 8) + 8; }
 
@@ -82,6 +78,10 @@ void repeat(Stream& stream, std::byte* to, const std::vector<std::byte>& block, 
   for (; done < bytes; done *= 2) stream.copy(to + done, to, std::min(done, bytes - done), "operands of a GEMM");
 }
 
+std::size_t copies_of(const DeviceInfo& device, std::size_t bytes) {
+  return std::clamp<std::size_t>(3 * device.l2_bytes / bytes + 1, 1, kMaxTimedGemms);
+}
+
 std::vector<float> measured_scales(std::size_t rows) {
   std::vector<float> out(rows);
   for (std::size_t row = 0; row < rows; ++row) out[row] = std::ldexp(0x1p-8F, static_cast<int>(row % 3));
@@ -89,7 +89,7 @@ std::vector<float> measured_scales(std::size_t rows) {
 }
 
 std::size_t GemmOperands::bytes(const DeviceInfo& device, const Gemm& gemm) {
-  return copies_of(device, gemm) * rounded(weight_bytes(gemm)) + row_bytes(gemm);
+  return copies_of(device, rounded(weight_bytes(gemm))) * rounded(weight_bytes(gemm)) + row_bytes(gemm);
 }
 
 std::size_t GemmOperands::exact_bytes(const Gemm& gemm, std::int64_t matrices) {
@@ -188,7 +188,7 @@ Gemm GemmOperands::lay_out(Stream& stream, const DeviceInfo& device, const Gemm&
   auto* at = memory_.as<std::byte>();
   weights_ = at;
   weight_bytes_ = rounded(weight_bytes(gemm));
-  copies_ = copies_of(device, gemm);
+  copies_ = copies_of(device, rounded(weight_bytes(gemm)));
   out.weight = weights_;
   for (std::size_t i = 0; i < copies_; ++i, at += weight_bytes_) {
     stream.copy(at, gemm.weight, cuda::weight_bytes(gemm), "weights to measure with");

@@ -14,6 +14,9 @@ namespace charonia::cuda {
 // Fills memory with repetitions of `block`.
 void repeat(Stream& stream, std::byte* to, const std::vector<std::byte>& block, std::size_t bytes);
 
+// So many copies of an operand that each has left the L2 cache before its next use in a measurement.
+std::size_t copies_of(const DeviceInfo& device, std::size_t bytes);
+
 // Scales of prepared inputs, whose codes are up to 127: 2^-8, 2^-7 and 2^-6, which differ between rows.
 std::vector<float> measured_scales(std::size_t rows);
 

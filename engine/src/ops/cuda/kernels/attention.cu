@@ -91,7 +91,7 @@ void attention(Stream& stream, const DeviceInfo& device, const Tensor& out, cons
   params.heads = shape.heads;
   params.group = shape.group();
   params.max_blocks = shape.sms * kBlocksPerSm;
-  params.k_outside = shape.k_outside && !shape.reproducible && ops::kv_holds_integers(cache.quant_bits);
+  params.k_outside = shape.k_outside && has_k_outside(shape, cache);
   params.chunk = shape.reproducible ? kAttentionChunk : kNoChunks;
   params.span = shape.reproducible ? kAttentionSpan : kNoChunks;
   auto& score_mod = params.score_mod;

@@ -82,8 +82,8 @@ struct AttentionShape {
   int min_decode_split = 256;  // positions; a multiple of kAttentionTile. Without effect in reproducible mode
   // The kernel with products of warpgroups takes the prefill items (see why_no_wgmma()). Not in reproducible mode.
   bool wgmma = false;
-  // Decodes over a cache of integers apply the scale and the zero of k to the scores instead of its elements. No GPU
-  // has run this yet. Without effect in reproducible mode.
+  // Decodes over a cache of integers apply the scale and the zero of k to the scores instead of its elements, if
+  // has_k_outside(). No GPU has run this yet.
   bool k_outside = false;
 
   CHARONIA_HD int group() const { return heads / kv_heads; }
@@ -118,6 +118,13 @@ bool attention_has_tiles(int head_dim);
 // Why the kernel with products of warpgroups (attention_wgmma_kernel.h) cannot take the prefill items of a layer with
 // this shape; empty if it can. It reads copies of a quantised cache.
 std::string_view why_no_wgmma(const DeviceInfo& device, const AttentionShape& shape, const CacheLayer& cache);
+
+// Whether decodes of a layer have a kernel for AttentionShape::k_outside. With 4 bits and heads of 96 elements it has too
+// few registers.
+inline bool has_k_outside(const AttentionShape& shape, const CacheLayer& cache) {
+  return !shape.reproducible && cache.dtype != DType::f32 && ops::kv_holds_integers(cache.quant_bits) &&
+         !(shape.head_dim == 96 && cache.quant_bits == 4);
+}
 
 // table_begin [sequences]: offset of each sequence's table in the flat list. Replaces the contents of `plan`.
 void plan_attention(const AttentionShape& shape, const ops::AttentionBatch& batch,

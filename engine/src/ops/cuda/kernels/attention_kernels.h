@@ -43,7 +43,7 @@ struct AttentionParams {
   int max_units = 0;          // maximum items times kv heads and tiles
   int max_blocks = 0;         // of a grid whose blocks all run at the same time
   bool late_trigger = false;  // see launch()
-  bool k_outside = false;     // AttentionShape::k_outside, with integers and not reproducible
+  bool k_outside = false;     // AttentionShape::k_outside, if has_k_outside()
   int stages = 2;             // of the pipeline of k and v tiles
   int chunk = 0;              // positions that are summed separately; a power of two
   int span = 0;               // positions of kCombinedSplits chunks, or of one if there are no chunks
