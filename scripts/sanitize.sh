@@ -25,7 +25,7 @@ grid_tests=('HostGrid*' 'HostAsync*' 'Hopper*' 'TensorMap*' 'Mode/*' 'Runtime*' 
   'CudaAttentionTest.decodes_with_one_split*' 'CudaAttentionTest.any_head_size*' 'CudaQuantTest.all_tactics*' 'DequantisedTest.*'
   'IntegerPartsTest.*')
 grid_long=('*an_unknown_file*' '*measurements_are_stored*' '*concurrent_writers*' '*every_tactic_computes_the_gemm*'
-  '*right_kernels_of*' '*wrong_kernels_always*')
+  '*right_kernels_of*' '*wrong_kernels_always*' '*ordered_gemms*')
 thread_tests=('Device*' 'Ranks*' 'Isa*' 'ThreadPool*' 'ProcessGroup*' 'EngineRanks*' 'DecoderMemory*' 'MaskThreads*' 'KvFiles*'
   'SessionFiles*' 'Methods/SpeculationTest.R*_asynchronous')
 if grep -qw avx512dq /proc/cpuinfo; then

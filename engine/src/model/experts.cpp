@@ -140,6 +140,7 @@ class Experts final : public Block {
       router_bias_ = loader.vector(files.get_vector(prefix_ + "gate.bias", experts));
     }
     router_weight_ = loader.dense_linear(parts, bias);
+    if (shard_.ranks > 1) router_weight_->keep_order();  // all ranks choose the same experts
     if (config_.expert_scales) {
       expert_scales_ = loader.vector(files.get_vector(prefix_ + "expert_scales.weight", experts));
     }

@@ -27,9 +27,17 @@ class Linear {
   std::int64_t out_features() const { return n_; }
   std::int64_t in_features() const { return k_; }
   std::size_t bytes() const { return bytes_; }  // bytes that one GEMM reads
+  // Ranks that each compute the whole GEMM get the same bits, as the choice of experts needs. Otherwise each rank of a GPU
+  // chooses its kernel by its own measurements. Call it before the weight is used.
+  void keep_order() { ordered_ = true; }
+  bool ordered() const { return ordered_; }
+
  protected:
   std::int64_t n_ = 0, k_ = 0;
   std::size_t bytes_ = 0;
+
+ private:
+  bool ordered_ = false;
 };
 
 // The weights of one expert: gate and up [inter, hidden], down [hidden, inter]. Either all experts of a layer have a

@@ -7,6 +7,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <set>
 #include <thread>
 
 #include "base/json.h"
@@ -671,6 +673,39 @@ TEST_F(GemmRunnerTest, without_time_or_timer_tactics_are_chosen_by_rule) {
     for (const auto& line : runner.report()) EXPECT_TRUE(says(line, "by rule"));
     EXPECT_FALSE(fs::exists(file())) << "tactics chosen by rule are not stored";
     run(runner, problem);
+  }
+}
+
+// As on ranks, whose measurements differ.
+TEST_F(GemmRunnerTest, ordered_gemms_have_the_same_bits_with_each_choice) {
+  const Case of{.out_type = DType::f32, .rows = 17, .n = 16, .k = 1032};
+  for (const bool ordered : {true, false}) {
+    std::set<std::string> choices;
+    std::set<std::vector<std::byte>> results;
+    for (unsigned rank = 0; rank < 5; ++rank) {
+      std::mt19937 random(rank);
+      auto with = runner_options([&] { return 1 + static_cast<double>(random() % 1000); });
+      with.memory.clear();
+      GemmRunner runner(device_info(0), std::move(with));
+      GemmProblem problem(of);
+      auto gemm = problem.gemm();
+      gemm.ordered = ordered;
+      runner.prepare(problem.stream, {&gemm, 1}, static_cast<int>(of.rows));
+      log_.runs.clear();
+      problem.clear();
+      runner.run(problem.stream, gemm);
+      problem.download();
+      problem.check();
+      const auto chosen = runner.report().back();
+      EXPECT_EQ(chosen.find(", one order: own ") != std::string::npos, ordered) << chosen;
+      choices.insert(chosen.substr(0, chosen.rfind(" us")));
+      results.insert(problem.result.bytes);
+      if (ordered) {
+        EXPECT_TRUE(log_.runs.empty()) << "the library has its own order";
+      }
+    }
+    EXPECT_GT(choices.size(), 1U);
+    EXPECT_EQ(results.size() == 1, ordered) << "if all tactics have one order, the test finds nothing";
   }
 }
 

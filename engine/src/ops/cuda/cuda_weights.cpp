@@ -173,6 +173,7 @@ Gemm CudaLinear::gemm() const {
           .type = type(),
           .weight_stride = stride_,
           .packed = packed_,
+          .ordered = ordered(),
           .bias = bias(),
           .n = n_,
           .k = k_};

@@ -97,7 +97,8 @@ std::string to_string(const GemmShape& shape) {
              shape.quant ? ops::to_string(*shape.quant) : "",
              shape.gate == Gate::none   ? ""
              : shape.gate == Gate::silu ? ", silu gate"
-                                        : ", gelu gate");
+                                        : ", gelu gate",
+             shape.ordered ? ", one order" : "");
 }
 
 std::string autotune_key(const DeviceInfo& device, const std::string& library, Overlap overlap, bool unproven) {

@@ -22,9 +22,10 @@ struct GemmShape {
   std::int64_t n = 0, k = 0;
   std::optional<ops::QuantFormat> quant{};  // of the weight, if it is quantised
   Gate gate = Gate::none;
+  bool ordered = false;  // Gemm::ordered
   auto operator<=>(const GemmShape&) const = default;
 };
-// "n 4096 k 4096 bf16 -> fp32", and ", int4, groups of 128" or ", silu gate"
+// "n 4096 k 4096 bf16 -> fp32", and ", int4, groups of 128", ", silu gate" or ", one order"
 std::string to_string(const GemmShape& shape);
 
 struct GemmCandidate {

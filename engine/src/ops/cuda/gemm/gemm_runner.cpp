@@ -74,8 +74,8 @@ std::int64_t prepared_stride(const Gemm& gemm) { return is_w8a8(gemm) ? gemm.k :
 bool has_scaled_inputs(const Gemm& gemm) { return is_w8a8(gemm) || has_integer_inputs(gemm.quant->format); }
 
 GemmShape shape_of(const Gemm& gemm) {
-  return {gemm.type, gemm.out_type, gemm.n, gemm.k, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt,
-          gemm.gate};
+  return {gemm.type, gemm.out_type, gemm.n,      gemm.k, gemm.quant ? std::optional(gemm.quant->format) : std::nullopt,
+          gemm.gate, gemm.ordered};
 }
 
 // A rough estimate in microseconds, to keep measurements short.
@@ -157,12 +157,13 @@ struct GemmRunner::Impl {
   // Codes are for built-in kernels, except FP8 that is multiplied as FP8.
   Blas* blas_for(const Gemm& gemm) const {
     const bool fp8 = is_w8a8(gemm) && gemm.quant->format.code == ops::Code::f8_e4m3 && !gemm.packed;
-    return gemm.quant && !fp8 ? nullptr : blas();
+    return gemm.ordered || (gemm.quant && !fp8) ? nullptr : blas();
   }
 
   // The built-in tactics that fit the workspace. The fallback, a tile whose sums stay in one block, needs no workspace.
   std::vector<GemmTactic> own_tactics(const Gemm& gemm) const {
-    auto tactics = gemm_tactics(device, gemm, options.reproducible ? SumOrder::fixed : SumOrder::any);
+    const bool fixed = options.reproducible || gemm.ordered;
+    auto tactics = gemm_tactics(device, gemm, fixed ? SumOrder::fixed : SumOrder::any);
     std::erase_if(tactics, [&](const GemmTactic& tactic) {
       return (unproven(tactic) && !options.unproven) || gemm_workspace_bytes(tactic, gemm) > kOwnWorkspaceBytes ||
              (gemm.gate != Gate::none && !supports_gates(tactic));

@@ -63,6 +63,7 @@ struct Gemm {
   DType type = DType::bf16;
   std::int64_t weight_stride = 0;
   bool packed = false;
+  bool ordered = false;         // only tactics that keep SumOrder::fixed, and no library
   const float* bias = nullptr;  // null: no bias
   std::int64_t rows = 0, n = 0, k = 0;
   // The rows that the memory of in and out has; 0: `rows`. A library may read and write this number of rows. The
