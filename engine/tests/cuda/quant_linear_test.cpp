@@ -70,6 +70,31 @@ TEST(CudaQuantTest, every_code_has_the_correct_value) {
 }
 #endif
 
+TEST(CudaQuantTest, a_reader_with_several_threads_dequantises_all_rows) {
+  Random random(131);
+  ThreadPool pool(3);
+  constexpr std::int64_t kRows = 300, kCols = 80;
+  for (const auto& format : dequantised_formats(kCols)) {
+    const auto source = random_source(random, kRows, kCols, format);
+    const auto expected = values(source);
+    for (const auto type : ops::kWeightTypes) {
+      // Rows are dequantised all together, 64 together, and 128 together.
+      for (const std::size_t bytes : {DequantisedReader::kBytes, std::size_t{1}, 130 * kCols * size_of(type)}) {
+        DequantisedReader reader(source, type, pool, bytes);
+        for (std::int64_t r = 0; r < kRows; r += r == 70 ? 100 : 1) {  // may skip rows
+          const auto row = reader.at(r);
+          ASSERT_EQ(row.dtype, type);
+          for (std::int64_t c = 0; c < kCols; ++c) {
+            const auto exact = static_cast<float>(expected[static_cast<std::size_t>(r * kCols + c)]);
+            ASSERT_EQ(float_at(row.data, static_cast<std::size_t>(c), type), ops::rounded(type, exact))
+                << to_string(format.format) << " row " << r << " column " << c;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Through the device's operations: formats, types, numbers of rows and odd shapes, two parts with a bias, inputs and
 // outputs at any alignment.
 TEST(CudaQuantTest, every_format_equals_its_product_in_double_precision) {
