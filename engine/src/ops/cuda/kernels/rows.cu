@@ -643,10 +643,12 @@ void copy_kernel(const CopyParams p) {
   const auto row = static_cast<std::int64_t>(blockIdx.x), shard = static_cast<std::int64_t>(blockIdx.z);
   const std::int64_t from = p.rows == nullptr ? row : p.rows[row];
   const std::int64_t to = p.out_rows == nullptr ? row : p.out_rows[row];
-  const auto at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (at >= p.units || from < 0 || to < 0) return;
-  static_cast<Unit*>(p.out)[to * p.out_stride + shard * p.out_shard + at] =
-      static_cast<const Unit*>(p.in)[from * p.in_stride + shard * p.in_shard + at];
+  if (from < 0 || to < 0) return;
+  auto* const out = static_cast<Unit*>(p.out) + to * p.out_stride + shard * p.out_shard;
+  const auto* const in = static_cast<const Unit*>(p.in) + from * p.in_stride + shard * p.in_shard;
+  const std::int64_t step = std::int64_t{gridDim.y} * kThreads;
+  CHARONIA_UNROLL_BY(1)
+  for (auto at = std::int64_t{blockIdx.y} * kThreads + threadIdx.x; at < p.units; at += step) out[at] = in[at];
 }
 
 struct ScatterParams {
@@ -690,6 +692,7 @@ void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int
       *n /= per_unit;
     }
     auto shape = over_vectors(num_rows, launched.units);
+    shape.grid_y = std::min(shape.grid_y, 65535U);  // the limit of a grid; more units are only in large blocks of KV
     shape.grid_z = static_cast<unsigned>(shards);
     launch(stream, what, shape, copy_kernel<Unit>, launched);
   };
