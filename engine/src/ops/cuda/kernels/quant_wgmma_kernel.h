@@ -14,7 +14,7 @@
 // The registers of operand A are converted while the previous products are in flight. After each group of columns, its
 // sums are multiplied by the scales and added to the total.
 //
-// The steps of 64 columns of all tiles are in a row, tile after tile, and divided evenly among the blocks (one per SM).
+// The steps of 64 columns of all tiles are in a row, tile after tile, and divided evenly among the wgmma_blocks().
 // A block may begin and end within a tile. Then the warps that share a part of a tile write their sums to the
 // workspace, and the last one adds them, in the order of the blocks.
 //
