@@ -45,6 +45,7 @@ struct Shape {
   static constexpr int kInBytes = kRows * kRowBytes, kStageBytes = kInBytes + kUnits * kUnitBytes;
   static constexpr int kStagedBytes = kStagedRows * kPitch * 4;  // of a warp
   static constexpr int kSharedBytes = kStages * kStageBytes + kWarps * kStagedBytes;
+  static_assert(kSharedBytes <= 226 << 10);
   // Steps whose inputs a producer has in flight, in 4 registers for each 16 rows; and the registers of a thread.
   static constexpr int kPasses = kRows / kRowsAtOnce, kAhead = (kRows == 128 ? 16 : 8) / kPasses;
   static constexpr int kConsumerRegisters = kRows == 128 ? 192 : 208, kProducerRegisters = kRows == 128 ? 120 : 88;
