@@ -116,8 +116,6 @@ TEST(CudaQuantTest, every_format_equals_its_product_in_double_precision) {
 // the next, with copies in flight.
 TEST(CudaQuantTest, all_tactics_and_numbers_of_sms_give_a_row_the_same_bits) {
   Random random(131);
-  Stream stream;
-  MatrixUpload upload(stream);
   struct Shape {
     std::int64_t n, k;
     int rows;
@@ -132,30 +130,24 @@ TEST(CudaQuantTest, all_tactics_and_numbers_of_sms_give_a_row_the_same_bits) {
                                                {{{Code::f8_e4m3, group(128), false, DType::f32}}, DType::bf16},
                                                {{{Code::f4_e2m1, group(32), false, DType::bf16}}, DType::f16}};
     for (const auto& [format, type] : chosen) {
-      const auto source = random_source(random, n, k, format);
-      const ops::QuantSource* const part = &source;
-      const CudaQuantLinear linear({&part, 1}, {}, type, upload);
-      const auto weight = values(source);
-      const auto in = Matrix::random(random, type, rows, k);
-      const MatrixOnDevice on_device(stream, in);
+      QuantProblem problem(random, format, n, k, rows, type, type);
       std::optional<Matrix> expected;
       for (const int count : {rows, 40, 9, 1}) {
-        auto gemm = linear.gemm();
-        gemm.in = on_device.tensor().data, gemm.in_stride = k, gemm.rows = count;
-        gemm.out_type = type, gemm.out_stride = n;
+        auto gemm = problem.gemm();
+        gemm.rows = count;
         for (const auto order : {SumOrder::fixed, SumOrder::any}) {
           for (const auto& tactic : gemm_tactics(device_info(0), gemm, order)) {
             for (const int sms : {1000, 1, 2}) {
               if (count > rows || (sms < 1000 && tactic.kernel != GemmTactic::Kernel::stream)) continue;
               auto info = device_info(0);
               info.sms = sms;
-              const MatrixOnDevice out(stream, Matrix(type, count, n));
+              const MatrixOnDevice out(problem.stream, Matrix(type, count, n));
               gemm.out = out.tensor().data;
               const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
-              cuda::gemm(stream, info, gemm, tactic, workspace.data());
+              cuda::gemm(problem.stream, info, gemm, tactic, workspace.data());
               const auto found = out.host();
               if (!expected || order == SumOrder::any) {
-                check_product(found.slice(0, std::min(count, 2)), in, weight, format.format, 0);
+                problem.check(found.slice(0, std::min(count, 2)));
                 if (HasFatalFailure()) return;
               }
               if (!expected) expected = found;
