@@ -27,7 +27,6 @@ constexpr std::int64_t attention_sums_stride(int head_dim) {
   return 2 * std::int64_t{prefill_tile_rows(head_dim)} * (head_dim + 8);
 }
 
-inline constexpr float kLog2E = 1.44269504F;
 inline constexpr int kCombineLevels = 2;  // splits to sets, sets to rows
 
 struct AttentionParams {
