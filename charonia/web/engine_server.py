@@ -321,7 +321,9 @@ class EngineServer:
     async def quality(self, timeout_s: float = 0) -> list[dict[str, Any]]:
         """timeout_s: only used by remote servers."""
         manifest = await asyncio.to_thread(workspace.read_manifest, self._weights)
-        return [one for one in manifest.quality if one.get("weights") in (None, "", manifest.weights)]
+        records = manifest.quality if isinstance(manifest.quality, list) else []
+        own = (None, "", manifest.weights)
+        return [one for one in records if isinstance(one, dict) and one.get("weights") in own]
 
     async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
         return with_arithmetic(self._text.model_info, self.info.arithmetic.encode(), self.info.deterministic)
