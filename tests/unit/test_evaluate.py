@@ -421,6 +421,9 @@ async def test_records_of_other_versions_are_kept_and_ignored(
         ):  # fmt: skip
             manifest.write_text(json.dumps({**content, "quality": quality}))
             assert await server.quality() == shown
+        # A server of another version starts with the same files.
+        manifest.write_text(json.dumps({**content, "weights": "3-a"}))
+        assert record.content() in await server.quality()
     finally:
         await server.close()
 
