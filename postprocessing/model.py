@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from detokenize import TextTokens, TokenTable
 from model_log import ModelLog
 
+WEIGHTS_VERSION = "2-"  # charonia/weights/fingerprint.py begins with it
+
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
@@ -69,8 +71,8 @@ class TritonPythonModel:
 
 
 def quality_records(manifest: Path) -> list[Any]:
-    """The current records of `charonia evaluate`, which may run at the same time. Without records of other
-    weights, which servers of other versions have stored."""
+    """The current records of `charonia evaluate`, which may run at the same time. Without records that servers of
+    other versions have stored."""
     try:
         status = manifest.stat()
         return _records_of(manifest, (status.st_ino, status.st_mtime_ns, status.st_size))
@@ -86,5 +88,10 @@ def _records_of(manifest: Path, version: tuple[int, ...]) -> list[Any]:
     records = content.get("quality") if isinstance(content, dict) else None
     if not isinstance(records, list):
         return []
+    # A server of another version may have stored its own fingerprint in the manifest.
     own = (None, "", content.get("weights"))
-    return [one for one in records if isinstance(one, dict) and one.get("weights") in own]
+    return [
+        one
+        for one in records
+        if isinstance(one, dict) and (one.get("weights") in own or str(one["weights"]).startswith(WEIGHTS_VERSION))
+    ]

@@ -227,10 +227,8 @@ def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
 
 def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
     """Run the commands of a stage. After a command that fails, the others run; after one that is killed, none."""
-    from charonia.bench.machine import gpu_of
-
     ends_at = time.monotonic() + limit_s
-    records, errors, wrong = list[Figure](), list[str](), dict[str, str]()
+    gpu, records, errors, wrong = "", list[Figure](), list[str](), dict[str, str]()
     for number, command in enumerate(MEASUREMENTS[name][1]):
         file = LOGS / f"{name}_{number}.json"
         file.unlink(missing_ok=True)
@@ -245,8 +243,10 @@ def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
         )  # fmt: skip
         errors += [f"{name}: {line.strip()}" for line in text.splitlines() if "ERROR " in line]
         if file.exists():
-            figures = json.loads(file.read_text(encoding="utf-8"))["records"]
-            records += [one | {"case": one["case"] | command.labels} for one in figures]
+            content = json.loads(file.read_text(encoding="utf-8"))
+            records += [one | {"case": one["case"] | command.labels} for one in content["records"]]
+            if not emulated:  # nvidia-smi itself may wait forever after a kernel that hangs
+                gpu = content.get("run", {}).get("machine", {}).get("gpu", "").partition(",")[0] or gpu
         how = " ".join(text.splitlines()[-1:])
         if code is not None and code != 0 and command.optional:
             errors.append(f"{name}, {command.labels['library']}: ERROR {how}")
@@ -254,7 +254,6 @@ def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
             wrong[f"{command.name} {', '.join(map(str, command.labels.values()))}: {how}"] = text
         if code is None:
             break
-    gpu = "" if emulated else gpu_of("name")
     more: dict[str, Any] = {"records": records, "decisions": [*errors, *decide(name, records, gpu)]}
     if wrong:
         return failed("; ".join(wrong), "\n".join(wrong.values()), **more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from enum import Enum
 from functools import partial
 from itertools import chain
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from charonia import disk
@@ -58,12 +59,20 @@ def _show(
 
     found: list[Record] = []
     try:
-        with Console(stderr=True, quiet=not progress).status("measuring") as status:
+        with _progress_line() if progress and sys.stderr.isatty() else nullcontext() as line:
             for found in keep(file, about, records):
-                status.update(Text(f"{len(found)} figures, the last of {found[-1].benchmark}, {found[-1].case}"))
+                if line:
+                    text = f"figures: {len(found)}, last: {found[-1].benchmark}, {found[-1].case}"
+                    line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
     finally:
         print_records(Console(), found)
     return found
+
+
+def _progress_line() -> Live:
+    """Return a line on standard error without a thread that redraws it, which would take time from measured kernels.
+    Does not redirect standard output, which may be a file."""
+    return Live("measuring", console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=False)
 
 
 class OperationKind(str, Enum):

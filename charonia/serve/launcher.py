@@ -221,7 +221,7 @@ class _Stack:
         if do == "unload":
             said = self._models.unload(name)
         elif self._models.find(name) or not all(new := added(name)):
-            said = self._with_warnings(name, self._models.load(name))
+            said = self._models.load(name)
         else:
             new_name, location = new
             # Triton runs the Python code of a workspace, and a key may belong to somebody else than the operator.
@@ -230,16 +230,23 @@ class _Stack:
                     f"{location} is a workspace, which contains code: a key may load a model folder or a hub id. For a "
                     "workspace, use charonia models load on the server"
                 )
-            said = self._with_warnings(new_name, self._models.add(new_name, location))
+            said = self._models.add(new_name, location)
             self._until_gateway_has(new_name)
+            name = new_name
         self._say(said)
-        return said
+        return said if do == "unload" else "\n".join([said, *self._warnings_of(name)])
 
-    def _with_warnings(self, name: str, said: str) -> str:
-        """Adds the warnings about a loaded model that no log of the engine has, each as a line."""
+    def _warnings_of(self, name: str) -> Iterator[str]:
+        """Prints the warnings about a loaded model that no log of the engine has, and yields each as a line."""
         one = self._models.find(name)
-        found = cache_warnings(one.workspace / WEIGHTS, self._inference) if one else []
-        return "\n".join([said, *(f"warning: {text}" for text in found)])
+        try:
+            found = cache_warnings(one.workspace / WEIGHTS, self._inference) if one else []
+        except Exception as error:  # a removed or damaged workspace, whose model is loaded
+            self._say(f"{name} is loaded, but its workspace cannot be read: {error!r}", "warning")
+            return
+        for text in found:
+            self._say(f"{name}: {text}", "warning")
+            yield f"warning: {name}: {text}"
 
     @contextmanager
     def _made(self, name: str, location: str, others: Sequence[Served]) -> Iterator[Served]:

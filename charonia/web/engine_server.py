@@ -40,6 +40,7 @@ from charonia.api.sampling_fields import VALUES
 from charonia.web.text_models import TextModels
 from charonia.weights import workspace
 from charonia.weights.cache_warnings import cache_warnings
+from charonia.weights.fingerprint import VERSION
 
 Made = TypeVar("Made")
 
@@ -321,7 +322,14 @@ class EngineServer:
     async def quality(self, timeout_s: float = 0) -> list[dict[str, Any]]:
         """timeout_s: only used by remote servers."""
         manifest = await asyncio.to_thread(workspace.read_manifest, self._weights)
-        return [one for one in manifest.quality if one.get("weights") in (None, "", manifest.weights)]
+        records = manifest.quality if isinstance(manifest.quality, list) else []
+        # A server of another version may have stored its own fingerprint in the manifest.
+        own = (None, "", manifest.weights)
+        return [
+            one
+            for one in records
+            if isinstance(one, dict) and (one.get("weights") in own or str(one["weights"]).startswith(VERSION))
+        ]
 
     async def model_info(self, timeout_s: float = 0) -> dict[str, Any]:
         return with_arithmetic(self._text.model_info, self.info.arithmetic.encode(), self.info.deterministic)

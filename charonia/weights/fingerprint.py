@@ -15,7 +15,8 @@ from charonia.errors import ModelError
 from charonia.gguf.folder_names import model_file
 from charonia.gguf.reader import read_gguf
 
-VERSION = "2-"  # preprocessing/model_fingerprint.py looks for it; 32 digits alone do not depend on all small tensors
+# preprocessing/ and postprocessing/ look for it. 32 digits alone do not depend on all small tensors.
+VERSION = "2-"
 _PIECES, _PIECE_BYTES = 64, 4096
 _SMALL_BYTES = 64 << 10
 _MOST_SMALL_BYTES = 256 << 20

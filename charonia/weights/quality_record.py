@@ -228,8 +228,10 @@ def save_record(location: Location, record: QualityRecord) -> Path:
     else:
         key, content = "records", read_json(file) if file.is_file() else {}
         known = records_of_folder(location.path)
-    kept = [one for one in known if _settings(one) != _settings(record) and not _is_of_other_version(one.weights)]
-    records = [*_of_other_versions(content.get(key)), *(one.content() for one in (*kept, record))]
+    kept = [one for one in known if _settings(one) != _settings(record)]
+    # Without a fingerprint the weights never change, and `known` has the records of all versions.
+    others = _of_other_versions(content.get(key)) if record.weights else []
+    records = [*others, *(one.content() for one in (*kept, record))]
     try:
         _write(file, {**content, key: records})
     except OSError as error:

@@ -81,7 +81,7 @@ def _gptq_rules(settings: Settings, form: str) -> list[tuple[ModulePattern, Sche
     for key in dynamic.values if dynamic else ():
         own = dynamic.inner(key) if dynamic else None
         pattern = _pattern(settings, key.removeprefix("+:").removeprefix("-:"))
-        place = f"{settings.place}.dynamic.{_shown(key)}"
+        place = f"{settings.place}.dynamic[{_shown(key)!r}]"
         both = Settings(place, {**settings.values, **(own.values if own else {})})
         rules.append((pattern, None if key.startswith("-:") else _gptq_scheme(both, form)))
     return rules

@@ -175,8 +175,8 @@ TEST_F(DecoderMemory, AGpuHoldsSomeQuantisedWeightsLikeWeightsThatAreNotQuantise
   write_tiny_workspace(dir_, model);
   auto settings = runtime::read_settings(dir_, {});
   runtime::resolve_step_sizes(settings.config, {"cpu"});
-  const auto weights = [&](const char* device) {
-    const model::Manifest manifest(dir_, 1);
+  const auto weights = [&](const char* device) {  // of rank 0
+    const model::Manifest manifest(dir_, model.ranks);
     return runtime::rank_memory(device, runtime::rules_of(device), settings.model, manifest,
                                 model::Shard(settings.model, manifest, 0),
                                 runtime::step_limits(settings.config, settings.model), settings.config)
@@ -185,7 +185,7 @@ TEST_F(DecoderMemory, AGpuHoldsSomeQuantisedWeightsLikeWeightsThatAreNotQuantise
   const auto warning = [&](const char* device) {
     return runtime::dequantised_warning(device, settings.model, model::Manifest(dir_, 1));
   };
-  const auto whole = nlohmann::json::parse(std::ifstream(dir_ / "manifest.json"));
+  auto whole = nlohmann::json::parse(std::ifstream(dir_ / "manifest.json"));
   const auto dense = weights("cuda");
   // minimum: part of the names of the tensors with minimums.
   const auto quantise = [&](std::string_view minimum) {
@@ -211,6 +211,15 @@ TEST_F(DecoderMemory, AGpuHoldsSomeQuantisedWeightsLikeWeightsThatAreNotQuantise
   quantise(".experts.1.w2.");
   const auto elements = static_cast<std::size_t>(3 * model.experts * model.expert_inter * model.hidden);
   EXPECT_EQ(weights("cuda"), least + elements * 2 - elements / 2 - elements / 32 * sizeof(float)) << "all experts";
+  model.ranks = 2;
+  write_tiny_workspace(dir_, model);
+  whole = nlohmann::json::parse(std::ifstream(dir_ / "manifest.json"));
+  quantise("none");
+  const auto of_rank = weights("cuda");
+  quantise(".experts.1.w2.1.");
+  EXPECT_EQ(weights("cuda"), of_rank) << "another rank's experts";
+  quantise(".experts.1.w2.0.");
+  EXPECT_GT(weights("cuda"), of_rank);
 }
 
 TEST_F(DecoderMemory, GraphsOfStepsWithProposalsCountOnlyIfThereAreGraphs) {

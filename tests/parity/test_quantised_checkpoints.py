@@ -459,7 +459,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("w8a8 dynamic", weights(dynamic=True), r"weights: dynamic True .*supported: false, with the scales of weights in"),
     ("w8a8 dynamic", group(input_activations={"dynamic": "local"}), r"dynamic 'local' .*supported: true, false"),
     ("w8a8 dynamic", group(input_activations={"dynamic": False}), r"'token with dynamic = false' .*: token and group"),
-    ("gptq", {"dynamic": {"+:.*up_proj": {"bits": 3}}}, r"dynamic\.\+:\.\*up_proj: bits 3 .*supported: 4, 8"),
+    ("gptq", {"dynamic": {"+:.*up_proj": {"bits": 3}}}, r"dynamic\['\+:\.\*up_proj'\]: bits 3 .*supported: 4, 8"),
+    ("gptq", {"dynamic": {"+:\x1b": {"bits": 3}}}, r"dynamic\['\+:\\x1b'\]: bits 3"),  # nothing for a terminal
     ("w8a8 dynamic", group(output_activations={"num_bits": 8}), r"output_activations"),
     ("fp8 channels", group(input_activations={"type": "int"}), r"supported: 8, of type float"),
     ("fp8 channels", weights(strategy="block", block_structure="32x\u00b2"), r"block_structure is \[32, 0\]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -20,7 +21,7 @@ from charonia.api.engine import Engine
 from charonia.api.results import Chunk, Output, SamplingParams
 from charonia.bench import adapters, peers, records, static
 from charonia.bench.adapters import _figures, _Seconds, run_adapters
-from charonia.bench.cli import app, kernels
+from charonia.bench.cli import _show, app, kernels
 from charonia.bench.kernels import FORMATS, kernel_of, measure_kernels
 from charonia.bench.peers import ENGINES, Result, peer_records
 from charonia.bench.random_model import SHAPES, parse_shape, write_random_model
@@ -293,19 +294,48 @@ def test_kernels_shows_and_writes_what_was_measured_before_an_error(tmp_path: Pa
     assert [record.value for record in records.read(file)[1]] == [1.0]
 
 
+class TerminalStream(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_kernels_shows_progress_only_on_a_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return terminal
+    stream = TerminalStream() if terminal else io.StringIO()
+    before = set(threading.enumerate())
+    more = set[threading.Thread]()
 
-    measured = [Record.of("gemm", "time", "us", [1.0], case={"rows": rows}) for rows in (1, 8)]
-    monkeypatch.setattr("charonia.bench.kernels.measure_kernels", lambda *_, **__: measured)
-    monkeypatch.setattr(sys, "stderr", stream := Stream())
+    def measure(*_: Any, **__: Any) -> Iterator[Record]:
+        for rows in (1, 8):
+            more.update(set(threading.enumerate()) - before)
+            yield Record.of("gemm", "time", "us", [1.0], case={"rows": rows})
+
+    monkeypatch.setattr("charonia.bench.kernels.measure_kernels", measure)
+    monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then writes control codes into logs
     kernels(json_file=None)
-    assert ("2 figures, the last of gemm, {'rows': 8}" in stream.getvalue()) is terminal
+    assert ("figures: 2, last: gemm, {'rows': 8}" in stream.getvalue()) is terminal
     assert ("\x1b" in stream.getvalue()) is terminal
+    assert not more, "threads take time from the kernels"
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_output_during_a_measurement_is_not_redirected(
+    progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard error is a terminal, and standard output is not."""
+
+    def measure() -> Iterator[Record]:
+        print("a figure")
+        print("a warning", file=sys.stderr)
+        yield Record.of("gemm", "time", "us", [1.0])
+
+    monkeypatch.setattr(sys, "stderr", stream := TerminalStream())
+    monkeypatch.setenv("TERM", "xterm")
+    _show(None, {}, measure(), progress=progress)
+    assert "a warning\n" in stream.getvalue() and "a figure" not in stream.getvalue()
+    assert capsys.readouterr().out.startswith("a figure\n")
 
 
 def test_file_has_each_record_at_once_and_the_last_one_of_a_case(

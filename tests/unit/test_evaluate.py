@@ -35,6 +35,7 @@ from charonia.weights.plan import make_plan
 from charonia.weights.quality_record import (
     SIDE_FILE,
     QualityRecord,
+    fingerprint_of,
     parse_records,
     quality_table,
     records_of_folder,
@@ -413,8 +414,33 @@ async def test_records_of_other_versions_are_kept_and_ignored(
     server = EngineServer("m", workspace.locate(linked), {"device": "cpu", "threads": "1"}, {})
     try:
         assert await server.quality() == [record.content()]
+        content = json.loads(manifest.read_text())
+        damaged = [None, "x", [1], {"weights": ["2-"]}, {"weights": {}}]
+        for quality, shown in (
+            ([*damaged, record.content()], [record.content()]), (None, []), ("x", []), ({"a": 1}, [])
+        ):  # fmt: skip
+            manifest.write_text(json.dumps({**content, "quality": quality}))
+            assert await server.quality() == shown
+        # A server of another version starts with the same files.
+        manifest.write_text(json.dumps({**content, "weights": "3-a"}))
+        assert record.content() in await server.quality()
     finally:
         await server.close()
+
+
+def test_a_new_record_of_a_converted_workspace_replaces_one_of_another_version(
+    models: list[Path], tmp_path: Path
+) -> None:
+    location = workspace.locate(convert(models[0], tmp_path / "w"))
+    assert location.weights
+    manifest = location.weights / "manifest.json"
+    old = QualityRecord.model_validate({**record_of(), "weights": "0" * 32})
+    other = old.model_copy(update={"quant_policy": 4})
+    records = [old.content(), other.content()]
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "weights": "0" * 32, "quality": records}))
+    new = old.model_copy(update={"weights": fingerprint_of(location), "date": "later"})
+    save_record(location, new)
+    assert records_of_weights(location.weights) == [other, new]
 
 
 def test_a_start_with_weights_that_cannot_be_read_warns(

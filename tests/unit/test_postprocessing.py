@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from load_file import load_file
 from safetensors.numpy import save_file
 
+from charonia.weights.fingerprint import VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,7 +83,9 @@ def test_quality_records_follow_a_changed_manifest(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "model_repository")])
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
     monkeypatch.setitem(sys.modules, "detokenize", detokenize)
-    records = load_module("model").quality_records
+    model = load_module("model")
+    assert model.WEIGHTS_VERSION == VERSION
+    records = model.quality_records
     manifest, read = tmp_path / "manifest.json", []
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))  # type: ignore[func-returns-value]
@@ -89,7 +93,7 @@ def test_quality_records_follow_a_changed_manifest(tmp_path: Path, monkeypatch: 
     own, other = {"weights": "2-a"}, {"weights": "3-a"}
     for content, expected in (
         ({}, []), ({"quality": [{"a": 1}]}, [{"a": 1}]), ({"quality": "x"}, []), ([], []),
-        ({**own, "quality": [own, other]}, [own]),
+        ({**own, "quality": [own, other]}, [own]), ({**other, "quality": [own]}, [own]),
     ):  # fmt: skip
         (tmp_path / "new").write_text(json.dumps(content))
         (tmp_path / "new").replace(manifest)

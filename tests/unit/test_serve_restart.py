@@ -189,16 +189,22 @@ def test_next_load_repeats_a_failed_write_of_the_models_file(
 def test_loading_a_model_prints_the_warnings_about_its_cache(
     stack: _Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[tuple[str, ...]] = []
+    monkeypatch.setattr(stack, "_say", lambda *text: said.append(text))
     monkeypatch.setattr(stack._control, "load", lambda *_: None)
-    order = take_models(stack, tmp_path)
+    monkeypatch.setattr(command, "_ask", lambda _, **question: stack._answer(question))
+    order, load = take_models(stack, tmp_path), ["load", "b"]
     with contextlib.ExitStack() as stack._held:
         assert stack._answer(order) == "b is loaded"
         manifest = stack._models.served()[1].workspace / workspace.WEIGHTS / "manifest.json"
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "kv_cache": {"made_for": "fp8"}}))
-        monkeypatch.setattr(command, "_ask", lambda _, **question: stack._answer(question))
-        run = CliRunner().invoke(command.models_app, ["load", "b"])
-    assert run.stdout == "b is loaded already\n", run.exception
-    assert run.stderr.startswith("warning: demo was made for a quantised KV cache") and run.stderr.count("\n") == 1
+        run = CliRunner().invoke(command.models_app, load)
+        manifest.write_text('{"kv_cache": 1}')
+        damaged = CliRunner().invoke(command.models_app, load)
+    assert run.stdout == damaged.stdout == "b is loaded already\n" and not damaged.stderr, run.exception
+    assert run.stderr.startswith("warning: b: demo was made for a quantised KV cache") and run.stderr.count("\n") == 1
+    # A log in JSON has the level.
+    assert [text[0][:9] for text in said if text[1:] == ("warning",)] == ["b: demo w", "b is load"]
 
 
 @pytest.mark.parametrize("name", ["=m", "a,b=m", "a="])

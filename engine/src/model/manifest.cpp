@@ -451,7 +451,8 @@ Manifest::Elements Manifest::elements(int rank, bool dense_output) const {
   };
   std::set<std::string_view> layers;  // whose experts are dequantised
   for (const auto& [name, tensor] : tensors_) {
-    if (tensor.quantization && ops::cuda_dequantises(tensor.format())) layers.insert(layer_of_expert(name));
+    const bool own = tensor.rank.value_or(rank) == rank && tensor.quantization;
+    if (own && ops::cuda_dequantises(tensor.format())) layers.insert(layer_of_expert(name));
   }
   layers.erase("");
   Elements out;

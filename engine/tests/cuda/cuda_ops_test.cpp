@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "device_arrays.h"
 #include "errors.h"
 #include "low_rank_change.h"
 #include "ops/cuda/make_cuda_ops.h"
@@ -298,6 +300,20 @@ TEST(CudaOpsTest, an_invalid_or_failed_step_does_not_affect_other_steps) {
   EXPECT_THROW(ops.run_step([](const ops::StepShape&) { throw Error(ErrorCode::internal, "a test"); }), Error);
   EXPECT_EQ(model.collect()[0].token, first[0].token);
   EXPECT_EQ(model.step({first[0].token}, {greedy()})[0].token, second[0].token);
+}
+
+// A block that is no multiple of 16 bytes is copied 2 bytes at a time. A grid's second dimension has at most 65535
+// thread blocks, which copy less than this block.
+TEST(CudaKvCacheTest, a_block_with_more_units_than_a_grid_is_copied) {
+  Stream stream;
+  constexpr int kLen = 2049;
+  std::vector<std::uint16_t> both(std::size_t{4} * kLen * kLen);
+  const auto half = both.begin() + std::ssize(both) / 2;
+  std::iota(both.begin(), half, std::uint16_t{1});
+  const DeviceArray<std::uint16_t> blocks(stream, both);
+  copy_block(stream, {.data = blocks.data(), .kv_heads = 1, .head_dim = kLen, .block_len = kLen}, 1, 0, 0, 1);
+  std::copy(both.begin(), half, half);
+  EXPECT_TRUE(blocks.host() == both);
 }
 
 TEST(CudaDeviceTest, devices_are_listed_and_unknown_ones_rejected_by_number) {

@@ -15,6 +15,8 @@ TEST(CudaSettingsTest, values_are_parsed) {
   EXPECT_EQ(parse_decode_split("64"), 64);
   EXPECT_EQ(parse_prefetch(""), 0U);
   EXPECT_EQ(parse_prefetch("16"), std::size_t{16} << 20);
+  EXPECT_EQ(parse_carveout(""), 100);
+  for (const int percent : {-1, 0, 75, 100}) EXPECT_EQ(parse_carveout(std::to_string(percent)), percent);
   for (const auto* const off : {"", "0"}) EXPECT_FALSE(parse_unproven(off));
   EXPECT_TRUE(parse_unproven("1"));
 }
@@ -27,6 +29,10 @@ TEST(CudaSettingsTest, other_values_are_rejected) {
   }
   for (const auto* const mib : {"-1", "65", "x"}) {
     expect_error({"CHARONIA_CUDA_PREFETCH = ", "expected 0 to 64 MiB"}, [&] { parse_prefetch(mib); });
+  }
+  for (const auto* const percent : {"-2", "101", "50%", "all", " 50", "1e2"}) {
+    expect_error({"CHARONIA_CUDA_CARVEOUT = ", "expected a percentage, 0 to 100, or -1"},
+                 [&] { parse_carveout(percent); });
   }
 }
 

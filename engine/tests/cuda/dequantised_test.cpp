@@ -7,14 +7,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 
 #include "base/json.h"
 #include "cuda/fake_blas.h"
 #include "cuda/gemm_problem.h"
 #include "cuda/quant_formats.h"
-#include "device_arrays.h"
-#include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/gemm/dequantised_parts.h"
 #include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/quant_gemm.h"
@@ -24,9 +21,7 @@ namespace {
 
 using ops::Activations;
 using ops::Code;
-using ops::MemoryQuantSource;
 using ops::Random;
-using HostMatrix = ops::Matrix;
 
 TEST(DequantisedTest, parts_have_equal_sizes_and_fit) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -97,41 +92,6 @@ TEST(DequantisedTest, dequantised_numbers_are_the_double_product_rounded_once) {
   }
   EXPECT_GT(dequantised, 50);
 }
-
-// A GEMM with a quantised weight, with input and output on the device.
-struct QuantProblem {
-  QuantProblem(Random& random, const Format& format, std::int64_t n, std::int64_t k, std::int64_t rows, DType type,
-               DType out_type)
-      : upload(stream),
-        source(random_source(random, n, k, format)),
-        bias(HostMatrix::random(random, DType::f32, 1, n, 3)),
-        in_host(HostMatrix::random(random, type, rows, k)),
-        in(stream, in_host),
-        out(stream, HostMatrix(out_type, rows, n)) {
-    const ops::QuantSource* const part = &source;
-    const ops::HostMatrix bias_of_part{bias.bytes.data(), DType::f32, n, 1, 1};
-    linear.emplace(std::span(&part, 1), std::span(&bias_of_part, 1), type, upload);
-  }
-  Gemm gemm() const {
-    auto gemm = linear->gemm();
-    const auto from = in.tensor(), to = out.tensor();
-    gemm.in = from.data, gemm.in_stride = from.stride, gemm.rows = from.rows;
-    gemm.out = to.data, gemm.out_type = to.dtype, gemm.out_stride = to.stride;
-    return gemm;
-  }
-
-  // dequantised: false for the built-in kernels, which do not round weights.
-  void check(bool dequantised) const {
-    check_product(out.host(), in_host, values(source), source.format(), 0, bias.floats(0), dequantised);
-  }
-
-  Stream stream;
-  MatrixUpload upload;
-  MemoryQuantSource source;
-  HostMatrix bias, in_host;
-  MatrixOnDevice in, out;
-  std::optional<CudaQuantLinear> linear;
-};
 
 using Weights = std::vector<std::int64_t>;
 
@@ -215,7 +175,7 @@ TEST_F(DequantisedRunnerTest, many_rows_go_to_the_library_in_the_fastest_parts) 
       EXPECT_NE(runner.report().back().find(said), std::string::npos) << runner.report().back();
       EXPECT_EQ(runner.report().back().find("rows 33..48 "), 0U) << runner.report().back();
       EXPECT_EQ(run(runner, problem), large ? kLargeParts : kSmallParts);
-      problem.check(true);
+      problem.check(problem.out.host(), true);
       if (HasFatalFailure()) return;
     }
   }
@@ -228,7 +188,7 @@ TEST_F(DequantisedRunnerTest, dequantising_is_used_for_many_rows_if_faster_and_n
     GemmRunner runner(device(), std::move(with));
     prepare(runner, problem);
     const bool asked = !run(runner, problem).empty();
-    problem.check(asked);
+    problem.check(problem.out.host(), asked);
     return asked;
   };
   EXPECT_TRUE(dequantised(options(), many));
@@ -265,7 +225,7 @@ TEST_F(DequantisedRunnerTest, parts_that_the_library_rejects_run_on_built_in_ker
   log_.rejects = [](const Gemm& gemm) { return gemm.n == 40; };  // the last part
   EXPECT_EQ(run(runner, problem), kLargeParts);
   EXPECT_EQ(runner.rejected(), 1);
-  problem.check(false);
+  problem.check(problem.out.host());
 
   // If the output is not aligned, nothing is dequantised.
   auto gemm = problem.gemm();
@@ -294,7 +254,7 @@ TEST_F(DequantisedRunnerTest, measurements_are_stored) {
       EXPECT_EQ(runner.report(), report);
     }
     EXPECT_EQ(run(runner, problem).empty(), runner.report().back().find("own ") != std::string::npos);
-    problem.check(true);
+    problem.check(problem.out.host(), true);
     return measured_ > 0;
   };
   EXPECT_FALSE(measured_with(good, options()));
@@ -323,7 +283,7 @@ TEST_F(DequantisedRunnerTest, dequantising_can_be_captured) {
   EXPECT_EQ(weights(), kLargeParts);
   for (int i = 0; i < 2; ++i) graph.launch(problem.stream, "test");
   problem.stream.wait("test");
-  problem.check(true);
+  problem.check(problem.out.host(), true);
   EXPECT_EQ(weights(), kLargeParts) << "a replay does not call the library";
 }
 #endif

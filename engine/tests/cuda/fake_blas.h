@@ -1,5 +1,5 @@
 // A library instead of cuBLASLt: it computes with the built-in kernels, or rejects GEMMs. On the emulated device it
-// also multiplies int8 codes. And a fixture of runners.
+// also multiplies int8 codes. And a fixture and a timer of runners.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -85,6 +85,14 @@ class FakeBlas final : public Blas {
   std::string version_;
   DeviceMemory workspace_{kGemmCounterBytes};
 };
+
+// Finds each candidate faster than the one before it.
+inline GemmTimer falling_times() {
+  return [time = 1000.0](Stream&, double, const std::function<void(int)>& issue) mutable {
+    issue(0);
+    return --time;
+  };
+}
 
 class RunnerTest : public ::testing::Test {
  protected:

@@ -42,7 +42,7 @@ class GemmCheckTest : public ::testing::Test {
     stream_.fill_zero(operands.second_out(), operands.out_bytes(), "test");
     auto reference = exact;
     reference.out = operands.second_out();
-    issue(reference, reference_tactic(device_info(0), exact));
+    run_gemm(stream_, reference, reference_tactic(device_info(0), exact));
     stream_.fill_zero(exact.out, operands.out_bytes(), "test");
     run(exact);
     stream_.fill_zero(operands.counter(), sizeof(unsigned), "test");
@@ -53,12 +53,6 @@ class GemmCheckTest : public ::testing::Test {
     return out;
   }
 
-  void issue(const Gemm& gemm, const GemmTactic& tactic) {
-    const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
-    cuda::gemm(stream_, device_info(0), gemm, tactic, workspace.data());
-    stream_.wait("test");
-  }
-
   // With all built-in tactics, and as a library computes it.
   void expect_equal(const Gemm& weight, std::initializer_list<std::int64_t> numbers_of_rows) {
     for (const auto rows : numbers_of_rows) {
@@ -66,7 +60,7 @@ class GemmCheckTest : public ::testing::Test {
         const auto gemm = checked(weight, rows, out_type);
         for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::any)) {
           SCOPED_TRACE(cat(to_string(tactic), ", ", rows, " rows of ", to_string(gemm.type)));
-          ASSERT_EQ(different(gemm, [&](const Gemm& exact) { issue(exact, tactic); }), 0U);
+          ASSERT_EQ(different(gemm, [&](const Gemm& exact) { run_gemm(stream_, exact, tactic); }), 0U);
         }
         ASSERT_EQ(different(gemm, [&](const Gemm& exact) { run_as_library(exact); }), 0U) << rows << " rows";
       }
@@ -109,16 +103,11 @@ TEST_F(GemmCheckTest, right_kernels_of_plain_weights_never_differ) {
 }
 
 TEST_F(GemmCheckTest, right_kernels_of_quantised_weights_never_differ) {
-  MatrixUpload upload(stream_);
   for (const auto& [k, type] : {std::pair{std::int64_t{128}, DType::f16}, {640, DType::bf16}}) {
     for (const auto& format : formats(k)) {
       SCOPED_TRACE(to_string(format.format));
-      const auto source = random_source(random_, 45, k, format);
-      const ops::QuantSource* const part = &source;
-      const auto bias = ops::Matrix::random(random_, DType::f32, 45, 1, 3);
-      const ops::HostMatrix biases[] = {bias.host()};
-      const CudaQuantLinear linear({&part, 1}, biases, type, upload);
-      expect_equal(linear.gemm(), {1, 40});
+      const QuantProblem problem(random_, format, 45, k, 1, type, type);
+      expect_equal(problem.gemm(), {1, 40});
       if (HasFatalFailure()) return;
     }
   }
@@ -130,9 +119,8 @@ TEST_F(GemmCheckTest, right_kernels_of_8_bit_products_never_differ) {
   for (const auto& [code, how] : {std::pair{Code::i8, Activations::i8_token}, {Code::f8_e4m3, Activations::f8_token}}) {
     const auto source =
         ops::MemoryQuantSource::random(random_, 45, kColumns, {code, kColumns, false, DType::f32, how});
-    const ops::QuantSource* const part = &source;
     for (const bool packed : {false, true}) {
-      const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, packed, upload);
+      const auto linear = w8a8_linear(source, DType::bf16, packed, upload);
       expect_equal(linear.gemm(), {1, 40});
     }
   }
@@ -154,7 +142,7 @@ TEST_F(GemmCheckTest, wrong_kernels_always_differ) {
       return different(gemm, [&](const Gemm& exact) {
         auto wrong = exact;
         change(wrong);
-        issue(wrong, tactic);
+        run_gemm(stream_, wrong, tactic);
       });
     };
     const auto out_of = [](const Gemm& of_gemm, std::int64_t column) {
@@ -162,7 +150,7 @@ TEST_F(GemmCheckTest, wrong_kernels_always_differ) {
     };
     const auto after = [&](const std::function<void(const Gemm&)>& damage) {
       return different(gemm, [&](const Gemm& exact) {
-        issue(exact, tactic);
+        run_gemm(stream_, exact, tactic);
         damage(exact);
       });
     };
@@ -200,14 +188,13 @@ TEST_F(GemmCheckTest, the_scale_of_another_row_always_differs) {
   constexpr std::int64_t kN = 45, kK = 1040, kRows = 130;
   for (const auto& [code, how] : {std::pair{Code::i8, Activations::i8_token}, {Code::f8_e4m3, Activations::f8_token}}) {
     const auto source = ops::MemoryQuantSource::random(random_, kN, kK, {code, kK, false, DType::f32, how});
-    const ops::QuantSource* const part = &source;
-    const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+    const auto linear = w8a8_linear(source, DType::bf16, false, upload);
     const auto gemm = checked(linear.gemm(), kRows, DType::bf16);
     for (const int later : {0, 1, 8, 16, 32, 64}) {
       const auto found = different(gemm, [&](const Gemm& exact) {
         auto wrong = exact;
         wrong.quant->row_scales += later;
-        issue(wrong, reference_tactic(device_info(0), wrong));
+        run_gemm(stream_, wrong, reference_tactic(device_info(0), wrong));
       });
       EXPECT_EQ(found > kRows * kN / 2, later != 0) << later;
     }

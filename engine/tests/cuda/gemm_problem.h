@@ -28,6 +28,66 @@ inline ops::Matrix all_nan(DType type, std::int64_t rows, std::int64_t cols, std
   return out;
 }
 
+inline void check_counters(Stream& stream, const DeviceMemory& workspace) {
+  std::vector<int> counters(kGemmCounterBytes / sizeof(int), -1);
+  stream.download(counters.data(), workspace.data(), kGemmCounterBytes, "counters");
+  stream.wait("counters");
+  EXPECT_EQ(std::ranges::count(counters, 0), std::ssize(counters));
+}
+
+inline void run_gemm(Stream& stream, const Gemm& gemm, const GemmTactic& tactic) {
+  const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
+  cuda::gemm(stream, device_info(0), gemm, tactic, workspace.data());
+  check_counters(stream, workspace);
+}
+
+inline std::vector<GemmTactic> wgmma_tactics(const DeviceInfo& device, const Gemm& gemm, SumOrder order) {
+  auto tactics = gemm_tactics(device, gemm, order);
+  std::erase_if(tactics, [](const GemmTactic& one) { return one.kernel != GemmTactic::Kernel::wgmma; });
+  return tactics;
+}
+
+struct LaunchedGemm {
+  Gemm gemm;
+  GemmTactic tactic;  // it has run before: the first launch of a kernel loads it, and cannot be captured
+  ops::Matrix expected;
+};
+// Checks the outputs of GEMMs that a graph launches in turn, with one workspace. On a GPU, the blocks of a launch run
+// at the same time, and so do the ends and begins of launches.
+inline void check_launches_in_a_graph(const std::vector<LaunchedGemm>& gemms) {
+  constexpr std::size_t kLaunches = 24;
+  Stream stream;
+  std::vector<MatrixOnDevice> outs;
+  std::size_t workspace_bytes = 0;
+  const auto one = [&](std::size_t i) -> const LaunchedGemm& { return gemms[i % gemms.size()]; };
+  for (std::size_t i = 0; i < kLaunches; ++i) {
+    outs.emplace_back(stream, one(i).expected);
+    workspace_bytes = std::max(workspace_bytes, gemm_workspace_bytes(one(i).tactic, one(i).gemm));
+  }
+  const DeviceMemory workspace(workspace_bytes);
+  Graph::begin(stream);
+  for (std::size_t i = 0; i < kLaunches; ++i) {
+    auto gemm = one(i).gemm;
+    gemm.out = outs[i].tensor().data;
+    cuda::gemm(stream, device_info(0), gemm, one(i).tactic, workspace.data());
+  }
+  const auto graph = Graph::end(stream);
+  for (int turn = 0; turn < 2; ++turn) {
+    for (std::size_t i = 0; i < kLaunches; ++i) {
+      const auto& expected = one(i).expected;
+      outs[i].upload(all_nan(expected.dtype, expected.rows, expected.cols));
+    }
+    graph.launch(stream, "GEMMs");
+    for (std::size_t i = 0; i < kLaunches; ++i) {
+      const auto found = outs[i].host();
+      for (std::int64_t r = 0; r < found.rows; ++r) {
+        ASSERT_TRUE(found.same_bits(r, one(i).expected, r)) << "launch " << i << ", row " << r;
+      }
+    }
+  }
+  check_counters(stream, workspace);
+}
+
 // A GEMM with its operands on the device. Elements between the rows of in and out are NaN.
 class GemmProblem {
  public:
@@ -83,13 +143,9 @@ class GemmProblem {
   void download() { result = out.host(); }
 
   void run(const GemmTactic& tactic) {
-    const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm()));
     clear();
-    cuda::gemm(stream, device_info(0), gemm(), tactic, workspace.data());
-    std::vector<int> counters(kGemmCounterBytes / sizeof(int), -1);
-    stream.download(counters.data(), workspace.data(), kGemmCounterBytes, "counters");
+    run_gemm(stream, gemm(), tactic);
     download();
-    for (const int counter : counters) ASSERT_EQ(counter, 0);
   }
 
   // Compares with double precision. The bound allows for rounding of sums in float and of the output, which is rounded

@@ -143,14 +143,13 @@ TEST_F(GemmRunnerTest, an_unknown_file_is_ignored) {
   nlohmann::json good;
   std::ifstream(file()) >> good;
   ASSERT_EQ(good["measured"].size(), 1U);
-  std::vector<std::string> texts{"",
-                                 "{",
-                                 "[1, 2]",
-                                 "null",
-                                 R"({"format": 99, "measured": {}})",
-                                 R"({"format": 5})",
-                                 R"({"format": 5, "measured": [3]})",
-                                 std::string(100, '\0')};
+  std::vector<std::string> texts{"", "{", "[1, 2]", "null", std::string(100, '\0')};
+  for (const auto* const patch :
+       {R"({"format": 99})", R"({"format": null})", R"({"measured": null})", R"({"measured": [3]})"}) {
+    auto one = good;
+    one.merge_patch(nlohmann::json::parse(patch));  // null removes the member
+    texts.push_back(one.dump());
+  }
   const std::function<void(nlohmann::json&)> changes[] = {
       [](auto& tactic) { tactic = 5; },
       [](auto& tactic) { tactic["own"]["kernel"] = 77; },
@@ -206,7 +205,7 @@ TEST_F(GemmRunnerTest, concurrent_writers_leave_a_complete_file) {
         EXPECT_EQ(memory.save(), "");
         nlohmann::json now;
         std::ifstream(file()) >> now;  // throws if the file is incomplete
-        EXPECT_EQ(now["format"], 7);
+        EXPECT_TRUE(now["measured"].is_object());
       }
     });
   }

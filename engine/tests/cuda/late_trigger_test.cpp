@@ -37,11 +37,7 @@ bool late() { return overlap_setting() == Overlap::late; }
 void expect_triggers_of_tactics(Stream& stream, const Gemm& gemm) {
   for (const auto& tactic : gemm_tactics(device_info(0), gemm, SumOrder::any)) {
     SCOPED_TRACE(cat(to_string(tactic), ", ", gemm.rows, " rows"));
-    const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
-    expect_trigger(late(), [&] {
-      cuda::gemm(stream, device_info(0), gemm, tactic, workspace.data());
-      stream.wait("test");
-    });
+    expect_trigger(late(), [&] { run_gemm(stream, gemm, tactic); });
   }
 }
 
@@ -59,22 +55,13 @@ TEST(LateTriggerTest, gemms_trigger_after_their_last_request_only_if_set) {
 
 TEST(LateTriggerTest, gemms_of_quantised_weights_trigger_after_their_last_request_only_if_set) {
   Random random(181);
-  Stream stream;
-  MatrixUpload upload(stream);
   for (const auto code : {ops::Code::u4, ops::Code::i8, ops::Code::f8_e4m3, ops::Code::f4_e2m1}) {
     for (const std::int64_t rows : {1, 12, 40, 300}) {
       const bool few = rows <= 16;
       const std::int64_t n = few ? 1000 : 40, k = few ? 2048 : 1024;  // with few rows, a warp takes several tiles
-      const auto source = ops::MemoryQuantSource::random(random, n, k, {code, 64, false, DType::f16});
-      const ops::QuantSource* const part = &source;
-      const CudaQuantLinear linear({&part, 1}, {}, DType::bf16, upload);
-      const MatrixOnDevice in(stream, Matrix::random(random, DType::bf16, rows, k)),
-          out(stream, all_nan(DType::bf16, rows, n));
-      auto gemm = linear.gemm();
-      gemm.rows = rows, gemm.in = in.tensor().data, gemm.in_stride = in.tensor().stride;
-      gemm.out = out.tensor().data, gemm.out_type = DType::bf16, gemm.out_stride = out.tensor().stride;
+      QuantProblem problem(random, {{code, 64, false, DType::f16}}, n, k, rows, DType::bf16, DType::bf16);
       SCOPED_TRACE(ops::to_string(code));
-      expect_triggers_of_tactics(stream, gemm);
+      expect_triggers_of_tactics(problem.stream, problem.gemm());
     }
   }
 }
@@ -89,21 +76,14 @@ TEST(LateTriggerTest, gemms_of_8_bit_products_trigger_after_their_last_request_o
        {std::pair{ops::Code::i8, Activations::i8_token}, {ops::Code::f8_e4m3, Activations::f8_token}}) {
     for (const std::int64_t rows : {12, 40, 130}) {
       const auto source = ops::MemoryQuantSource::random(random, kN, kK, {code, kK, false, DType::f32, how});
-      const ops::QuantSource* const part = &source;
-      const CudaW8a8Linear linear({&part, 1}, {}, DType::bf16, false, upload);
+      const auto linear = w8a8_linear(source, DType::bf16, false, upload);
       const MatrixOnDevice in(stream, Matrix::random(random, DType::bf16, rows, kK)),
           out(stream, all_nan(DType::bf16, rows, kN));
-      const DeviceMemory codes(static_cast<std::size_t>(rows * kK));
-      const DeviceMemory scales(static_cast<std::size_t>(rows) * sizeof(float));
-      auto gemm = linear.gemm();
-      gemm.rows = rows, gemm.in = in.tensor().data, gemm.in_stride = in.tensor().stride;
-      gemm.out = out.tensor().data, gemm.out_type = DType::bf16, gemm.out_stride = out.tensor().stride;
-      quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
-      gemm.in = codes.data(), gemm.in_stride = kK;
-      gemm.quant->prepared = true, gemm.quant->row_scales = scales.as<float>();
+      PreparedGemm prepared(stream, linear, in.tensor());
+      prepared.set_out(out.tensor());
       stream.wait("test");
       SCOPED_TRACE(ops::to_string(code));
-      expect_triggers_of_tactics(stream, gemm);
+      expect_triggers_of_tactics(stream, prepared.gemm);
     }
   }
 }

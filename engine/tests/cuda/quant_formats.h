@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "device_arrays.h"
+#include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops_support.h"
@@ -127,5 +130,65 @@ inline void check_product(const ops::Matrix& out, const ops::Matrix& in, std::sp
     }
   }
 }
+
+// A GEMM with a quantised weight and a bias, with its operands on the device.
+struct QuantProblem {
+  QuantProblem(ops::Random& random, const Format& format, std::int64_t n, std::int64_t k, std::int64_t rows, DType type,
+               DType out_type)
+      : upload(stream),
+        source(random_source(random, n, k, format)),
+        weight(values(source)),
+        bias(ops::Matrix::random(random, DType::f32, 1, n, 3)),
+        in_host(ops::Matrix::random(random, type, rows, k)),
+        in(stream, in_host),
+        out(stream, ops::Matrix(out_type, rows, n)) {
+    const ops::QuantSource* const part = &source;
+    const ops::HostMatrix bias_of_part{bias.bytes.data(), DType::f32, n, 1, 1};
+    linear.emplace(std::span(&part, 1), std::span(&bias_of_part, 1), type, upload);
+  }
+  Gemm gemm() const {
+    auto gemm = linear->gemm();
+    const auto from = in.tensor(), to = out.tensor();
+    gemm.in = from.data, gemm.in_stride = from.stride, gemm.rows = from.rows;
+    gemm.out = to.data, gemm.out_type = to.dtype, gemm.out_stride = to.stride;
+    return gemm;
+  }
+
+  // found: the first rows of the output. dequantised: see check_product(); false for the built-in kernels.
+  void check(const ops::Matrix& found, bool dequantised = false) const {
+    check_product(found, in_host, weight, source.format(), source.input, bias.floats(0), dequantised);
+  }
+
+  Stream stream;
+  MatrixUpload upload;
+  ops::MemoryQuantSource source;
+  std::vector<double> weight;  // values()
+  ops::Matrix bias, in_host;
+  MatrixOnDevice in, out;
+  std::optional<CudaQuantLinear> linear;
+};
+
+inline CudaW8a8Linear w8a8_linear(const ops::QuantSource& source, DType type, bool packed, MatrixUpload& upload,
+                                  std::span<const ops::HostMatrix> bias = {}) {
+  const auto* const part = &source;
+  return CudaW8a8Linear({&part, 1}, bias, type, packed, upload);
+}
+
+// A GEMM whose inputs are codes. `in` and the codes must outlive it.
+struct PreparedGemm {
+  PreparedGemm(Stream& stream, const CudaW8a8Linear& linear, const ops::Tensor& in)
+      : gemm(linear.gemm()),
+        codes(static_cast<std::size_t>(in.rows * gemm.k)),
+        scales(static_cast<std::size_t>(in.rows) * 4) {
+    gemm.rows = in.rows, gemm.in = in.data, gemm.in_stride = in.stride;
+    quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
+    gemm.in = codes.data(), gemm.in_stride = gemm.k;
+    gemm.quant->prepared = true;
+    gemm.quant->row_scales = scales.as<float>();
+  }
+  void set_out(const ops::Tensor& out) { gemm.out = out.data, gemm.out_type = out.dtype, gemm.out_stride = out.stride; }
+  Gemm gemm;
+  DeviceMemory codes, scales;
+};
 
 }  // namespace charonia::cuda

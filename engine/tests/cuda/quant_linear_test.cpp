@@ -70,6 +70,31 @@ TEST(CudaQuantTest, every_code_has_the_correct_value) {
 }
 #endif
 
+TEST(CudaQuantTest, a_reader_with_several_threads_dequantises_all_rows) {
+  Random random(131);
+  ThreadPool pool(3);
+  constexpr std::int64_t kRows = 300, kCols = 80;
+  for (const auto& format : dequantised_formats(kCols)) {
+    const auto source = random_source(random, kRows, kCols, format);
+    const auto expected = values(source);
+    for (const auto type : ops::kWeightTypes) {
+      // Rows are dequantised all together, 64 together, and 128 together.
+      for (const std::size_t bytes : {DequantisedReader::kBytes, std::size_t{1}, 130 * kCols * size_of(type)}) {
+        DequantisedReader reader(source, type, pool, bytes);
+        for (std::int64_t r = 0; r < kRows; r += r == 70 ? 100 : 1) {  // may skip rows
+          const auto row = reader.at(r);
+          ASSERT_EQ(row.dtype, type);
+          for (std::int64_t c = 0; c < kCols; ++c) {
+            const auto exact = static_cast<float>(expected[static_cast<std::size_t>(r * kCols + c)]);
+            ASSERT_EQ(float_at(row.data, static_cast<std::size_t>(c), type), ops::rounded(type, exact))
+                << to_string(format.format) << " row " << r << " column " << c;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Through the device's operations: formats, types, numbers of rows and odd shapes, two parts with a bias, inputs and
 // outputs at any alignment.
 TEST(CudaQuantTest, every_format_equals_its_product_in_double_precision) {
@@ -123,8 +148,6 @@ TEST(CudaQuantTest, every_format_equals_its_product_in_double_precision) {
 // the next, with copies in flight.
 TEST(CudaQuantTest, all_tactics_and_numbers_of_sms_give_a_row_the_same_bits) {
   Random random(131);
-  Stream stream;
-  MatrixUpload upload(stream);
   struct Shape {
     std::int64_t n, k;
     int rows;
@@ -139,30 +162,24 @@ TEST(CudaQuantTest, all_tactics_and_numbers_of_sms_give_a_row_the_same_bits) {
                                                {{{Code::f8_e4m3, group(128), false, DType::f32}}, DType::bf16},
                                                {{{Code::f4_e2m1, group(32), false, DType::bf16}}, DType::f16}};
     for (const auto& [format, type] : chosen) {
-      const auto source = random_source(random, n, k, format);
-      const ops::QuantSource* const part = &source;
-      const CudaQuantLinear linear({&part, 1}, {}, type, upload);
-      const auto weight = values(source);
-      const auto in = Matrix::random(random, type, rows, k);
-      const MatrixOnDevice on_device(stream, in);
+      QuantProblem problem(random, format, n, k, rows, type, type);
       std::optional<Matrix> expected;
       for (const int count : {rows, 40, 9, 1}) {
-        auto gemm = linear.gemm();
-        gemm.in = on_device.tensor().data, gemm.in_stride = k, gemm.rows = count;
-        gemm.out_type = type, gemm.out_stride = n;
+        auto gemm = problem.gemm();
+        gemm.rows = count;
         for (const auto order : {SumOrder::fixed, SumOrder::any}) {
           for (const auto& tactic : gemm_tactics(device_info(0), gemm, order)) {
             for (const int sms : {1000, 1, 2}) {
               if (count > rows || (sms < 1000 && tactic.kernel != GemmTactic::Kernel::stream)) continue;
               auto info = device_info(0);
               info.sms = sms;
-              const MatrixOnDevice out(stream, Matrix(type, count, n));
+              const MatrixOnDevice out(problem.stream, Matrix(type, count, n));
               gemm.out = out.tensor().data;
               const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
-              cuda::gemm(stream, info, gemm, tactic, workspace.data());
+              cuda::gemm(problem.stream, info, gemm, tactic, workspace.data());
               const auto found = out.host();
               if (!expected || order == SumOrder::any) {
-                check_product(found.slice(0, std::min(count, 2)), in, weight, format.format, 0);
+                problem.check(found.slice(0, std::min(count, 2)));
                 if (HasFatalFailure()) return;
               }
               if (!expected) expected = found;

@@ -3,13 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
+#include <optional>
 
 #include "base/text.h"
+#include "cuda/fake_blas.h"
+#include "cuda/gemm_problem.h"
 #include "cuda/quant_formats.h"
-#include "device_arrays.h"
-#include "ops/cuda/cuda_quant_weights.h"
-#include "ops/cuda/gemm/gemm_runner.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 
 namespace charonia::cuda {
@@ -27,43 +26,26 @@ class QuantWgmmaTest : public ::testing::Test {
   }
 };
 
-struct Problem {
+struct Shape {
   Format format;
   DType type;
   std::int64_t n, k;
   int rows;
 };
 
-std::vector<GemmTactic> wgmma_tactics(const Gemm& gemm) {
-  auto tactics = gemm_tactics(device_info(0), gemm, SumOrder::any);
-  std::erase_if(tactics, [](const GemmTactic& one) { return one.kernel != GemmTactic::Kernel::wgmma; });
-  return tactics;
-}
-
 std::vector<GemmTactic> wgmma_tiles(const Gemm& gemm) {
-  auto tactics = wgmma_tactics(gemm);
+  auto tactics = wgmma_tactics(device_info(0), gemm, SumOrder::any);
   for (auto& one : tactics) one.k_blocks = 1;
   tactics.erase(std::ranges::unique(tactics).begin(), tactics.end());
   return tactics;
 }
 
 // Compares all wgmma tiles for these numbers of rows, with these numbers of blocks.
-void check(Random& random, const Problem& problem, std::vector<int> of_rows, std::vector<int> of_blocks) {
-  const auto& [format, type, n, k, rows] = problem;
-  Stream stream;
-  MatrixUpload upload(stream);
-  const auto source = random_source(random, n, k, format);
-  const ops::QuantSource* const part = &source;
-  const auto bias = Matrix::random(random, DType::f32, n, 1, 3);
-  const ops::HostMatrix biases[] = {bias.host()};
-  const CudaQuantLinear linear({&part, 1}, biases, type, upload);
-  const auto weight = values(source);
-  std::vector<float> added;
-  for (std::int64_t i = 0; i < n; ++i) added.push_back(bias.at(i, 0));
-  const auto in = Matrix::random(random, type, rows, k);
-  const MatrixOnDevice on_device(stream, in);
-  auto gemm = linear.gemm();
-  gemm.in = on_device.tensor().data, gemm.in_stride = k, gemm.rows = rows;
+void check(Random& random, const Shape& shape, std::vector<int> of_rows, std::vector<int> of_blocks) {
+  const auto& [format, type, n, k, rows] = shape;
+  QuantProblem problem(random, format, n, k, rows, type, type);
+  auto& stream = problem.stream;
+  auto gemm = problem.gemm();
   const std::int64_t stride = round_up(k, 64);
   const DeviceMemory prepared(static_cast<std::size_t>(rows * stride) * size_of(type)), scales(rows * sizeof(float));
   if (needs_prepared_inputs(gemm)) {
@@ -82,7 +64,6 @@ void check(Random& random, const Problem& problem, std::vector<int> of_rows, std
                          tactic.tile_rows, " x ", tactic.tile_columns, ", ", blocks, " blocks"));
         tactic.k_blocks = blocks;
         gemm.out_type = blocks % 2 == 0 ? DType::f32 : type;
-        gemm.out_stride = n;
         const DeviceMemory workspace(gemm_workspace_bytes(tactic, gemm));
         std::optional<Matrix> first;
         for (int turn = 0; turn < 2; ++turn) {
@@ -90,12 +71,9 @@ void check(Random& random, const Problem& problem, std::vector<int> of_rows, std
           gemm.out = out.tensor().data;
           cuda::gemm(stream, device_info(0), gemm, tactic, workspace.data());
           const auto found = out.host();
-          std::vector<int> counters(kGemmCounterBytes / sizeof(int));
-          stream.download(counters.data(), workspace.data(), kGemmCounterBytes, "the counters");
-          stream.wait("the counters");
-          ASSERT_TRUE(std::ranges::all_of(counters, [](int count) { return count == 0; }));
+          check_counters(stream, workspace);
           if (!first) {
-            check_product(found, in, weight, format.format, source.input, added);
+            problem.check(found);
             if (::testing::Test::HasFatalFailure()) return;
             first = found;
           }
@@ -135,12 +113,12 @@ TEST_F(QuantWgmmaTest, every_format_equals_its_product_in_double_precision) {
 // tiles.
 TEST_F(QuantWgmmaTest, odd_shapes_and_numbers_of_blocks_equal_their_product) {
   Random random(152);
-  const Problem problems[] = {{{{Code::u4, 328, true, DType::f16}}, DType::bf16, 333, 328, 130},
-                              {{{Code::u4, 128, true, DType::f32}}, DType::bf16, 520, 896, 65},
-                              {{{Code::i8, 200, true, DType::bf16}}, DType::f16, 40, 200, 33},
-                              {{{Code::f4_e2m1, 32, false, DType::f8_e8m0}}, DType::bf16, 289, 352, 70}};
-  for (const auto& problem : problems) {
-    check(random, problem, {problem.rows, 18}, {1, 2, 5, 60});
+  const Shape shapes[] = {{{{Code::u4, 328, true, DType::f16}}, DType::bf16, 333, 328, 130},
+                          {{{Code::u4, 128, true, DType::f32}}, DType::bf16, 520, 896, 65},
+                          {{{Code::i8, 200, true, DType::bf16}}, DType::f16, 40, 200, 33},
+                          {{{Code::f4_e2m1, 32, false, DType::f8_e8m0}}, DType::bf16, 289, 352, 70}};
+  for (const auto& shape : shapes) {
+    check(random, shape, {shape.rows, 18}, {1, 2, 5, 60});
     if (HasFatalFailure()) return;
   }
 }
@@ -155,7 +133,7 @@ TEST_F(QuantWgmmaTest, tactics_are_offered_only_for_any_order_of_sums_and_17_to_
   auto gemm = linear.gemm();
   for (const int rows : {1, 16, 17, 64, 512, 513}) {
     gemm.rows = rows;
-    EXPECT_EQ(!wgmma_tactics(gemm).empty(), rows >= 17 && rows <= 512) << rows;
+    EXPECT_EQ(!wgmma_tactics(device_info(0), gemm, SumOrder::any).empty(), rows >= 17 && rows <= 512) << rows;
     const auto fixed = gemm_tactics(device_info(0), gemm, SumOrder::fixed);
     const auto any = gemm_tactics(device_info(0), gemm, SumOrder::any);
     for (const auto& tactic : fixed) EXPECT_NE(tactic.kernel, GemmTactic::Kernel::wgmma);
@@ -187,112 +165,41 @@ TEST_F(QuantWgmmaTest, several_numbers_of_thread_blocks_are_offered) {
   EXPECT_EQ(blocks(64, 1024, 256), (std::vector{4})) << "four steps each";
 }
 
-// A GEMM with an int4 weight, and its operands.
-struct Int4Gemm {
-  static constexpr int kRows = 40;
+constexpr Format kInt4{{Code::u4, 128, true, DType::bf16}};
 
-  Int4Gemm(Random& random, Stream& stream, MatrixUpload& upload, std::int64_t n, std::int64_t k, int blocks)
-      : source(random_source(random, n, k, format)),
-        linear({&part, 1}, {}, DType::bf16, upload),
-        in(Matrix::random(random, DType::bf16, kRows, k)),
-        on_device(stream, in),
-        gemm(linear.gemm()) {
-    gemm.in = on_device.tensor().data, gemm.in_stride = k, gemm.rows = kRows;
-    gemm.out_type = DType::bf16, gemm.out_stride = n;
-    tactic = wgmma_tiles(gemm).front();
-    tactic.k_blocks = blocks;
-  }
-  Matrix out() const { return {DType::bf16, kRows, gemm.n}; }
-
-  const Format format{{Code::u4, 128, true, DType::bf16}};
-  ops::MemoryQuantSource source;
-  const ops::QuantSource* const part = &source;
-  CudaQuantLinear linear;
-  Matrix in;
-  MatrixOnDevice on_device;
-  Gemm gemm;
-  GemmTactic tactic;
-};
-
-// On a GPU, the blocks of a launch run at the same time, and so do the ends and begins of launches.
 TEST_F(QuantWgmmaTest, launches_in_a_graph_share_a_workspace) {
   Random random(155);
-  Stream stream;
-  MatrixUpload upload(stream);
-  const Int4Gemm gemms[] = {{random, stream, upload, 520, 640, 30}, {random, stream, upload, 300, 1024, 13}};
-  const DeviceMemory workspace(std::max(gemm_workspace_bytes(gemms[0].tactic, gemms[0].gemm),
-                                        gemm_workspace_bytes(gemms[1].tactic, gemms[1].gemm)));
-  constexpr std::size_t kLaunches = 24;
-  std::vector<std::unique_ptr<MatrixOnDevice>> outs;
-  for (std::size_t i = 0; i < kLaunches; ++i) {
-    outs.push_back(std::make_unique<MatrixOnDevice>(stream, gemms[i % 2].out()));
+  QuantProblem problems[] = {{random, kInt4, 520, 640, 40, DType::bf16, DType::bf16},
+                             {random, kInt4, 300, 1024, 40, DType::bf16, DType::bf16}};
+  std::vector<LaunchedGemm> gemms;
+  for (auto& problem : problems) {
+    const auto gemm = problem.gemm();
+    auto tactic = wgmma_tiles(gemm).front();
+    tactic.k_blocks = gemms.empty() ? 30 : 13;
+    run_gemm(problem.stream, gemm, tactic);
+    gemms.push_back({gemm, tactic, problem.out.host()});
+    problem.check(gemms.back().expected);
   }
-  const auto issue = [&](std::size_t i) {
-    const auto& of = gemms[i % 2];
-    auto gemm = of.gemm;
-    gemm.out = outs[i]->tensor().data;
-    cuda::gemm(stream, device_info(0), gemm, of.tactic, workspace.data());
-  };
-  for (std::size_t i = 0; i < 2; ++i) issue(i);  // the first launch of a kernel loads it, so it is not captured
-  stream.wait("GEMMs");
-  Graph::begin(stream);
-  for (std::size_t i = 0; i < kLaunches; ++i) issue(i);
-  const auto graph = Graph::end(stream);
-  for (int turn = 0; turn < 2; ++turn) {
-    for (const auto& out : outs) {
-      const auto tensor = out->tensor();
-      stream.fill_zero(tensor.data, static_cast<std::size_t>(tensor.rows * tensor.cols) * sizeof(std::uint16_t), "outs");
-    }
-    graph.launch(stream, "GEMMs");
-    stream.wait("GEMMs");
-    for (std::size_t i = 0; i < kLaunches; ++i) {
-      const auto& of = gemms[i % 2];
-      const auto found = outs[i]->host(), first = outs[i % 2]->host();
-      if (i < 2) check_product(found, of.in, values(of.source), of.format.format, 0);
-      if (HasFatalFailure()) return;
-      for (int r = 0; r < Int4Gemm::kRows; ++r) ASSERT_TRUE(found.same_bits(r, first, r)) << "launch " << i;
-    }
-  }
-  std::vector<int> counters(kGemmCounterBytes / sizeof(int));
-  stream.download(counters.data(), workspace.data(), kGemmCounterBytes, "the counters");
-  EXPECT_TRUE(std::ranges::all_of(counters, [](int count) { return count == 0; }));
+  check_launches_in_a_graph(gemms);
 }
 
-// The start's measurement finds each candidate faster than the one before it.
 TEST_F(QuantWgmmaTest, the_fastest_candidate_at_the_start_computes_the_gemm) {
   Random random(154);
-  Stream stream;
-  MatrixUpload upload(stream);
-  constexpr int kRows = 40;
-  const Format format{{Code::u4, 128, true, DType::bf16}};
-  const auto source = random_source(random, 300, 256, format);
-  const ops::QuantSource* const part = &source;
-  const CudaQuantLinear linear({&part, 1}, {}, DType::bf16, upload);
-  auto gemm = linear.gemm();
-  gemm.out_type = DType::bf16;
   for (const bool reproducible : {false, true}) {
+    QuantProblem problem(random, kInt4, 300, 256, 40, DType::bf16, DType::bf16);
     GemmRunner::Options options;
     options.reproducible = reproducible;
     options.unproven = true;
-    double time = 1000;
-    options.timer = [&](Stream&, double, const std::function<void(int)>& issue) {
-      issue(0);
-      return --time;
-    };
+    options.timer = falling_times();
     GemmRunner runner(device_info(0), std::move(options));
+    const auto gemm = problem.gemm();
     runner.reserve(gemm);
-    gemm.rows = 0;
-    runner.prepare(stream, {&gemm, 1}, kRows);
+    runner.prepare(problem.stream, {&gemm, 1}, 40);
     const auto report = runner.report();
     EXPECT_EQ(runner.warning().find("differ"), std::string::npos) << runner.warning();
     EXPECT_EQ(report.back().find("own wgmma 64 x 256, 8 stages") != std::string::npos, !reproducible) << report.back();
-    const auto in = Matrix::random(random, DType::bf16, kRows, 256);
-    const MatrixOnDevice on_device(stream, in), out(stream, Matrix(DType::bf16, kRows, 300));
-    auto one = gemm;
-    one.in = on_device.tensor().data, one.in_stride = 256, one.rows = kRows;
-    one.out = out.tensor().data, one.out_stride = 300;
-    runner.run(stream, one);
-    check_product(out.host(), in, values(source), format.format, 0);
+    runner.run(problem.stream, gemm);
+    problem.check(problem.out.host());
     if (HasFatalFailure()) return;
   }
 }

@@ -11,7 +11,6 @@
 #include "charonia/error.h"
 #include "device_arrays.h"
 #include "errors.h"
-#include "ops/cuda/device/carveout.h"
 #include "ops/cuda/device/growing_memory.h"
 #include "ops/cuda/kernels/collective.h"
 
@@ -30,18 +29,6 @@ T word(Stream& stream, const void* at) {
 void set_word(Stream& stream, void* at, int value) {
   stream.upload(at, &value, sizeof value, "test");
   stream.wait("test");
-}
-
-TEST(RuntimeTest, the_carveout_is_a_percentage_or_left_to_the_driver) {
-  EXPECT_EQ(shared_carveout(""), kSharedCarveout);
-  EXPECT_EQ(shared_carveout("0"), 0);
-  EXPECT_EQ(shared_carveout("75"), 75);
-  EXPECT_EQ(shared_carveout("100"), 100);
-  EXPECT_EQ(shared_carveout("-1"), kDriversCarveout);
-  for (const char* wrong : {"-2", "101", "50%", "all", " 50", "1e2"}) {
-    expect_error(ErrorCode::invalid_argument, {cat("CHARONIA_CUDA_CARVEOUT = ", wrong)},
-                 [&] { shared_carveout(wrong); });
-  }
 }
 
 TEST(RuntimeTest, memory_is_zero_at_first_and_freed_with_its_owner) {

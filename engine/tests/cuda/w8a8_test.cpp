@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "cuda/fake_blas.h"
+#include "cuda/gemm_problem.h"
 #include "cuda/quant_formats.h"
-#include "device_arrays.h"
 #include "ops/cpu/make_cpu_ops.h"
 #include "ops/cuda/cuda_quant_weights.h"
 #include "ops/cuda/gemm/gemm_runner.h"
@@ -54,31 +54,6 @@ void expect_same_bits(const Matrix& found, const Matrix& expected, const std::st
 // A weight on the device, and GEMMs with it.
 class W8a8Test : public ::testing::Test {
  protected:
-  CudaW8a8Linear linear(const MemoryQuantSource& source, DType type, bool packed,
-                        std::span<const ops::HostMatrix> bias = {}) {
-    const ops::QuantSource* const part = &source;
-    return CudaW8a8Linear({&part, 1}, bias, type, packed, upload_);
-  }
-
-  // A GEMM whose inputs are codes. `in` and the codes must outlive it.
-  struct Prepared {
-    Prepared(Stream& stream, const CudaW8a8Linear& linear, const ops::Tensor& in)
-        : gemm(linear.gemm()),
-          codes(static_cast<std::size_t>(in.rows * gemm.k)),
-          scales(static_cast<std::size_t>(in.rows) * 4) {
-      gemm.rows = in.rows, gemm.in = in.data, gemm.in_stride = in.stride;
-      quantise_inputs(stream, gemm, codes.data(), scales.as<float>());
-      gemm.in = codes.data(), gemm.in_stride = gemm.k;
-      gemm.quant->prepared = true;
-      gemm.quant->row_scales = scales.as<float>();
-    }
-    void set_out(const ops::Tensor& out) {
-      gemm.out = out.data, gemm.out_type = out.dtype, gemm.out_stride = out.stride;
-    }
-    Gemm gemm;
-    DeviceMemory codes, scales;
-  };
-
   // Runs all tactics for several numbers of rows; check(out, what) checks the output.
   template <class Check>
   void for_all_tactics(const CudaW8a8Linear& linear, const Matrix& in, DType out_type, SumOrder order, Check check) {
@@ -88,7 +63,7 @@ class W8a8Test : public ::testing::Test {
       if (n > in.rows) continue;
       auto rows = on_device.tensor();
       rows.rows = n;
-      Prepared prepared(stream_, linear, rows);
+      PreparedGemm prepared(stream_, linear, rows);
       for (const auto& tactic : gemm_tactics(info, prepared.gemm, order)) {
         if (unproven(tactic)) continue;  // W8a8WgmmaTest
         const int gap = tactic.stages % 3 == 0 ? 0 : 3;  // aligned or not
@@ -153,7 +128,7 @@ TEST_F(W8a8Test, integers_give_the_bits_of_the_cpu_with_all_tactics) {
     for (std::int64_t i = 0; i < c.rows * c.k; ++i) on_cpu.set(i / c.k, i % c.k, in.at(i / c.k, i % c.k));
     const auto exact = multiply(*cpu, *make_linear(*cpu, source, c.type, {&host, 1}), on_cpu);
     for (std::int64_t i = 0; i < c.rows * c.n; ++i) expected.set(i / c.n, i % c.n, exact.at(i / c.n, i % c.n));
-    const auto weight = linear(source, c.type, c.packed, {&host, 1});
+    const auto weight = w8a8_linear(source, c.type, c.packed, upload_, {&host, 1});
     for (const auto order : {SumOrder::fixed, SumOrder::any}) {
       for_all_tactics(weight, in, c.out, order,
                       [&](const Matrix& out, const std::string& what) { expect_same_bits(out, expected, what); });
@@ -183,7 +158,7 @@ TEST_F(W8a8Test, fp8_equals_its_product_in_double_precision_with_all_tactics) {
     constexpr std::int64_t kN = 72, kK = 1040, kRows = 130;  // two parts of K with different lengths
     const auto type = packed ? DType::f16 : DType::bf16;
     const auto source = MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, packed ? f8_tensor : f8_token));
-    const auto weight = linear(source, type, packed);
+    const auto weight = w8a8_linear(source, type, packed, upload_);
     const auto in = Matrix::random(random_, type, kRows, kK);
     std::optional<Matrix> first;
     for_all_tactics(weight, in, DType::f32, SumOrder::fixed, [&](const Matrix& out, const std::string& what) {
@@ -206,7 +181,7 @@ TEST_F(W8a8Test, rows_of_zeros_or_nan_do_not_affect_others) {
   constexpr std::int64_t kN = 40, kK = 80, kRows = 45;
   for (const auto how : {i8_token, i8_tensor, f8_token, f8_tensor}) {
     const auto source = MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, how));
-    const auto weight = linear(source, DType::bf16, false);
+    const auto weight = w8a8_linear(source, DType::bf16, false, upload_);
     const auto plain = Matrix::random(random_, DType::bf16, kRows, kK);
     auto in = plain;
     // Row r has kind r % 5.
@@ -254,7 +229,7 @@ TEST_F(W8a8Test, the_library_gets_only_fp8_in_rows) {
       GemmRunner::Options options;
       options.blas = std::make_unique<FakeBlas>(log);
       GemmRunner runner(device_info(0), std::move(options));
-      const auto weight = linear(source, DType::bf16, packed);
+      const auto weight = w8a8_linear(source, DType::bf16, packed, upload_);
       auto gemm = weight.gemm();
       runner.reserve(gemm);
       const MatrixOnDevice out(stream_, Matrix(DType::f32, kRows, kN));
@@ -279,10 +254,10 @@ TEST_F(W8a8Test, fp8_of_the_library_equals_built_in_kernels_except_for_rounding)
   const auto info = device_info(0);
   if (!info.fp8) GTEST_SKIP() << "the device does not multiply FP8";
   const auto source = MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, f8_token));
-  const auto weight = linear(source, DType::bf16, false);
+  const auto weight = w8a8_linear(source, DType::bf16, false, upload_);
   const MatrixOnDevice in(stream_, Matrix::random(random_, DType::bf16, kRows, kK)),
       out(stream_, Matrix(DType::bf16, kRows, kN));
-  Prepared prepared(stream_, weight, in.tensor());
+  PreparedGemm prepared(stream_, weight, in.tensor());
   prepared.set_out(out.tensor());
   const auto own = gemm_tactics(info, prepared.gemm).front();
   const DeviceMemory own_workspace(gemm_workspace_bytes(own, prepared.gemm)), workspace(kWorkspaceBytes);
@@ -309,21 +284,10 @@ class W8a8WgmmaTest : public W8a8Test {
     if (!device_info(0).wgmma) GTEST_SKIP() << "wgmma needs compute capability 9.0 and kernels for 90a";
   }
 
-  static std::vector<GemmTactic> wgmma_tactics(const DeviceInfo& device, const Gemm& gemm,
-                                               SumOrder order = SumOrder::fixed) {
-    auto tactics = gemm_tactics(device, gemm, order);
-    std::erase_if(tactics, [](const GemmTactic& one) { return one.kernel != GemmTactic::Kernel::wgmma; });
-    return tactics;
-  }
-  Matrix run(const Prepared& prepared, const GemmTactic& tactic, const MatrixOnDevice& out, const Matrix& before) {
-    const DeviceMemory workspace(gemm_workspace_bytes(tactic, prepared.gemm));
+  Matrix run(const PreparedGemm& prepared, const GemmTactic& tactic, const MatrixOnDevice& out, const Matrix& before) {
     out.upload(before);
-    cuda::gemm(stream_, device_info(0), prepared.gemm, tactic, workspace.data());
-    std::vector<int> counters(kGemmCounterBytes / sizeof(int), -1);
-    stream_.download(counters.data(), workspace.data(), kGemmCounterBytes, "counters");
-    auto found = out.host();
-    EXPECT_TRUE(std::ranges::all_of(counters, [](int count) { return count == 0; }));
-    return found;
+    run_gemm(stream_, prepared.gemm, tactic);
+    return out.host();
   }
 };
 
@@ -346,17 +310,17 @@ TEST_F(W8a8WgmmaTest, every_tile_and_number_of_blocks_gives_the_bits_of_the_tile
     const auto source = MemoryQuantSource::random(random_, c.n, c.k, whole_rows(c.k, c.how));
     const auto bias = Matrix::random(random_, DType::f32, c.n, 1);
     const ops::HostMatrix biases[] = {bias.host()};
-    const auto weight = linear(source, c.type, c.packed, {biases, c.bias ? std::size_t{1} : 0});
+    const auto weight = w8a8_linear(source, c.type, c.packed, upload_, {biases, c.bias ? std::size_t{1} : 0});
     auto in = Matrix::random(random_, c.type, c.rows, c.k);
     in.set(c.rows - 1, 3, INFINITY);  // its outputs are NaN
     const MatrixOnDevice on_device(stream_, in);
-    Prepared prepared(stream_, weight, on_device.tensor());
+    PreparedGemm prepared(stream_, weight, on_device.tensor());
     const Matrix untouched(c.out, c.rows, c.n, c.gap);
     const MatrixOnDevice out(stream_, untouched);
     prepared.set_out(out.tensor());
     const auto expected = run(prepared, reference_tactic(device_info(0), prepared.gemm), out, untouched);
     std::vector<GemmTactic> tiles;
-    for (auto tactic : wgmma_tactics(device_info(0), prepared.gemm)) {
+    for (auto tactic : wgmma_tactics(device_info(0), prepared.gemm, SumOrder::fixed)) {
       if (tactic.sums == GemmTactic::Sums::parts) tiles.push_back(tactic);
     }
     ASSERT_EQ(tiles.size(), c.rows > 128 ? 2U : 1U);
@@ -388,7 +352,7 @@ TEST_F(W8a8WgmmaTest, tactics_are_offered_for_integers_and_17_rows_or_more) {
                     .k = 4096,
                     .quant = QuantWeight{.format = whole_rows(4096, how), .column_scales = &scale}};
     EXPECT_FALSE(unproven(gemm_tactics(device, gemm).front())) << "the choice without measurements";
-    const auto tactics = wgmma_tactics(device, gemm);
+    const auto tactics = wgmma_tactics(device, gemm, SumOrder::fixed);
     EXPECT_EQ(tactics, wgmma_tactics(device, gemm, SumOrder::any));
     std::vector<std::string> out;
     for (const auto& one : tactics) out.push_back(to_string(one));
@@ -410,73 +374,39 @@ TEST_F(W8a8WgmmaTest, tactics_are_offered_for_integers_and_17_rows_or_more) {
   EXPECT_EQ(offered(i8_token, 64), Names{});
 }
 
-// On a GPU, the blocks of a launch run at the same time, and so do the ends and begins of launches. The first GEMM's
-// blocks compute whole tiles and parts of tiles.
+// The first GEMM's blocks compute whole tiles and parts of tiles.
 TEST_F(W8a8WgmmaTest, launches_in_a_graph_share_a_workspace) {
-  struct One {
-    std::int64_t n;
-    GemmTactic tactic;
-  };
-  const One ones[] = {{1000, {GemmTactic::Kernel::wgmma, 64, 256, 5, 3, GemmTactic::Sums::blocks}},
-                      {300, {GemmTactic::Kernel::wgmma, 64, 256, 5, 7, GemmTactic::Sums::blocks}}};
   constexpr std::int64_t kRows = 40, kK = 656;
   const MatrixOnDevice in(stream_, Matrix::random(random_, DType::bf16, kRows, kK));
-  std::vector<std::unique_ptr<CudaW8a8Linear>> weights;
-  std::vector<std::unique_ptr<Prepared>> prepared;
-  std::vector<Matrix> expected;
-  std::size_t workspace_bytes = 0;
-  for (const auto& one : ones) {
-    const auto source = MemoryQuantSource::random(random_, one.n, kK, whole_rows(kK, i8_token));
-    weights.push_back(std::make_unique<CudaW8a8Linear>(linear(source, DType::bf16, false)));
-    prepared.push_back(std::make_unique<Prepared>(stream_, *weights.back(), in.tensor()));
-    const Matrix untouched(DType::bf16, kRows, one.n);
+  std::vector<CudaW8a8Linear> weights;
+  std::vector<PreparedGemm> prepared;
+  std::vector<LaunchedGemm> gemms;
+  for (const auto& [n, blocks] : {std::pair{1000, 3}, {300, 7}}) {
+    const auto source = MemoryQuantSource::random(random_, n, kK, whole_rows(kK, i8_token));
+    weights.push_back(w8a8_linear(source, DType::bf16, false, upload_));
+    auto& one = prepared.emplace_back(stream_, weights.back(), in.tensor());
+    const Matrix untouched(DType::bf16, kRows, n);
     const MatrixOnDevice out(stream_, untouched);
-    prepared.back()->set_out(out.tensor());
-    expected.push_back(run(*prepared.back(), reference_tactic(device_info(0), prepared.back()->gemm), out, untouched));
-    // The first launch of a kernel loads it, so it is not captured.
-    expect_same_bits(run(*prepared.back(), one.tactic, out, untouched), expected.back(), to_string(one.tactic));
-    workspace_bytes = std::max(workspace_bytes, gemm_workspace_bytes(one.tactic, prepared.back()->gemm));
+    one.set_out(out.tensor());
+    const GemmTactic tactic{GemmTactic::Kernel::wgmma, 64, 256, 5, blocks, GemmTactic::Sums::blocks};
+    gemms.push_back({one.gemm, tactic, run(one, reference_tactic(device_info(0), one.gemm), out, untouched)});
+    expect_same_bits(run(one, tactic, out, untouched), gemms.back().expected, to_string(tactic));
   }
-  const DeviceMemory workspace(workspace_bytes);
-  constexpr std::size_t kLaunches = 24;
-  std::vector<std::unique_ptr<MatrixOnDevice>> outs;
-  for (std::size_t i = 0; i < kLaunches; ++i) {
-    outs.push_back(std::make_unique<MatrixOnDevice>(stream_, Matrix(DType::bf16, kRows, ones[i % 2].n)));
-  }
-  Graph::begin(stream_);
-  for (std::size_t i = 0; i < kLaunches; ++i) {
-    prepared[i % 2]->set_out(outs[i]->tensor());
-    cuda::gemm(stream_, device_info(0), prepared[i % 2]->gemm, ones[i % 2].tactic, workspace.data());
-  }
-  const auto graph = Graph::end(stream_);
-  for (int turn = 0; turn < 2; ++turn) {
-    for (std::size_t i = 0; i < kLaunches; ++i) outs[i]->upload(Matrix(DType::bf16, kRows, ones[i % 2].n));
-    graph.launch(stream_, "GEMMs");
-    stream_.wait("GEMMs");
-    for (std::size_t i = 0; i < kLaunches; ++i) {
-      expect_same_bits(outs[i]->host(), expected[i % 2], "launch " + std::to_string(i));
-      if (HasFatalFailure()) return;
-    }
-  }
+  check_launches_in_a_graph(gemms);
 }
 
-// The start's measurement finds each candidate faster than the one before it.
 TEST_F(W8a8WgmmaTest, the_fastest_candidate_at_the_start_computes_the_gemm_in_both_modes) {
   constexpr std::int64_t kRows = 40, kN = 300, kK = 272;
   const auto source = MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, i8_token));
   const MatrixOnDevice in(stream_, Matrix::random(random_, DType::bf16, kRows, kK));
   std::optional<Matrix> first;
   for (const bool reproducible : {false, true}) {
-    const auto weight = linear(source, DType::bf16, reproducible);
+    const auto weight = w8a8_linear(source, DType::bf16, reproducible, upload_);
     for (const bool unproven : {false, true}) {
       GemmRunner::Options options;
       options.reproducible = reproducible;
       options.unproven = unproven;
-      double time = 1000;
-      options.timer = [&](Stream&, double, const std::function<void(int)>& issue) {
-        issue(0);
-        return --time;
-      };
+      options.timer = falling_times();
       GemmRunner runner(device_info(0), std::move(options));
       auto gemm = weight.gemm();
       gemm.out_type = DType::bf16;
@@ -505,10 +435,10 @@ TEST_F(W8a8Test, int8_of_the_library_gives_the_bits_of_built_in_kernels) {
   constexpr std::int64_t kN = 304, kK = 1024, kRows = 65;  // the last part of 128 rows is shorter
   const auto info = device_info(0);
   const auto source = MemoryQuantSource::random(random_, kN, kK, whole_rows(kK, i8_token));
-  const auto weight = linear(source, DType::bf16, false);
+  const auto weight = w8a8_linear(source, DType::bf16, false, upload_);
   const MatrixOnDevice in(stream_, Matrix::random(random_, DType::bf16, kRows, kK)),
       out(stream_, Matrix(DType::bf16, kRows, kN));
-  Prepared prepared(stream_, weight, in.tensor());
+  PreparedGemm prepared(stream_, weight, in.tensor());
   prepared.set_out(out.tensor());
   const auto own = gemm_tactics(info, prepared.gemm).front();
   const DeviceMemory own_workspace(gemm_workspace_bytes(own, prepared.gemm)), workspace(kWorkspaceBytes);
@@ -663,9 +593,8 @@ class IntegerPartsTest : public RunnerTest {
   // Returns the outputs, and sets report_, warning_ and log_.runs of the last GEMM.
   Matrix run(GemmRunner::Options with, DType out_type, bool packed = false) {
     GemmRunner runner(device_info(0), std::move(with));
-    const ops::QuantSource* const part = &source_;
     const ops::HostMatrix biases[] = {bias_.host()};
-    const CudaW8a8Linear weight({&part, 1}, biases, DType::bf16, packed, upload_);
+    const auto weight = w8a8_linear(source_, DType::bf16, packed, upload_, biases);
     const MatrixOnDevice in(stream_, in_), out(stream_, Matrix(out_type, kRows, kN, 3));
     auto gemm = weight.gemm();
     gemm.rows = kRows, gemm.in = in.tensor().data, gemm.in_stride = in.tensor().stride;

@@ -242,12 +242,6 @@ Graph::~Graph() { delete graph_; }
 
 Stream& Branch::fork(Stream& main) { return main; }
 void Branch::join(Stream&) {}
-Graph::Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
-Graph& Graph::operator=(Graph&& other) noexcept {
-  Graph taken(std::move(other));
-  std::swap(graph_, taken.graph_);
-  return *this;
-}
 void Graph::launch(Stream& stream, std::string_view what) const {
   check(what);
   stream.native()->queue->add(graph_->capture);

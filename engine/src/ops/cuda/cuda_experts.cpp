@@ -28,13 +28,11 @@ std::int64_t of_down_order(const ops::QuantExpertSource& expert, std::int64_t co
 }
 
 using RowReader = std::function<MatrixUpload::SourceRow(std::int64_t row)>;
-RowReader reader_of(const ops::HostMatrix& matrix) {
+RowReader reader_of(const ops::HostMatrix& matrix, DType, MatrixUpload&) {
   return [&](std::int64_t row) { return MatrixUpload::SourceRow{matrix.row(row), matrix.dtype}; };
 }
-RowReader reader_of(const ops::QuantSource* source) {
-  return [rows = ops::DequantisedRows(*source)](std::int64_t row) mutable {
-    return MatrixUpload::SourceRow{reinterpret_cast<const std::byte*>(rows.at(row).data()), DType::f32};
-  };
+RowReader reader_of(const ops::QuantSource* source, DType type, MatrixUpload& upload) {
+  return [rows = DequantisedReader(*source, type, upload.pool())](std::int64_t row) mutable { return rows.at(row); };
 }
 
 std::string shape_of(const ops::Tensor& t) { return cat(to_string(t.dtype), " [", t.rows, ", ", t.cols, "]"); }
@@ -218,7 +216,8 @@ void CudaExperts::load_dense(std::span<const Source> experts, MatrixUpload& uplo
   gate_up_ = DeviceMemory(2 * matrix * experts.size(), what);
   down_ = DeviceMemory(matrix * experts.size(), what);
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    const auto gate = reader_of(experts[e].gate), up = reader_of(experts[e].up), down = reader_of(experts[e].down);
+    const auto reader = [&](const auto& matrix) { return reader_of(matrix, type_, upload); };
+    const auto gate = reader(experts[e].gate), up = reader(experts[e].up), down = reader(experts[e].down);
     upload.copy_rows(gate_up_.as<std::byte>() + 2 * matrix * e, type_, hidden, 2 * inter, hidden_,
                      [&](std::int64_t row) -> MatrixUpload::SourceRow {
                        const auto of = row / (2 * kExpertVector) * kExpertVector + row % kExpertVector;

@@ -7,13 +7,15 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
+#include "ops/cpu/packed_linear.h"
 #include "ops/cuda/kernels/quant_gemm.h"
 #include "ops/cuda/kernels/quant_layout.h"
 
 namespace charonia::cuda {
 namespace {
 
-constexpr std::int64_t kReadRows = 256;  // rows of a source per read
+constexpr std::int64_t kReadRows = 256;   // rows of a source per read
+constexpr std::int64_t kThreadRows = 64;  // rows that a thread dequantises, as many as DequantisedRows reads together
 
 // Packs eight codes into the words of quant_layout.h.
 void pack_eight(const std::uint8_t* codes, int bits, std::uint32_t* words) {
@@ -53,6 +55,30 @@ QuantRow QuantReader::at(std::int64_t row) {
   const auto at = row - first_;
   return {codes_.data() + at * cols, scales_.data() + at * groups,
           zeros_.empty() ? nullptr : zeros_.data() + at * groups};
+}
+
+DequantisedReader::DequantisedReader(const ops::QuantSource& source, DType type, ThreadPool& pool, std::size_t bytes)
+    : source_(&source), type_(type), pool_(&pool) {
+  const auto rows = static_cast<std::int64_t>(bytes / (static_cast<std::size_t>(source.cols()) * size_of(type)));
+  most_ = std::max(rows / kThreadRows, std::int64_t{1}) * kThreadRows;
+}
+
+MatrixUpload::SourceRow DequantisedReader::at(std::int64_t row) {
+  const auto cols = source_->cols();
+  const auto row_bytes = static_cast<std::size_t>(cols) * size_of(type_);
+  if (row < first_ || row >= first_ + count_) {
+    first_ = row;
+    count_ = std::min(most_, source_->rows() - row);
+    rows_.resize(static_cast<std::size_t>(count_) * row_bytes);
+    pool_->parallel_for(count_, kThreadRows, [&](std::int64_t begin, std::int64_t end) {
+      ops::DequantisedRows rows(*source_);
+      for (auto r = begin; r < end; ++r) {
+        ops::cpu::convert_to(rows_.data() + static_cast<std::size_t>(r) * row_bytes, type_, rows.at(row + r).data(),
+                             DType::f32, cols);
+      }
+    });
+  }
+  return {rows_.data() + static_cast<std::size_t>(row - first_) * row_bytes, type_};
 }
 
 QuantMatrices::QuantMatrices(const ops::QuantFormat& format, std::int64_t count, std::int64_t n, std::int64_t k,

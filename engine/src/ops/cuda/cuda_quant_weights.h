@@ -101,6 +101,25 @@ class QuantReader {
   std::vector<std::int8_t> zeros_;
 };
 
+// Reads a weight row by row as numbers of a type. All threads of a pool dequantise the next rows.
+class DequantisedReader {
+ public:
+  static constexpr std::size_t kBytes = std::size_t{64} << 20;
+  // bytes: of the rows that are dequantised together, at least 64. The source and the pool must live as long as the
+  // reader.
+  DequantisedReader(const ops::QuantSource& source, DType type, ThreadPool& pool, std::size_t bytes = kBytes);
+  // Valid until the next call. Rows are requested in ascending order.
+  MatrixUpload::SourceRow at(std::int64_t row);
+
+ private:
+  const ops::QuantSource* source_;
+  DType type_;
+  ThreadPool* pool_;
+  std::int64_t most_;                   // rows
+  std::int64_t first_ = 0, count_ = 0;  // the rows in rows_
+  std::vector<std::byte> rows_;         // [count, cols]
+};
+
 // Reads the rows of stacked weights in order.
 class QuantStack {
  public:

@@ -95,6 +95,11 @@ void MatrixUpload::pack_rows(std::byte* to, DType type, std::int64_t stride, std
 
 void MatrixUpload::finish() { stream_.wait("upload of weights"); }
 
+ThreadPool& MatrixUpload::pool() {
+  if (!pool_) pool_ = std::make_unique<ThreadPool>(0);
+  return *pool_;
+}
+
 void CudaGemmWeight::make_bias(std::span<const ops::HostMatrix> bias, std::span<const std::int64_t> rows,
                                MatrixUpload& upload) {
   if (bias.empty()) return;
@@ -141,11 +146,9 @@ CudaLinear::CudaLinear(const QuantParts& parts, std::span<const ops::HostMatrix>
                        MatrixUpload& upload)
     : CudaGemmWeight(weight), packed_(packed) {
   k_ = parts.k;
-  std::vector<ops::DequantisedRows> readers;
-  for (const auto* const part : parts.parts) readers.emplace_back(*part);
-  const auto row_of = [&](std::size_t part, std::int64_t row) -> MatrixUpload::SourceRow {
-    return {reinterpret_cast<const std::byte*>(readers[part].at(row).data()), DType::f32};
-  };
+  std::vector<DequantisedReader> readers;
+  for (const auto* const part : parts.parts) readers.emplace_back(*part, weight, upload.pool());
+  const auto row_of = [&](std::size_t part, std::int64_t row) { return readers[part].at(row); };
   load(parts.rows, bias, row_of, upload);
 }
 

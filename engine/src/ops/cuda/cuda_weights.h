@@ -4,8 +4,10 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
+#include "base/thread_pool.h"
 #include "ops/cuda/device/growing_memory.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/kernels/gemm.h"
@@ -37,7 +39,8 @@ class MatrixUpload {
   // Calls `write` for rows [first, first + n) of a chunk and copies the chunk, until `rows` rows are done.
   void in_chunks(std::byte* to, std::size_t row_bytes, std::int64_t rows,
                  const std::function<void(std::byte* chunk, std::int64_t first, std::int64_t n)>& write);
-  void finish();  // waits until all copies are complete
+  void finish();       // waits until all copies are complete
+  ThreadPool& pool();  // a thread per processor, made at the first call
 
  private:
   struct Chunk {
@@ -47,6 +50,7 @@ class MatrixUpload {
   Stream& stream_;
   std::array<Chunk, 2> chunks_;
   std::size_t next_ = 0;
+  std::unique_ptr<ThreadPool> pool_;
 };
 
 class CudaBuffer : public ops::Buffer {

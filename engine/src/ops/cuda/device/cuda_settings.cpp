@@ -41,6 +41,20 @@ std::size_t parse_prefetch(std::string_view setting) {
   return static_cast<std::size_t>(*mib) << 20;
 }
 
+// All kernels use the same division. An SM must be empty before its division changes, so kernels with different
+// divisions do not overlap. 100, the maximum of shared memory (228 of 256 KB on compute capability 9.0), allows two
+// blocks of attention or three of a GEMM per SM. A GEMM with few rows then has 28 KB of L1 cache for its input. Not
+// measured.
+int parse_carveout(std::string_view setting) {
+  if (setting.empty()) return 100;
+  const auto percent = parse_number<int>(setting);
+  if (!percent || *percent < -1 || *percent > 100) {
+    throw Error(ErrorCode::invalid_argument,
+                cat("CHARONIA_CUDA_CARVEOUT = ", setting, ": expected a percentage, 0 to 100, or -1"));
+  }
+  return *percent;
+}
+
 Overlap overlap_setting() {
   static const auto value = parse_overlap(environment("CHARONIA_CUDA_PDL"));
   return value;
@@ -56,10 +70,16 @@ std::size_t prefetch_setting() {
   return value;
 }
 
+int carveout_setting() {
+  static const int value = parse_carveout(environment("CHARONIA_CUDA_CARVEOUT"));
+  return value;
+}
+
 void check_settings() {
   overlap_setting();
   decode_split_setting();
   prefetch_setting();
+  carveout_setting();
   unproven_setting();
 }
 

@@ -22,6 +22,9 @@ enum class Overlap : std::uint8_t {
 Overlap parse_overlap(std::string_view setting);
 int parse_decode_split(std::string_view setting);  // CHARONIA_CUDA_DECODE_SPLIT: 64, 128 or 256 positions, the default
 std::size_t parse_prefetch(std::string_view setting);  // CHARONIA_CUDA_PREFETCH: MiB, 0 to 64; in bytes
+// CHARONIA_CUDA_CARVEOUT: the percentage of an SM's memory that is shared memory and no L1 cache; -1: the driver
+// decides for each kernel.
+int parse_carveout(std::string_view setting);
 // CHARONIA_CUDA_UNPROVEN: 0, the default, or 1. Defined here because the memory plan asks too, in builds without CUDA.
 inline bool parse_unproven(std::string_view setting) {
   if (setting.empty() || setting == "0") return false;
@@ -33,6 +36,7 @@ inline bool parse_unproven(std::string_view setting) {
 Overlap overlap_setting();
 int decode_split_setting();
 std::size_t prefetch_setting();
+int carveout_setting();
 inline bool unproven_setting() {
   static const bool value = [] {
     const char* const setting = std::getenv("CHARONIA_CUDA_UNPROVEN");

@@ -26,6 +26,7 @@
 namespace charonia::cuda {
 
 inline constexpr int kWarp = 32;
+inline constexpr float kLog2E = 1.44269504F;
 
 CHARONIA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
 CHARONIA_DEVICE int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }

@@ -208,7 +208,7 @@ struct Launch {
   bool overlap = true;     // programmatic dependent launch, if the device supports it (compute capability 9)
 };
 
-// Launches a kernel. Requests dynamic shared memory beyond 48 KB, and the common share of shared memory (carveout.h).
+// Launches a kernel. Requests dynamic shared memory beyond 48 KB, and the share of shared memory (carveout_setting()).
 void launch_kernel(NativeStream stream, std::string_view what, const Launch& shape, NativeKernel kernel);
 
 // Launches a kernel; a grid without blocks does nothing. Sets the member late_trigger of the parameters, if there is

@@ -42,4 +42,11 @@ PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
   return *this;
 }
 
+Graph::Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
+Graph& Graph::operator=(Graph&& other) noexcept {
+  Graph taken(std::move(other));
+  std::swap(graph_, taken.graph_);
+  return *this;
+}
+
 }  // namespace charonia::cuda

@@ -6,7 +6,7 @@
 //   C, D [16, 8] c[0], c[1] = (g, 2t), (g, 2t + 1)   c[2], c[3] = (g + 8, 2t), (g + 8, 2t + 1)
 // Within a register the element of the lower index is in the low half. The layouts of mma.m16n8k32, for 8-bit elements,
 // are the same with two 8-bit elements for each 16-bit element. So kernels that move 16-bit elements can move pairs of
-// 8-bit elements (i8x2, e4m3x2), and multiply them with mma<T>() in the same way.
+// 8-bit elements (i8x2, e4m3x2), and multiply them with mma_m16n8k32<T>() in the same way.
 #pragma once
 
 #include "native_tensor_core.h"

@@ -26,10 +26,7 @@ json read(const std::filesystem::path& path) {
   std::ifstream file(path);
   if (!file) return json::object();
   auto all = json::parse(file, nullptr, false);
-  if (!all.is_object() || !all.contains("format") || all["format"] != kFormat || !all.contains("measured") ||
-      !all["measured"].is_object()) {
-    return json::object();
-  }
+  if (!all.is_object() || all["format"] != kFormat || !all["measured"].is_object()) return json::object();
   return all["measured"];
 }
 

@@ -10,7 +10,6 @@ namespace charonia::cuda {
 // 2 log2(e) sqrt(2 / pi) (x + 0.044715 x^3).
 template <ops::Activation::Kind kind>
 CHARONIA_DEVICE float activation(float x) {
-  constexpr float kLog2E = 1.4426950408889634F;
   float y = kLog2E * x;
   if constexpr (kind == ops::Activation::gelu_tanh) {
     constexpr float kLinear = 2.3022082F, kCubic = 0.10294324F;  // 2 log2(e) sqrt(2 / pi), and the same times 0.044715
@@ -20,7 +19,6 @@ CHARONIA_DEVICE float activation(float x) {
 }
 
 CHARONIA_DEVICE float sigmoid(float x) {
-  constexpr float kLog2E = 1.4426950408889634F;
   return fast_divide(1.0F, 1.0F + fast_exp2(-kLog2E * x));
 }
 
@@ -28,7 +26,6 @@ CHARONIA_DEVICE float sigmoid(float x) {
 template <ops::Activation::Kind kind>
 CHARONIA_DEVICE float gated(const ops::Activation& how, float gate, float up) {
   if constexpr (kind == ops::Activation::clamped_swiglu) {
-    constexpr float kLog2E = 1.4426950408889634F;
     if (gate > how.limit) gate = how.limit;
     if (up > how.limit) up = how.limit;
     if (up < -how.limit) up = -how.limit;

@@ -1,4 +1,4 @@
-// The kernels of attention(): their parameters, and functions to start them. Only kernels/attention*.cu include this.
+// The kernels of attention(): their parameters, and functions to start them.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,6 @@ constexpr std::int64_t attention_sums_stride(int head_dim) {
   return 2 * std::int64_t{prefill_tile_rows(head_dim)} * (head_dim + 8);
 }
 
-inline constexpr float kLog2E = 1.44269504F;
 inline constexpr int kCombineLevels = 2;  // splits to sets, sets to rows
 
 struct AttentionParams {
@@ -67,15 +66,16 @@ void start_decode(Stream& stream, const DeviceInfo& device, AttentionParams para
 template <class T, int kDim>
 void start_prefill(Stream& stream, AttentionParams params, std::int64_t items);
 
-// The same with products of warpgroups, for items of kWgmmaPrefillRows and a 16-bit cache; see why_no_wgmma(). rows: of
-// q. num_blocks: of the cache. params.tables may be null: items' tables are then numbers of blocks, which follow each
-// other.
-// How many positions a copy of its cache takes; 0: blocks of this length cannot be copied. Copies have a multiple of 8
-// rows, and items begin at multiples of kAttentionTile.
+// How many positions of the cache start_wgmma_prefill() copies at a time; 0: it cannot copy blocks of this length.
+// Copies have a multiple of 8 rows, and items begin at multiples of kAttentionTile.
 constexpr int wgmma_box_positions(int block_len) {
   const bool fits = block_len >= 8 && (block_len % kAttentionTile == 0 || kAttentionTile % block_len == 0);
   return !fits ? 0 : block_len < kAttentionTile ? block_len : kAttentionTile;
 }
+
+// The same with products of warpgroups, for items of kWgmmaPrefillRows and a 16-bit cache; see why_no_wgmma(). rows: of
+// q. num_blocks: of the cache. params.tables may be null: items' tables are then numbers of blocks, which follow each
+// other.
 using WgmmaHeadSizes = std::integer_sequence<int, 64, 128, 256>;
 template <class T, int kDim>
 void start_wgmma_prefill(Stream& stream, const AttentionParams& params, std::int64_t items, std::int64_t rows,

@@ -46,6 +46,58 @@ static_assert(prefill_shared_bytes(128, 0) <= 99 << 10 && prefill_shared_bytes(2
                   prefill_shared_bytes(128, 8) <= 99 << 10 && prefill_shared_bytes(256, 8) <= 99 << 10,
               "what a block has on compute capability 8.9");
 
+// Stores the outputs of a unit, or its partial results. query_row(i): row i of the tile. warp_rows(): the number of
+// rows of the warp.
+template <class T, int kDim, bool has_score_mod, int kRowTiles, class QueryRowOf, class WarpRows>
+CHARONIA_DEVICE void store_unit(const AttentionParams& p, const AttentionUnit& unit,
+                                const RowTile<kDim / 8> (&rows)[kRowTiles], unsigned char* q_tile, int* flag,
+                                const QueryRowOf& query_row, const WarpRows& warp_rows) {
+  constexpr int kRows = prefill_tile_rows(kDim), kUnits = kDim / 8, kColumnTiles = kDim / 8;
+  const int lane = lane_id(), g = lane / 4, t = lane % 4, warp_row = warp_id() * kRowTiles * 16;
+  const int first_head = unit.kv_head * p.group + unit.tile * kRows;
+  const auto& item = unit.item;
+  if (item.splits == 1) {
+    // Through q's memory, so that stores have 16 bytes. A warp has read only its own rows of q.
+    const int at = unit_offset<kUnits>(warp_row + g, 0) + 4 * t;
+    CHARONIA_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      CHARONIA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int head = has_score_mod ? first_head + query_row(warp_row + r * 16 + half * 8 + g).head : 0;
+        const float norm = norm_of<has_score_mod>(p, rows[r].sum[half], rows[r].maximum[half], head);
+        CHARONIA_UNROLL
+        for (int j = 0; j < kColumnTiles; ++j) {
+          *reinterpret_cast<std::uint32_t*>(q_tile + (r * 16 + half * 8) * kDim * 2 + unit_offset_by<kUnits>(at, j)) =
+              pack<T>(rows[r].out[j][2 * half] * norm, rows[r].out[j][2 * half + 1] * norm);
+        }
+      }
+    }
+    __syncwarp();
+    CHARONIA_UNROLL_BY(1)
+    for (int i = lane; i < warp_rows() * kUnits; i += kWarp) {
+      const int row = warp_row + i / kUnits;
+      const auto at = query_row(row);
+      T* const to = static_cast<T*>(p.out) + (item.first_row + at.row) * p.out_stride + (first_head + at.head) * kDim +
+                    i % kUnits * 8;
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(q_tile + unit_offset<kUnits>(row, i % kUnits));
+    }
+  } else {
+    CHARONIA_UNROLL
+    for (int i = 0; i < kRowTiles * 2; ++i) {
+      const int r = i / 2, half = i % 2;
+      if (i * 8 + g >= warp_rows()) continue;
+      const auto at = query_row(warp_row + i * 8 + g);
+      float* const to = partial_at<kDim>(p, item.partial + item.split * item.num_rows + at.row, first_head + at.head);
+      CHARONIA_UNROLL
+      for (int j = 0; j < kColumnTiles; ++j) {
+        *reinterpret_cast<float2*>(to + 8 * j + 2 * t) = {rows[r].out[j][2 * half], rows[r].out[j][2 * half + 1]};
+      }
+      if (t == 0) *reinterpret_cast<float2*>(to + kDim) = {rows[r].maximum[half], rows[r].sum[half]};
+    }
+    split_done<T, kDim, kRows>(p, unit, flag);
+  }
+}
+
 template <class T, int kDim, bool has_score_mod, bool quantised>
 CHARONIA_KERNEL(kAttentionThreads, kBlocksPerSm)
 void prefill_kernel(const AttentionParams p) {
@@ -257,47 +309,7 @@ void prefill_kernel(const AttentionParams p) {
     CHARONIA_UNROLL
     for (int r = 0; r < kRowTiles; ++r) add_chunks(rows[r], p, item, sums_of(r));
 
-    const int first_head = unit.kv_head * p.group + unit.tile * kRows;
-    if (item.splits == 1) {
-      // Through q's memory, so that stores have 16 bytes. A warp has read only its own rows of q.
-      const int at = unit_offset<kUnits>(warp_row + g, 0) + 4 * t;
-      CHARONIA_UNROLL
-      for (int r = 0; r < kRowTiles; ++r) {
-        CHARONIA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const int head = has_score_mod ? first_head + query_row(warp_row + r * 16 + half * 8 + g).head : 0;
-          const float norm = norm_of<has_score_mod>(p, rows[r].sum[half], rows[r].maximum[half], head);
-          CHARONIA_UNROLL
-          for (int j = 0; j < kColumnTiles; ++j) {
-            *reinterpret_cast<std::uint32_t*>(q_tile + (r * 16 + half * 8) * kDim * 2 + unit_offset_by<kUnits>(at, j)) =
-                pack<T>(rows[r].out[j][2 * half] * norm, rows[r].out[j][2 * half + 1] * norm);
-          }
-        }
-      }
-      __syncwarp();
-      CHARONIA_UNROLL_BY(1)
-      for (int i = lane; i < warp_rows() * kUnits; i += kWarp) {
-        const int row = warp_row + i / kUnits;
-        const auto at = query_row(row);
-        T* const to = static_cast<T*>(p.out) + (item.first_row + at.row) * p.out_stride +
-                      (first_head + at.head) * kDim + i % kUnits * 8;
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(q_tile + unit_offset<kUnits>(row, i % kUnits));
-      }
-    } else {
-      CHARONIA_UNROLL
-      for (int i = 0; i < kRowTiles * 2; ++i) {
-        const int r = i / 2, half = i % 2;
-        if (i * 8 + g >= warp_rows()) continue;
-        const auto at = query_row(warp_row + i * 8 + g);
-        float* const to = partial_at<kDim>(p, item.partial + item.split * item.num_rows + at.row, first_head + at.head);
-        CHARONIA_UNROLL
-        for (int j = 0; j < kColumnTiles; ++j) {
-          *reinterpret_cast<float2*>(to + 8 * j + 2 * t) = {rows[r].out[j][2 * half], rows[r].out[j][2 * half + 1]};
-        }
-        if (t == 0) *reinterpret_cast<float2*>(to + kDim) = {rows[r].maximum[half], rows[r].sum[half]};
-      }
-      split_done<T, kDim, kRows>(p, unit, flag);
-    }
+    store_unit<T, kDim, has_score_mod>(p, unit, rows, q_tile, flag, query_row, warp_rows);
     turn = unit.turn + 1;
     __syncthreads();  // all threads are done with the data that the next unit's copies overwrite
   }

@@ -1,6 +1,6 @@
 // Mixture of experts: routing of rows to experts, the GEMMs of experts with their rows, and the rows' sums.
 //
-// A row's bits depend only on the row: K is divided into parts as in gemm.h, all tactics of a GEMM add in the same
+// A row's bits depend only on the row: K is divided into parts as in gemm.h, all kernels without wgmma add in the same
 // order, and a row's experts are added in the order of their indices.
 #pragma once
 

@@ -16,10 +16,10 @@
 // reads the 256 KB of assignments twice in each of 128 blocks, 64 MB from the L2 cache: about 15 us, next to GEMMs of a
 // millisecond. add reads top_k * hidden elements of a row and writes hidden: at hidden 2048, 16 bits and 8 experts 36
 // KB per row.
-#include <type_traits>
-
 #include "ops/cuda/device/portable.h"
+#include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/experts.h"
+#include "ops/cuda/kernels/row_vectors.h"
 
 namespace charonia::cuda {
 namespace {
@@ -27,7 +27,7 @@ namespace {
 using u64 = unsigned long long;
 
 constexpr int kRouteThreads = 128, kGroupThreads = 256, kRowThreads = 128;
-constexpr int kVector = static_cast<int>(kExpertVector);
+static_assert(kVector == kExpertVector);
 
 // Route kernels.
 
@@ -265,23 +265,6 @@ struct AddParams {
   std::int64_t gate_stride = 0;
 };
 
-CHARONIA_DEVICE void to_floats(const float* from, float (&x)[kVector]) {
-  CHARONIA_UNROLL
-  for (int i = 0; i < kVector; i += 4) {
-    const auto four = *reinterpret_cast<const float4*>(from + i);
-    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-  }
-}
-template <class T>
-CHARONIA_DEVICE void to_floats(const T* from, float (&x)[kVector]) {
-  const auto words = *reinterpret_cast<const uint4*>(from);
-  CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) {
-    const unsigned word = i / 2 == 0 ? words.x : i / 2 == 1 ? words.y : i / 2 == 2 ? words.z : words.w;
-    x[i] = to_float(T{static_cast<std::uint16_t>(i % 2 == 0 ? word & 0xffffU : word >> 16)});
-  }
-}
-
 template <class T>
 CHARONIA_KERNEL(kRowThreads, 4)
 void add_kernel(const AddParams p) {
@@ -293,15 +276,7 @@ void add_kernel(const AddParams p) {
   float sum[kVector] = {};
   if (p.shared != nullptr) {
     const float factor = p.gate == nullptr ? 1.0F : 1.0F / (1.0F + expf(-p.gate[row * p.gate_stride]));
-    const T* const shared = static_cast<const T*>(p.shared) + row * p.shared_stride + at;
-    if (p.shared_aligned && at + kVector <= p.cols) {
-      to_floats(shared, sum);
-    } else {
-      CHARONIA_UNROLL
-      for (int j = 0; j < kVector; ++j) {
-        if (at + j < p.cols) sum[j] = to_float(shared[j]);
-      }
-    }
+    to_floats(load_raw(static_cast<const T*>(p.shared) + row * p.shared_stride, at, p.cols, p.shared_aligned), sum);
     CHARONIA_UNROLL
     for (int j = 0; j < kVector; ++j) sum[j] *= factor;
   }
@@ -310,46 +285,11 @@ void add_kernel(const AddParams p) {
     if (place < 0) continue;
     const float weight = p.weights[row * p.top_k + i];
     float x[kVector];
-    to_floats(static_cast<const T*>(p.down) + static_cast<std::int64_t>(place) * p.padded + at, x);
+    to_floats(load_raw(static_cast<const T*>(p.down) + std::int64_t{place} * p.padded, at, p.padded, true), x);
     CHARONIA_UNROLL
     for (int j = 0; j < kVector; ++j) sum[j] = fmaf(weight, x[j], sum[j]);
   }
-  T* const to = static_cast<T*>(p.out) + row * p.out_stride + at;
-  T out[kVector];
-  CHARONIA_UNROLL
-  for (int j = 0; j < kVector; ++j) out[j] = from_float<T>(sum[j]);
-  if (p.aligned && at + kVector <= p.cols) {
-    constexpr int kWords = kVector * sizeof(T) / sizeof(uint4);
-    CHARONIA_UNROLL
-    for (int j = 0; j < kWords; ++j) {
-      unsigned word[4];
-      CHARONIA_UNROLL
-      for (int w = 0; w < 4; ++w) {
-        if constexpr (std::is_same_v<T, float>) {
-          word[w] = __float_as_uint(out[4 * j + w]);
-        } else {
-          word[w] = static_cast<unsigned>(out[2 * w + 1].bits) << 16 | out[2 * w].bits;
-        }
-      }
-      reinterpret_cast<uint4*>(to)[j] = uint4{word[0], word[1], word[2], word[3]};
-    }
-    return;
-  }
-  CHARONIA_UNROLL
-  for (int j = 0; j < kVector; ++j) {
-    if (at + j < p.cols) to[j] = out[j];
-  }
-}
-
-template <class F>
-void with_type(DType type, F f) {
-  if (type == DType::f32) {
-    f(float{});
-  } else if (type == DType::f16) {
-    f(f16{});
-  } else {
-    f(bf16{});
-  }
+  store_floats(static_cast<T*>(p.out) + row * p.out_stride, at, p.cols, p.aligned, sum);
 }
 
 }  // namespace
@@ -374,9 +314,7 @@ void pad_rows(Stream& stream, const ops::Tensor& in, void* out, std::int64_t pad
 void add_experts(Stream& stream, const ExpertSums& sums) {
   const auto& out = sums.out;
   const auto aligned = [&](const ops::Tensor& tensor) {
-    constexpr std::int64_t kBytes = sizeof(uint4);
-    return reinterpret_cast<std::uintptr_t>(tensor.data) % kBytes == 0 &&
-           tensor.stride * static_cast<std::int64_t>(size_of(sums.type)) % kBytes == 0;
+    return out.cols % kVector == 0 && cuda::aligned(tensor.data, tensor.stride, sums.type);
   };
   const AddParams params{
       .out = out.data,

@@ -21,8 +21,8 @@ CHARONIA_KERNEL(kThreads, 4)
 void bias_kernel(const BiasParams p) {
   dependency_trigger();
   dependency_wait();
-  T* const row = static_cast<T*>(p.out) + blockIdx.y * p.stride;
-  const int first = static_cast<int>(blockIdx.x) * (kThreads * kEach) + static_cast<int>(threadIdx.x);
+  T* const row = static_cast<T*>(p.out) + blockIdx.x * p.stride;
+  const int first = static_cast<int>(blockIdx.y) * (kThreads * kEach) + static_cast<int>(threadIdx.x);
   CHARONIA_UNROLL
   for (int i = 0; i < kEach; ++i) {
     const int column = first + i * kThreads;
@@ -34,16 +34,11 @@ void bias_kernel(const BiasParams p) {
 
 void add_bias(Stream& stream, const Gemm& gemm) {
   if (gemm.bias == nullptr) return;
-  constexpr std::int64_t kMostRows = 65535;  // the limit of a grid's second dimension
-  for (std::int64_t row = 0; row < gemm.rows; row += kMostRows) {
-    auto* const out = static_cast<unsigned char*>(gemm.out) +
-                      row * gemm.out_stride * static_cast<std::int64_t>(size_of(gemm.out_type));
-    const BiasParams params{out, gemm.bias, gemm.out_stride, static_cast<int>(gemm.n)};
-    const Launch shape{.grid_x = static_cast<unsigned>(divide_up(gemm.n, kThreads * kEach)),
-                       .grid_y = static_cast<unsigned>(std::min(kMostRows, gemm.rows - row)),
-                       .threads = kThreads};
-    with_type(gemm.out_type, [&]<class T>(T) { launch(stream, "bias", shape, &bias_kernel<T>, params); });
-  }
+  const BiasParams params{gemm.out, gemm.bias, gemm.out_stride, static_cast<int>(gemm.n)};
+  const Launch shape{.grid_x = static_cast<unsigned>(gemm.rows),
+                     .grid_y = static_cast<unsigned>(divide_up(gemm.n, kThreads * kEach)),
+                     .threads = kThreads};
+  with_type(gemm.out_type, [&]<class T>(T) { launch(stream, "bias", shape, &bias_kernel<T>, params); });
 }
 
 }  // namespace charonia::cuda

@@ -15,8 +15,9 @@ struct GemmParams {
   const void* in;      // [rows, k]
   const void* weight;  // [n, k]
   const float* bias;   // [n] or null
-  int* counters;       // [tiles], zero
-  float* sums;         // [tiles][parts][threads][sums of a thread], for k_blocks > 1 without a cluster
+  // For k_blocks > 1 without a cluster. gemm_bulk.cu and shared_tiles.h have other layouts.
+  int* counters;  // [tiles], zero
+  float* sums;    // [tiles][parts][threads][sums of a thread]
   std::int64_t out_stride;
   int in_stride, weight_stride;
   int rows, n, k;

@@ -57,6 +57,43 @@ struct StreamShape {
   static constexpr int kPitch = kOutputs + 4;  // padded, so that the lanes of a store use different banks
 };
 
+// Adds the sums of the parts, and stores the outputs of a block. sums: of each warp.
+template <class S>
+CHARONIA_DEVICE void store_sums(const ParamsOf<typename S::T>& p, const SumType<typename S::T>* sums, int groups,
+                                int first_row) {
+  using T = typename S::T;
+  const int rows = min(S::kRows, p.rows - first_row);
+  const auto total = [&](const SumType<T>* from) {
+    SumType<T> sum = from[0];
+    for (int part_of = 1; part_of < p.parts; ++part_of) sum += from[part_of * S::kRows * S::kPitch];
+    return sum;
+  };
+  if constexpr (S::kGated) {
+    constexpr int kOutputs = S::kOutputs / 2;
+    const int inter = p.n / 2;
+    for (int i = static_cast<int>(threadIdx.x); i < groups * rows * kOutputs; i += static_cast<int>(blockDim.x)) {
+      const int output = i % kOutputs, row = i / kOutputs % rows, of_group = i / kOutputs / rows;
+      const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * kOutputs + output;
+      if (column >= inter) continue;
+      const float* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output / 8 * 16 + output % 8;
+      float gate = total(from), up = total(from + 8);
+      if (p.bias != nullptr) gate += p.bias[column], up += p.bias[inter + column];
+      gate = to_float(from_float<T>(gate)), up = to_float(from_float<T>(up));
+      gate =
+          p.gate == Gate::silu ? activation<ops::Activation::silu>(gate) : activation<ops::Activation::gelu_tanh>(gate);
+      static_cast<T*>(p.out)[(first_row + row) * p.out_stride + column] = from_float<T>(gate * up);
+    }
+  } else {
+    for (int i = static_cast<int>(threadIdx.x); i < groups * rows * S::kOutputs; i += static_cast<int>(blockDim.x)) {
+      const int output = i % S::kOutputs, row = i / S::kOutputs % rows, of_group = i / S::kOutputs / rows;
+      const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * S::kOutputs + output;
+      if (column >= p.n) continue;
+      const SumType<T>* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output;
+      store_out<T>(p, first_row + row, column, total(from));
+    }
+  }
+}
+
 template <class S>
 CHARONIA_KERNEL(kThreads, S::kBlocks)
 void stream_kernel(const ParamsOf<typename S::T> p) {
@@ -182,35 +219,7 @@ void stream_kernel(const ParamsOf<typename S::T> p) {
     }
   }
   __syncthreads();
-  const int rows = min(S::kRows, p.rows - first_row);
-  const auto total = [&](const SumType<T>* from) {
-    SumType<T> sum = from[0];
-    for (int part_of = 1; part_of < p.parts; ++part_of) sum += from[part_of * S::kRows * S::kPitch];
-    return sum;
-  };
-  if constexpr (S::kGated) {
-    constexpr int kOutputs = S::kOutputs / 2;
-    for (int i = static_cast<int>(threadIdx.x); i < groups * rows * kOutputs; i += static_cast<int>(blockDim.x)) {
-      const int output = i % kOutputs, row = i / kOutputs % rows, of_group = i / kOutputs / rows;
-      const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * kOutputs + output;
-      if (column >= inter) continue;
-      const float* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output / 8 * 16 + output % 8;
-      float gate = total(from), up = total(from + 8);
-      if (p.bias != nullptr) gate += p.bias[column], up += p.bias[inter + column];
-      gate = to_float(from_float<T>(gate)), up = to_float(from_float<T>(up));
-      gate =
-          p.gate == Gate::silu ? activation<ops::Activation::silu>(gate) : activation<ops::Activation::gelu_tanh>(gate);
-      static_cast<T*>(p.out)[(first_row + row) * p.out_stride + column] = from_float<T>(gate * up);
-    }
-  } else {
-    for (int i = static_cast<int>(threadIdx.x); i < groups * rows * S::kOutputs; i += static_cast<int>(blockDim.x)) {
-      const int output = i % S::kOutputs, row = i / S::kOutputs % rows, of_group = i / S::kOutputs / rows;
-      const int column = (static_cast<int>(blockIdx.x) * groups + of_group) * S::kOutputs + output;
-      if (column >= p.n) continue;
-      const SumType<T>* const from = sums + (of_group * p.parts * S::kRows + row) * S::kPitch + output;
-      store_out<T>(p, first_row + row, column, total(from));
-    }
-  }
+  store_sums<S>(p, sums, groups, first_row);
 }
 
 template <class S>

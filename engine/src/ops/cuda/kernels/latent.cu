@@ -208,7 +208,6 @@ void latent_store(Stream& stream, const Tensor& queries, const Tensor& plain, co
 
 void latent_attention(Stream& stream, const DeviceInfo& device, const Tensor& out, const Tensor& queries,
                       const CacheLayer& cache, const AttentionShape& shape, float scale, const AttentionWork& work) {
-  constexpr float kLog2E = 1.44269504F;
   LatentAttention params{.tables = work.block_tables,
                          .q = queries.data,
                          .out = out.data,

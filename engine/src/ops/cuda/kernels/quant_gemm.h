@@ -2,8 +2,8 @@
 //
 // quant_layout.h describes the layout of weights. The fast kernels (quant_stream_kernel.h) take 16-bit inputs and
 // groups of 32 * 2^i columns or a whole row; quant_plain.cu takes the rest. The choice depends only on the weight, and
-// all tactics of a weight give a row the same bits: codes are multiplied without scaling, and the sums of every 32 or
-// 64 columns are added to a row's sum after multiplication with their scale.
+// all tactics that keep SumOrder::fixed give a row the same bits: codes are multiplied without scaling, and the sums of
+// every 32 or 64 columns are added to a row's sum after multiplication with their scale.
 //
 // Activations: int8 formats quantise their inputs first (prepare_quant_inputs()). Their codes are then ordinary 16-bit
 // numbers: products and sums of 64 columns are integers below 2^24, which float represents. FP8 formats do not convert

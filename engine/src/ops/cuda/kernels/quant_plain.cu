@@ -6,7 +6,7 @@
 // A block computes 32 outputs of 8 rows, with stages of 32 columns in shared memory; the weight is converted to float.
 // The products of a group are summed with sequential fused multiply-adds, and the sum is added to the row's sum after
 // multiplication with the scale. K has no parts. This kernel is not optimised: float inputs are for verification, and
-// no format has such groups.
+// few weights have such groups.
 #include "ops/cuda/kernels/quant_device.h"
 
 namespace charonia::cuda {

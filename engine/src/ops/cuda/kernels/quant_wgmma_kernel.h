@@ -14,7 +14,7 @@
 // The registers of operand A are converted while the previous products are in flight. After each group of columns, its
 // sums are multiplied by the scales and added to the total.
 //
-// The steps of 64 columns of all tiles are in a row, tile after tile, and divided evenly among the blocks (one per SM).
+// The steps of 64 columns of all tiles are in a row, tile after tile, and divided evenly among the wgmma_blocks().
 // A block may begin and end within a tile. Then the warps that share a part of a tile write their sums to the
 // workspace, and the last one adds them, in the order of the blocks.
 //
@@ -45,6 +45,7 @@ struct Shape {
   static constexpr int kInBytes = kRows * kRowBytes, kStageBytes = kInBytes + kUnits * kUnitBytes;
   static constexpr int kStagedBytes = kStagedRows * kPitch * 4;  // of a warp
   static constexpr int kSharedBytes = kStages * kStageBytes + kWarps * kStagedBytes;
+  static_assert(kSharedBytes <= 226 << 10);
   // Steps whose inputs a producer has in flight, in 4 registers for each 16 rows; and the registers of a thread.
   static constexpr int kPasses = kRows / kRowsAtOnce, kAhead = (kRows == 128 ? 16 : 8) / kPasses;
   static constexpr int kConsumerRegisters = kRows == 128 ? 192 : 208, kProducerRegisters = kRows == 128 ? 120 : 88;

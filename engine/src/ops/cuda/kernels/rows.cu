@@ -1,8 +1,6 @@
 // Operations on single rows: embedding, residual add and norm, gated activation, copies of rows.
 //
-// All are bound by memory, and by latency for few rows. Rows are divided into vectors of 8 elements, one per thread at
-// a time: 16 bytes in both 16-bit types, twice 16 in float. If a row's address, stride or width does not allow such
-// accesses, the same thread takes the same elements one by one, so results do not depend on it.
+// All are bound by memory, and by latency for few rows. A thread takes one vector of a row (row_vectors.h) at a time.
 //
 //   embed, gated_activation, sigmoid_gate, logits, copies
 //                             grid (rows, vectors of a row / threads), one vector per thread, no shared memory
@@ -24,97 +22,13 @@
 #include "ops/cuda/kernels/activation.h"
 #include "ops/cuda/kernels/element_types.h"
 #include "ops/cuda/kernels/gemm.h"
+#include "ops/cuda/kernels/row_vectors.h"
 #include "ops/cuda/kernels/w8a8_rows.h"
 
 namespace charonia::cuda {
 namespace {
 
-constexpr int kVector = 8;
 constexpr int kThreads = 128;  // of the kernels without a sum
-
-// Elements in their memory format. Loads are separate from conversions, so that several can be in flight.
-template <class T>
-struct Raw {
-  static constexpr int kWords = kVector * sizeof(T) / sizeof(uint4);
-  uint4 words[kWords];
-};
-
-template <class T>
-CHARONIA_DEVICE T element(const Raw<T>& raw, int i) {
-  constexpr int kPerWord = sizeof(unsigned) / sizeof(T);
-  const uint4& four = raw.words[i / (4 * kPerWord)];
-  const int at = i / kPerWord % 4;
-  const unsigned word = at == 0 ? four.x : at == 1 ? four.y : at == 2 ? four.z : four.w;
-  if constexpr (kPerWord == 1) {
-    return __uint_as_float(word);
-  } else {
-    return T{static_cast<std::uint16_t>(i % 2 == 0 ? word & 0xffffU : word >> 16)};
-  }
-}
-
-CHARONIA_DEVICE unsigned word_of(float x, float) { return __float_as_uint(x); }
-template <class T>
-CHARONIA_DEVICE unsigned word_of(T low, T high) {
-  return static_cast<unsigned>(high.bits) << 16 | low.bits;
-}
-
-// Elements [at, at + 8) of a row of n; zeros beyond its end.
-template <class T>
-CHARONIA_DEVICE Raw<T> load_raw(const T* row, int at, int n, bool aligned) {
-  Raw<T> raw;
-  if (aligned) {
-    if (at < n) {
-      CHARONIA_UNROLL
-      for (int i = 0; i < Raw<T>::kWords; ++i) raw.words[i] = reinterpret_cast<const uint4*>(row + at)[i];
-    } else {
-      CHARONIA_UNROLL
-      for (int i = 0; i < Raw<T>::kWords; ++i) raw.words[i] = uint4{0, 0, 0, 0};
-    }
-    return raw;
-  }
-  constexpr int kPerWord = sizeof(unsigned) / sizeof(T);
-  unsigned words[4 * Raw<T>::kWords];
-  CHARONIA_UNROLL
-  for (int i = 0; i < 4 * Raw<T>::kWords; ++i) {
-    const int first = at + i * kPerWord;
-    const T low = first < n ? row[first] : T{};
-    const T high = kPerWord == 2 && first + 1 < n ? row[first + 1] : T{};
-    words[i] = word_of(low, high);
-  }
-  CHARONIA_UNROLL
-  for (int i = 0; i < Raw<T>::kWords; ++i) {
-    raw.words[i] = uint4{words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
-  }
-  return raw;
-}
-
-template <class T>
-CHARONIA_DEVICE void to_floats(const Raw<T>& raw, float (&x)[kVector]) {
-  CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) x[i] = to_float(element(raw, i));
-}
-
-template <class T>
-CHARONIA_DEVICE void store_floats(T* row, int at, int n, bool aligned, const float (&x)[kVector]) {
-  if (at >= n) return;
-  if (!aligned) {
-    CHARONIA_UNROLL
-    for (int i = 0; i < kVector; ++i) {
-      if (at + i < n) row[at + i] = from_float<T>(x[i]);
-    }
-    return;
-  }
-  constexpr int kPerWord = sizeof(unsigned) / sizeof(T);
-  unsigned words[4 * Raw<T>::kWords];
-  CHARONIA_UNROLL
-  for (int i = 0; i < 4 * Raw<T>::kWords; ++i) {
-    words[i] = word_of(from_float<T>(x[i * kPerWord]), from_float<T>(x[i * kPerWord + kPerWord - 1]));
-  }
-  CHARONIA_UNROLL
-  for (int i = 0; i < Raw<T>::kWords; ++i) {
-    reinterpret_cast<uint4*>(row + at)[i] = uint4{words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
-  }
-}
 
 // The token of a row. Ids below 0 refer to the tokens that the previous step sampled.
 CHARONIA_DEVICE std::int32_t token_of(std::int32_t id, const std::int32_t* sampled) {
@@ -643,10 +557,12 @@ void copy_kernel(const CopyParams p) {
   const auto row = static_cast<std::int64_t>(blockIdx.x), shard = static_cast<std::int64_t>(blockIdx.z);
   const std::int64_t from = p.rows == nullptr ? row : p.rows[row];
   const std::int64_t to = p.out_rows == nullptr ? row : p.out_rows[row];
-  const auto at = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (at >= p.units || from < 0 || to < 0) return;
-  static_cast<Unit*>(p.out)[to * p.out_stride + shard * p.out_shard + at] =
-      static_cast<const Unit*>(p.in)[from * p.in_stride + shard * p.in_shard + at];
+  if (from < 0 || to < 0) return;
+  auto* const out = static_cast<Unit*>(p.out) + to * p.out_stride + shard * p.out_shard;
+  const auto* const in = static_cast<const Unit*>(p.in) + from * p.in_stride + shard * p.in_shard;
+  const std::int64_t step = std::int64_t{gridDim.y} * kThreads;
+  CHARONIA_UNROLL_BY(1)
+  for (auto at = std::int64_t{blockIdx.y} * kThreads + threadIdx.x; at < p.units; at += step) out[at] = in[at];
 }
 
 struct ScatterParams {
@@ -690,6 +606,7 @@ void copy_rows(Stream& stream, std::string_view what, std::int64_t num_rows, int
       *n /= per_unit;
     }
     auto shape = over_vectors(num_rows, launched.units);
+    shape.grid_y = std::min(shape.grid_y, 65535U);  // the limit of a grid; more units are only in large blocks of KV
     shape.grid_z = static_cast<unsigned>(shards);
     launch(stream, what, shape, copy_kernel<Unit>, launched);
   };

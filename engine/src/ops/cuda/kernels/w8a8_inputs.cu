@@ -5,13 +5,14 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/element_types.h"
+#include "ops/cuda/kernels/row_vectors.h"
 #include "ops/cuda/kernels/w8a8_gemm.h"
 #include "ops/cuda/kernels/w8a8_rows.h"
 
 namespace charonia::cuda {
 namespace {
 
-constexpr int kThreads = 256, kVector = 8;
+constexpr int kThreads = 256;
 
 struct InputParams {
   const void* in;  // [rows, in_stride]
@@ -26,19 +27,9 @@ struct InputParams {
 
 template <class T>
 CHARONIA_DEVICE void load_eight(const InputParams& p, const T* row, int at, float (&x)[kVector]) {
-  if constexpr (sizeof(T) == 2) {
-    if (p.vectors) {
-      const uint4 words = *reinterpret_cast<const uint4*>(row + at);
-      const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
-      CHARONIA_UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        x[i] = to_float(T{static_cast<std::uint16_t>(pairs[i / 2] >> 16 * (i % 2))});
-      }
-      return;
-    }
-  }
+  if (p.order == nullptr) return to_floats(load_raw(row, at, p.k, p.vectors), x);
   CHARONIA_UNROLL
-  for (int i = 0; i < kVector; ++i) x[i] = to_float(row[p.order != nullptr ? p.order[at + i] : at + i]);
+  for (int i = 0; i < kVector; ++i) x[i] = to_float(row[p.order[at + i]]);
 }
 
 template <class T, bool kFp8>
@@ -84,7 +75,7 @@ void quantise_inputs(Stream& stream, const Gemm& gemm, void* codes, float* scale
                       .in_stride = gemm.in_stride,
                       .k = static_cast<int>(gemm.k),
                       .scale = quant.input_scale,
-                      .vectors = quant.order == nullptr && vectors(gemm)};
+                      .vectors = vectors(gemm)};
   const Launch shape{
       .grid_x = static_cast<unsigned>(gemm.rows),
       .threads = static_cast<unsigned>(std::min<std::int64_t>(kThreads, round_up(divide_up(gemm.k, kVector), kWarp)))};

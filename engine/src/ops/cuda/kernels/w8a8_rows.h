@@ -7,7 +7,7 @@
 
 namespace charonia::cuda {
 
-// x|, or infinity if x is not finite.
+// |x|, or infinity if x is not finite.
 CHARONIA_DEVICE float magnitude(float x) {
   const float size = fabsf(x);
   return size <= 3.402823466e38F ? size : __uint_as_float(0x7f800000U);

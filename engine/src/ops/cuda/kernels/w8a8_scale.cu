@@ -23,10 +23,10 @@ CHARONIA_KERNEL(kThreads, 4)
 void scale_kernel(const ScaleParams p) {
   dependency_trigger();
   dependency_wait();
-  const std::int32_t* const sums = p.sums + blockIdx.y * p.sums_stride;
-  T* const out = static_cast<T*>(p.out) + blockIdx.y * p.out_stride;
-  const float of_row = p.row_scales[blockIdx.y];
-  const int first = static_cast<int>(blockIdx.x) * (kThreads * kEach) + static_cast<int>(threadIdx.x);
+  const std::int32_t* const sums = p.sums + blockIdx.x * p.sums_stride;
+  T* const out = static_cast<T*>(p.out) + blockIdx.x * p.out_stride;
+  const float of_row = p.row_scales[blockIdx.x];
+  const int first = static_cast<int>(blockIdx.y) * (kThreads * kEach) + static_cast<int>(threadIdx.x);
   CHARONIA_UNROLL
   for (int i = 0; i < kEach; ++i) {
     const int column = first + i * kThreads;
@@ -39,22 +39,19 @@ void scale_kernel(const ScaleParams p) {
 }  // namespace
 
 void scale_sums(Stream& stream, const Gemm& gemm, std::int64_t first, const Gemm& sums) {
-  constexpr std::int64_t kMostRows = 65535;  // the limit of a grid's second dimension
-  for (std::int64_t row = 0; row < gemm.rows; row += kMostRows) {
-    const auto at = (row * gemm.out_stride + first) * static_cast<std::int64_t>(size_of(gemm.out_type));
-    const ScaleParams params{.out = static_cast<unsigned char*>(gemm.out) + at,
-                             .sums = static_cast<const std::int32_t*>(sums.out) + row * sums.out_stride,
-                             .column_scales = gemm.quant->column_scales + first,
-                             .row_scales = gemm.quant->row_scales + row,
-                             .bias = gemm.bias == nullptr ? nullptr : gemm.bias + first,
-                             .out_stride = gemm.out_stride,
-                             .sums_stride = sums.out_stride,
-                             .columns = static_cast<int>(sums.n)};
-    const Launch shape{.grid_x = static_cast<unsigned>(divide_up(sums.n, kThreads * kEach)),
-                       .grid_y = static_cast<unsigned>(std::min(kMostRows, gemm.rows - row)),
-                       .threads = kThreads};
-    with_type(gemm.out_type, [&]<class T>(T) { launch(stream, "scales of sums", shape, &scale_kernel<T>, params); });
-  }
+  const auto at = first * static_cast<std::int64_t>(size_of(gemm.out_type));
+  const ScaleParams params{.out = static_cast<unsigned char*>(gemm.out) + at,
+                           .sums = static_cast<const std::int32_t*>(sums.out),
+                           .column_scales = gemm.quant->column_scales + first,
+                           .row_scales = gemm.quant->row_scales,
+                           .bias = gemm.bias == nullptr ? nullptr : gemm.bias + first,
+                           .out_stride = gemm.out_stride,
+                           .sums_stride = sums.out_stride,
+                           .columns = static_cast<int>(sums.n)};
+  const Launch shape{.grid_x = static_cast<unsigned>(gemm.rows),
+                     .grid_y = static_cast<unsigned>(divide_up(sums.n, kThreads * kEach)),
+                     .threads = kThreads};
+  with_type(gemm.out_type, [&]<class T>(T) { launch(stream, "scales of sums", shape, &scale_kernel<T>, params); });
 }
 
 }  // namespace charonia::cuda

@@ -136,7 +136,7 @@ CHARONIA_DEVICE void leave_registers() {
 
 template <class T, int n, bool kTransposed = false>
 struct WarpgroupProduct;
-// r0 to r5: the numbers of the operands after the sums.
+// r0 to r6: the numbers of the operands after the sums.
 #define CHARONIA_WGMMA(T, type, n, sums, r0, r1, r2, r3, r4, r5, r6)                                       \
   template <bool kTransposed>                                                                              \
   struct WarpgroupProduct<T, n, kTransposed> {                                                             \

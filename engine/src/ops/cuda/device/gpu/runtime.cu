@@ -13,7 +13,6 @@
 
 #include "base/text.h"
 #include "charonia/error.h"
-#include "ops/cuda/device/carveout.h"
 #include "ops/cuda/device/runtime.h"
 #include "ops/cuda/device/tensor_map.h"
 
@@ -49,18 +48,10 @@ int current_device() {
   return device;
 }
 
-int carveout() {
-  static const int percent = [] {
-    const char* const setting = std::getenv("CHARONIA_CUDA_CARVEOUT");
-    return shared_carveout(setting == nullptr ? "" : setting);
-  }();
-  return percent;
-}
-
 // Facts about a device and a kernel that launches need, cached per thread.
 struct KnownKernel {
   std::size_t shared_bytes = kGivenShared;  // limit of dynamic shared memory
-  bool divided = false;                     // shared_carveout() is set
+  bool divided = false;                     // carveout_setting() is set
 };
 struct Known {
   int major = 0;
@@ -459,12 +450,6 @@ void Graph::abandon(Stream& stream) noexcept {
 Graph::~Graph() {
   if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
 }
-Graph::Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
-Graph& Graph::operator=(Graph&& other) noexcept {
-  Graph taken(std::move(other));
-  std::swap(graph_, taken.graph_);
-  return *this;
-}
 void Graph::launch(Stream& stream, std::string_view what) const {
   check(cudaGraphLaunch(graph_, stream.native()), what);
   if (waits_for_every_launch()) stream.wait(what);
@@ -507,8 +492,9 @@ void launch_kernel(NativeStream stream, std::string_view what, const Launch& sha
   auto& device = known(index);
   auto& of_kernel = device.kernels[function];
   if (!of_kernel.divided) {
-    if (carveout() != kDriversCarveout) {
-      check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, carveout()), what);
+    const int carveout = carveout_setting();
+    if (carveout >= 0) {
+      check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, carveout), what);
     }
     of_kernel.divided = true;
   }
