@@ -204,11 +204,13 @@ TEST_F(DecodeKernelsTest, a_kernel_with_wrong_results_is_not_chosen_and_named) {
 
 TEST_F(DecodeKernelsTest, times_are_stored_and_results_are_compared_again) {
   const auto file = charonia::testing::test_folder();
-  const auto start = [&](double ratio) {
+  const auto start = [&](double ratio, int min_split = 256) {
     auto with = options(ratio);
     with.memory = file;
     launches_ = times_ = 0;
-    return chosen(layers(), with, 1, 150, ratio < 1 ? 3600 : 0);
+    auto of = layers();
+    of.shape.min_decode_split = min_split;
+    return chosen(of, with, 1, 150, ratio < 1 ? 3600 : 0);
   };
   EXPECT_TRUE(start(0.5).k_outside(0, 1));
   EXPECT_EQ(times_, 2);
@@ -216,6 +218,10 @@ TEST_F(DecodeKernelsTest, times_are_stored_and_results_are_compared_again) {
   EXPECT_TRUE(second.k_outside(0, 1));
   EXPECT_EQ(times_, 0);
   EXPECT_GT(launches_, 0);
+  const auto other_splits = start(1.5, 64);
+  EXPECT_FALSE(other_splits.k_outside(0, 1));
+  EXPECT_EQ(launches_, 0) << "times of other splits are not used";
+  EXPECT_NE(other_splits.report()[0].find("plain, splits of 64 or more, over 150"), std::string::npos);
   broken_ = exchange<0>;
   const auto wrong = start(1.5);
   EXPECT_FALSE(wrong.k_outside(0, 1));

@@ -413,7 +413,8 @@ TEST_F(ExpertKernelsTest, a_kernel_that_cannot_be_launched_is_not_chosen) {
   const auto kernels = chosen(of, options(), 17);
   expect_use(kernels, of, 17, false, false);
   EXPECT_TRUE(kernels.report()[0].ends_with(": tiles, because wgmma failed: no room for the block")) << kernels.report()[0];
-  EXPECT_EQ(kernels.warning(), cat(kernels.report()[0], "; ", kernels.report()[1]));
+  EXPECT_EQ(kernels.warning(), cat(kernels.report()[0], ". Please report this; ", kernels.report()[1],
+                                   ". Please report this"));
 }
 
 #if defined(CHARONIA_CUDA_ON_HOST)

@@ -126,5 +126,15 @@ TEST_F(KernelChoiceTest, a_size_that_there_is_no_memory_for_is_not_used) {
   EXPECT_EQ(with.report()[0], with.warning());
 }
 
+TEST_F(KernelChoiceTest, seconds_of_one_preparation_do_not_limit_the_next_one) {
+  auto with = choice();
+  with.begin(0);
+  EXPECT_EQ(with.choose(stream_, {size("a", {})}), Chosen{false});
+  EXPECT_TRUE(with.report()[0].ends_with("The next start measures it")) << with.report()[0];
+  with.begin();
+  EXPECT_EQ(with.choose(stream_, {size("a", {})}), Chosen{true});
+  EXPECT_EQ(calls_, (Calls{"compare a", "measure a"}));
+}
+
 }  // namespace
 }  // namespace charonia::cuda

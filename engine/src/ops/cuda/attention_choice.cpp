@@ -33,7 +33,10 @@ std::string name_of(std::string_view of, const AttentionLayers& layers) {
   return cat("attention of ", of, ", ", shape.heads, " heads over ", shape.kv_heads, " of ", shape.head_dim, ", ",
              to_string(layers.cache.dtype),
              bits == ops::kKvFp8 ? " in FP8" : bits != 0 ? cat(" in ", bits, " bits") : "", ", blocks of ",
-             shape.block_len, scores);
+             shape.block_len, scores,
+             shape.min_decode_split != AttentionShape{}.min_decode_split
+                 ? cat(", splits of ", shape.min_decode_split, " or more")
+                 : "");
 }
 
 // For a check: shorter windows.

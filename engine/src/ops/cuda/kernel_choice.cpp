@@ -29,7 +29,7 @@ KernelChoice::KernelChoice(const DeviceInfo& device, Options options)
       seconds_left_(options_.seconds) {}
 
 void KernelChoice::begin(std::optional<double> seconds) {
-  if (seconds) seconds_left_ = *seconds;
+  seconds_left_ = seconds.value_or(options_.seconds);
   report_.clear();
   warning_.clear();
 }
@@ -57,7 +57,7 @@ bool KernelChoice::attempt(Stream& stream, const Computation& one, Result& resul
       require_device(stream, one.candidate, one.name, true, error);
       result = {cat(one.usual, ", because ", one.candidate, " failed: ", error.what()), true};
     }
-    warn(cat(one.name, ": ", result.text));
+    warn(cat(one.name, ": ", result.text, result.failed ? ". Please report this" : ""));
   }
   seconds_left_ -= std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result.text.empty();

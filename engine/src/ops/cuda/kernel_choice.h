@@ -53,7 +53,7 @@ class KernelChoice {
   const GemmTimer& timer() const { return options_.timer; }
   double seconds_left() const { return seconds_left_; }
 
-  // Empties report() and warning(). seconds: if set, the new limit.
+  // Empties report() and warning(). seconds: the limit from now on; unset: Options::seconds.
   void begin(std::optional<double> seconds = std::nullopt);
 
   // Whether the candidate shall compute each size of these computations: if it is faster than the usual kernel, and all
