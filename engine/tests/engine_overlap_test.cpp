@@ -65,7 +65,13 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OverlapTest, ::testing::Values(1, 2),
                          [](const auto& info) { return std::to_string(info.param); });
 
 TEST_P(OverlapTest, EveryRequestGetsTheSameTokensWithPreemptionAndPrefixHits) {
-  const auto all = testing::mixed_requests(150);
+  auto all = testing::mixed_requests(150);
+  // The first batch. Its steps overlap, also if the engine begins when all requests wait.
+  for (int i = 0; i < 16; ++i) {
+    auto plain = request({1, 2, 3, i}, 30);
+    plain.priority = 2;
+    all.insert(all.begin(), plain);
+  }
   const auto synchronous = engine(false);
   const auto expected = outcomes(*synchronous, all);
   const auto expected_tokens = synchronous->stats().generation_tokens;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -404,7 +405,9 @@ TEST_F(PromptKernelsTest, the_kernel_can_be_asked_for) {
 TEST_F(PromptKernelsTest, steps_with_the_kernel_equal_steps_without_it) {
   for (const int bits : {0, 8, 4, ops::kKvFp8}) {
     Attention with(bits, true), without(bits, false);
-    EXPECT_EQ(with.report().back().find("attention of prompts, 4 heads over 2 of 64"), 0U) << with.report().back();
+    EXPECT_TRUE(std::ranges::any_of(with.report(), [](const auto& line) {
+      return line.starts_with("attention of prompts, 4 heads over 2 of 64");
+    }));
     for (const auto& [begin, end] : {std::pair{0, 70}, {70, 71}, {71, 190}}) {
       const auto a = with.step({begin, end}), b = without.step({begin, end});
       expect_near(a, b, end - begin + 1);
