@@ -1,9 +1,7 @@
 """Builds the engine with CUDA, tests it on a GPU and measures it, in stages, within a budget of seconds.
 
-Stages run in the order of their value, each in processes of its own. One that does not fit the rest of the budget is
-left out. After each, results.json is written to build/gpu_check, and copied to $OUT. `--emulated FOLDER` rehearses all
-stages without a GPU, on the emulated device of that build folder, with tiny models: its figures say nothing.
-"""
+docs/gpu_testing.md describes the stages. `--emulated FOLDER` rehearses them without a GPU, on the emulated device of
+that build folder, with tiny models: its figures say nothing."""
 
 from __future__ import annotations
 
@@ -37,6 +35,7 @@ NEEDED = {
     **{name: name.replace("_", "-") for name in (
         "cmake", "ninja", "pybind11", "nlohmann_json", "torch", "transformers", "typer", "rich", "pydantic_settings",
         "prompt_toolkit", "ml_dtypes", "gguf", "pytest", "hypothesis")}, "re2": "google-re2",
+    "llguidance": "llguidance==1.9.1", **({"tomli": "tomli"} if sys.version_info < (3, 11) else {}),
 }  # fmt: skip
 # The tests of kernels and instructions that no GPU has run yet. probe runs them, cpp_tests the others.
 UNPROVEN_TESTS = (
@@ -67,7 +66,7 @@ class Outcome:
     decisions: list[str] = field(default_factory=list)
 
 
-def environment(emulated: Path | None, **more: str) -> dict[str, str]:
+def environment(**more: str) -> dict[str, str]:
     """The environment of child processes: the package in SITE, the device, and variables without CHARONIA_."""
     folders = [str(folder) for place in sys.path for folder in Path(place).glob("nvidia/*/lib")]  # cuBLASLt, NCCL
     return {
@@ -123,7 +122,10 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
         if not module.is_file():
             return failed("not built", f"{module} is missing: build the target _engine_on_host")
         return lay_out(module, emulated)
-    ends_at, env = time.monotonic() + limit_s, environment(None)
+    gpu = gpu_of("compute_cap").replace(".", "")
+    if not gpu:
+        return failed("no GPU was found (nvidia-smi): --emulated FOLDER rehearses the stages without one", "")
+    ends_at, env = time.monotonic() + limit_s, environment()
     brought = sorted(map(str, (ROOT / ".whl").glob("*.whl")))
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing or (brought and not PACKAGES.is_dir()):
@@ -131,11 +133,11 @@ def build(emulated: Path | None, limit_s: float) -> Outcome:
         code, text = run([*pip, *(["--no-index", "--no-deps", *brought] if brought else missing)], "pip", limit_s, env)
         if code != 0:
             return failed("packages cannot be installed", text)
+        importlib.invalidate_caches()  # PACKAGES may be new
     headers = "".join(run(["scripts/get_cuda_headers.sh"], "headers", limit_s, env)[1].splitlines()[-1:])
     without_tests, googletest = run(["scripts/get_googletest.sh"], "googletest", 60, env)
     _, pybind = run([sys.executable, "-m", "pybind11", "--cmakedir"], "pybind11", 60, env)
-    gpu = gpu_of("compute_cap").replace(".", "")
-    architecture = {"": "native", "90": "90a-real"}.get(gpu, f"{gpu}-real")  # 90a: with Hopper's own instructions
+    architecture = "90a-real" if gpu == "90" else f"{gpu}-real"  # 90a: with Hopper's own instructions
     configure = [
         "cmake", "-S", ROOT, "-B", ENGINE, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHARONIA_TRITON=ON",
         f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind.strip()}", "-DCHARONIA_CUDA=ON",
@@ -170,7 +172,7 @@ def run_tests(name: str, chosen: str, emulated: Path | None, limit_s: float) -> 
     program = emulated / "charonia_cuda_tests_on_host" if emulated else ENGINE / "charonia_cuda_tests"
     if not program.is_file():
         return Outcome("left out", f"{program.name} was not built (GoogleTest is missing)"), ""
-    ends_at, env = time.monotonic() + limit_s, environment(emulated, CUDA_MEASURE_S="2")
+    ends_at, env = time.monotonic() + limit_s, environment(CUDA_MEASURE_S="2")
     known, texts, code = dict[str, str](), list[str](), None
     positive, _, negative = chosen.partition("-")
     for attempt in range(6):
@@ -197,14 +199,13 @@ def cpp_tests(emulated: Path | None, limit_s: float) -> Outcome:
 
 
 def probe(emulated: Path | None, limit_s: float) -> Outcome:
-    """Compare each instruction of hopper.h and the kernels that no GPU has run with the CPU, and report which bits of
-    wgmma and mma are equal."""
+    """Compare hopper.h and the kernels that no GPU has run with the CPU, and the bits of wgmma with mma's."""
     from charonia.bench.records import Record
 
     outcome, text = run_tests("probe", ":".join(UNPROVEN_TESTS), emulated, limit_s)
     figures = re.findall(r"^figure (\S+) (\S+) (.+)$", text, re.MULTILINE)
-    records = [Record.of("probe", "bits", unit, float(value), case={"what": what}) for value, unit, what in figures]
-    outcome.records = [asdict(one) for one in records]
+    records = (Record.of("probe", "bits", unit, float(value), case={"what": what}) for value, unit, what in figures)
+    outcome.records = list(map(asdict, records))
     if outcome.status == "passed" and not figures:
         return Outcome("left out", "the GPU or this build has no wgmma (compute capability 9.0, compiled for 90a)")
     outcome.decisions = list(decide("probe", outcome.records)) if outcome.status == "passed" else []
@@ -220,7 +221,7 @@ def gtest_results(text: str) -> dict[str, str]:
 def python_tests(emulated: Path | None, limit_s: float) -> Outcome:
     command = [sys.executable, "-m", "pytest", "-v", "-rf", "-o", f"faulthandler_timeout={0.8 * QUIET_S}", "tests/gpu"]
     quiet_s = math.inf if emulated else QUIET_S
-    code, text = run(command, "python_tests", limit_s, environment(emulated, CUDA_MEASURE_S="2"), quiet_s)
+    code, text = run(command, "python_tests", limit_s, environment(CUDA_MEASURE_S="2"), quiet_s)
     summary = (text.strip().splitlines() or ["no output"])[-1].strip("= ")
     return Outcome("passed", summary) if code == 0 and " passed" in summary else failed(summary, text)
 
@@ -232,7 +233,7 @@ def measured(name: str, emulated: Path | None, limit_s: float) -> Outcome:
     for number, command in enumerate(MEASUREMENTS[name][1]):
         file = LOGS / f"{name}_{number}.json"
         file.unlink(missing_ok=True)
-        env = environment(emulated, **command.variables)
+        env = environment(**command.variables)
         program = [sys.executable, "scripts/gpu_check_torch.py"] if command.name in ("limits", "gap") else BENCHMARK
         model = [model_of(*command.model, emulated)] if command.model else []
         options = (command.tiny if emulated else command.options).split()
@@ -267,7 +268,7 @@ def model_of(scheme: str, shape: str, emulated: Path | None) -> Path:
     folder = MODELS / f"{shape}-{scheme or 'bf16'}"
     if not folder.exists():
         options = ["--shape", shape, "--quick", *(["--scheme", scheme] if scheme else [])]
-        code, text = run([*BENCHMARK, "make-model", folder, *options], "make_model", 120, environment(emulated))
+        code, text = run([*BENCHMARK, "make-model", folder, *options], "make_model", 120, environment())
         if code != 0:
             raise RuntimeError(f"no model {folder}: {' '.join(text.splitlines()[-1:])}")
     return folder
@@ -282,15 +283,13 @@ STAGES: dict[str, tuple[float, Run]] = {
 
 def measures_unproven(outcomes: dict[str, Outcome]) -> bool:
     """Whether engines may measure kernels that no GPU has run: not if their tests failed, or if anything hung."""
-    wrong = (name == "probe" or HANGS in one.summary for name, one in outcomes.items() if one.status == "failed")
-    return not any(wrong)
+    wrong = {name: one.summary for name, one in outcomes.items() if one.status == "failed"}
+    return "probe" not in wrong and not any(HANGS in summary for summary in wrong.values())
 
 
 def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s: float) -> dict[str, Outcome]:
     """Run the stages, and write the results after each. Outcomes of earlier calls for other stages are kept."""
-    from rich.console import Console
-
-    from charonia.bench.records import Record, describe_run, print_records, replace
+    from charonia.bench.records import describe_run, replace
 
     OUT.mkdir(parents=True, exist_ok=True)
     starts_at = time.monotonic()
@@ -315,15 +314,12 @@ def check(stages: dict[str, tuple[float, Run]], emulated: Path | None, budget_s:
                 outcome = failed(f"{type(error).__name__}: {error}", "")
             finally:
                 shutil.rmtree(MODELS, ignore_errors=True)
-        outcome.seconds, outcome.estimate = time.monotonic() - began, guess_s
-        now[name] = outcome
+        now[name], outcome.seconds, outcome.estimate = outcome, time.monotonic() - began, guess_s
         outcomes[name] = outcomes.get(name, outcome) if outcome.status == "left out" else outcome
-        whole = {"run": facts, "stages": {name: asdict(one) for name, one in outcomes.items()}}
-        replace(WORK / "results.json", json.dumps(whole, indent=1) + "\n")
+        replace(WORK / "results.json", json.dumps({"run": facts, "stages": outcomes}, indent=1, default=asdict) + "\n")
         if OUT != WORK:  # which may be emptied before the next call
             shutil.copy2(WORK / "results.json", OUT)
             shutil.make_archive(str(OUT / "logs"), "gztar", LOGS)  # with the kernel report of each engine
-        print_records(Console(width=160), [Record(**figure) for figure in outcome.records])
         took = f"{outcome.seconds:.0f} s, estimate {guess_s:.0f} s"
         line = f"[{time.monotonic() - starts_at:4.0f} s] {name}: {outcome.status} ({took}), {outcome.summary}"
         print(line, *(f"  {one}" for one in outcome.decisions), *filter(None, [outcome.text]), sep="\n")
@@ -340,6 +336,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.stages) - set(STAGES):
         parser.error(f"unknown stages: {', '.join(sorted(unknown))}; expected {', '.join(STAGES)}")
+    if options.budget_s <= 0:
+        parser.error(f"--budget-s {options.budget_s:g}: expected more than 0 seconds")
     sys.path[:0] = [str(ROOT), str(PACKAGES)]  # charonia.bench.records, which needs nothing compiled
     LOGS.mkdir(parents=True, exist_ok=True)
     stages = {name: stage for name, stage in STAGES.items() if name in (options.stages or STAGES)}

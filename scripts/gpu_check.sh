@@ -2,5 +2,4 @@
 # Builds the engine with CUDA on a machine with a GPU, tests it and measures it (`--help`, docs/gpu_testing.md).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -x .venv/bin/python ]; then PYTHON=${PYTHON:-.venv/bin/python}; fi
-exec "${PYTHON:-python3}" -u scripts/gpu_check.py "$@"
+exec "${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}" -u scripts/gpu_check.py "$@"

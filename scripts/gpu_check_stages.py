@@ -76,8 +76,7 @@ MEASUREMENTS: dict[str, tuple[float, list[Command]]] = {
     "gpt_oss_20b": (140, [static("mxfp4", "gpt-oss-24,2880,64,8,2880,201088", "--case 1,32,256 --case 512,1000,1000")]),
     "qwen3_30b": (100, [static("w4a16", "qwen3-moe-48,2048,32,4,768,151936"), kernels("charonia", *EXPERTS)]),
     "two_ranks": (75, both_modes("w4a16", TENSOR_PARA_SIZE="2", DEVICE_IDS="0,0", CACHE_MAX_ENTRY_COUNT="4096")),
-    "adapters": (60, [Command(
-        "adapters", "--check --prompt-tokens 256 --runs 1",
+    "adapters": (60, [Command("adapters", "--check --prompt-tokens 256 --runs 1",
         "--check --batch-size 3 --rank 4 --prompt-tokens 8 --output-tokens 6 --runs 1", ("", LLAMA))]),
     "serving": (100, [Command(
         "compare", "--concurrency 64 --concurrency 256 --requests-per-client 2 --prompt-tokens 256",
@@ -95,8 +94,7 @@ PRICES = {1: 5.0, 64: 15.0}  # the most percent that `reproducible` may cost, by
 
 
 def decide(stage: str, figures: Sequence[Figure], gpu: str = "") -> Iterator[str]:
-    """Yield one line for each decision that the figures of a stage allow. gpu: the device's name. The goals are for an
-    H200, so figures of other devices have no verdict."""
+    """Yield a line for each decision that the figures of a stage allow. The goals have a verdict only on an H200."""
     no_verdict = "" if re.search(r"\bH200\b", gpu) else f"no verdict on {gpu or 'this device'}"
 
     def at(name: str, **case: Any) -> float:
@@ -108,8 +106,8 @@ def decide(stage: str, figures: Sequence[Figure], gpu: str = "") -> Iterator[str
     for (name, batch), goal in GOALS.get(stage, {}).items():
         rate = at(name, batch=batch, reproducible=False)
         what = no_verdict or ("reached" if rate >= goal else f"missed by {1 - rate / goal:.1%}")
-        what = "not measured" if math.isnan(rate) else what
-        yield f"{stage}, batch {batch}: {name} {rate:.0f} tokens/s, goal for an H200 {goal:.0f}: {what}"
+        figure = "not measured, " if math.isnan(rate) else f"{rate:.0f} tokens/s, {what}; "
+        yield f"{stage}, batch {batch}: {name} {figure}goal for an H200: {goal:.0f}"
     for batch, limit in PRICES.items():
         price = 100 * (1 - at("decode", batch=batch, reproducible=True) / at("decode", batch=batch, reproducible=False))
         if not math.isnan(price):
@@ -138,9 +136,8 @@ def decide(stage: str, figures: Sequence[Figure], gpu: str = "") -> Iterator[str
     elif stage == "qwen3_30b":
         names = {"wgmma": "charonia", "tiles": "charonia, proven"}
         times = [one for one in figures if one["name"] == "time" and one["case"]["kernel"] in names]
-        yield from decide_yard(
-            [one | {"case": one["case"] | {"library": names[one["case"]["kernel"]]}} for one in times]
-        )
+        times = [one | {"case": one["case"] | {"library": names[one["case"]["kernel"]]}} for one in times]
+        yield from decide_yard(times)
     elif stage.startswith("yard"):
         yield from decide_yard([one for one in figures if one["name"] == "time"])
 

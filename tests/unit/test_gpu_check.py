@@ -105,7 +105,7 @@ def test_engines_measure_unproven_kernels_until_a_stage_shows_that_they_hang_or_
 
         def stage(outcome: Outcome, seen: list[str] = seen) -> Run:
             def run(emulated: Path | None, limit_s: float) -> Outcome:
-                seen.append(gpu_check.environment(None)["CHARONIA_CUDA_UNPROVEN"])
+                seen.append(gpu_check.environment()["CHARONIA_CUDA_UNPROVEN"])
                 return outcome
 
             return run
@@ -122,7 +122,7 @@ def test_later_call_and_the_caller_can_keep_unproven_kernels_away(out: Path, mon
     seen = []
 
     def lib(emulated: Path | None, limit_s: float) -> Outcome:
-        seen.append(gpu_check.environment(None)["CHARONIA_CUDA_UNPROVEN"])
+        seen.append(gpu_check.environment()["CHARONIA_CUDA_UNPROVEN"])
         return Outcome("passed")
 
     monkeypatch.setattr(gpu_check, "OUT", out / "out")
@@ -172,8 +172,7 @@ def test_stage_that_does_not_fit_is_left_out_and_results_are_written(
     stages = json.loads((out / "results.json").read_text())["stages"]
     assert set(stages) == {"limits", "decode", "lib"}  # includes the stages of the earlier call
     assert "it takes about 1000 s" in stages["decode"]["summary"] and stages["limits"]["records"] == [FIGURE]
-    printed = capsys.readouterr().out
-    assert "limits: passed (0 s, estimate 1 s), one | figure" in printed and "time, us" in printed and "2.5" in printed
+    assert "limits: passed (0 s, estimate 1 s), one | figure" in capsys.readouterr().out
 
 
 def test_failed_build_ends_the_check_with_the_end_of_the_log(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +194,7 @@ def test_error_of_a_stage_and_a_model_that_cannot_be_written_do_not_stop_the_oth
 def test_goals_of_a_stage_that_is_left_out_are_not_measured(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu_check.check({"w8a8": STAGES["w8a8"], "probe": STAGES["probe"]}, None, 1.0)
     printed = capsys.readouterr().out
-    assert "w8a8, batch 4: prefill nan tokens/s, goal for an H200 48000: not measured" in printed
+    assert "w8a8, batch 4: prefill not measured, goal for an H200: 48000" in printed
     assert "reproducible mode" not in printed
 
 
@@ -309,7 +308,7 @@ def test_goals_have_a_verdict_only_on_an_h200(out: Path, monkeypatch: pytest.Mon
     ):
         program(out, monkeypatch, f"echo '{json.dumps({'run': run, 'records': [rate]})}' > $file")
         decided = gpu_check.measured("fp8", None, 60).decisions[0]
-        assert decided == f"fp8, batch 1: decode 300 tokens/s, goal for an H200 380: {verdict}"
+        assert decided == f"fp8, batch 1: decode 300 tokens/s, {verdict}; goal for an H200: 380"
 
 
 def test_pdl_measures_each_setting_with_each_model(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,14 +383,14 @@ def test_decisions_name_the_faster_way_and_missed_bars() -> None:
             ("decode", 64, 1024, True, 9000.0), ("prefill", 4, 2048, False, 44000.0), ("prefill", 1, 32, False, 9.0))
     ]  # fmt: skip
     assert list(decide("bf16", speeds, "NVIDIA H200")) == [
-        "bf16, batch 1: decode 200 tokens/s, goal for an H200 265: missed by 24.5%",
-        "bf16, batch 64: decode 10000 tokens/s, goal for an H200 9500: reached",
-        "bf16, batch 4: prefill 44000 tokens/s, goal for an H200 45000: missed by 2.2%",
+        "bf16, batch 1: decode 200 tokens/s, missed by 24.5%; goal for an H200: 265",
+        "bf16, batch 64: decode 10000 tokens/s, reached; goal for an H200: 9500",
+        "bf16, batch 4: prefill 44000 tokens/s, missed by 2.2%; goal for an H200: 45000",
         "bf16, batch 1: reproducible costs 10.0 %, goal for an H200 5 %: missed by 5.0 points",
         "bf16, batch 64: reproducible costs 10.0 %, goal for an H200 15 %: reached",
     ]
     assert list(decide("w8a8", speeds[:2])) == [
-        "w8a8, batch 4: prefill nan tokens/s, goal for an H200 48000: not measured",
+        "w8a8, batch 4: prefill not measured, goal for an H200: 48000",
         "w8a8, batch 1: reproducible costs 10.0 %, goal for an H200 5 %: no verdict on this device",
     ]
     gap = [figure("first to last kernel", 50.0), figure("kernels", 42.0)]
