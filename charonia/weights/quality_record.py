@@ -112,11 +112,12 @@ def _of_other_versions(content: object) -> list[Any]:
     return [entry for entry in entries if isinstance(entry, dict) and _is_of_other_version(entry.get("weights"))]
 
 
-def records_of_folder(folder: Path, weights: str | None = None) -> list[QualityRecord]:
-    """Return the records of a Hugging Face folder that belong to its current weights. weights: their fingerprint."""
+def records_of_folder(folder: Path, weights: str | None = None, *, warn: bool = True) -> list[QualityRecord]:
+    """Return the records of a Hugging Face folder that belong to its current weights. weights: their fingerprint. warn:
+    whether to warn of others."""
     file = folder / SIDE_FILE
     records = parse_records(read_json(file).get("records")) if file.is_file() else []
-    return _of_these_weights(records, weights or fingerprint(folder), file, folder) if records else []
+    return _of_these_weights(records, weights or fingerprint(folder), file, folder, warn=warn) if records else []
 
 
 def records_of_weights(weights: Path) -> list[QualityRecord]:
@@ -189,12 +190,14 @@ def _linked_source(manifest: Mapping[str, Any]) -> Path | None:
         return None
 
 
-def _of_these_weights(records: list[QualityRecord], now: str, file: Path, folder: Path) -> list[QualityRecord]:
+def _of_these_weights(
+    records: list[QualityRecord], now: str, file: Path, folder: Path, *, warn: bool = True
+) -> list[QualityRecord]:
     """Return the records of the weights with fingerprint `now`. file, folder: where records and weights are."""
     kept = [record for record in records if record.weights == now]
     # A record of this version needs no warning about one of another version.
     ignored = [one for one in records if one.weights != now and not (kept and _is_of_other_version(one.weights))]
-    if ignored:
+    if ignored and warn:
         log.warning(
             "%d of the quality records in %s belong to other weights than %s has now, or were stored by another "
             "version, and are ignored: measure again with charonia evaluate",
@@ -227,7 +230,7 @@ def save_record(location: Location, record: QualityRecord) -> Path:
         key, content, known = "quality", read_json(file), records_of_weights(location.weights)
     else:
         key, content = "records", read_json(file) if file.is_file() else {}
-        known = records_of_folder(location.path)
+        known = records_of_folder(location.path, warn=False)  # loading the folder has warned
     kept = [one for one in known if _settings(one) != _settings(record)]
     # Without a fingerprint the weights never change, and `known` has the records of all versions.
     others = _of_other_versions(content.get(key)) if record.weights else []

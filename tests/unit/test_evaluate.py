@@ -254,11 +254,15 @@ def test_the_demo_model_knows_the_answers_and_chooses_the_likelier_one(demo: Eng
     assert answers_right(demo, [chosen, spoken, wrong]) == 2
 
 
-def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(models: list[Path], tmp_path: Path) -> None:
+def test_a_record_stays_with_a_folder_its_workspaces_and_their_plans(
+    models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tmp_path / "model"
     shutil.copytree(models[0], model)
     (tmp_path / "text.txt").write_text(default_text().read_text(encoding="utf-8")[:2000], encoding="utf-8")
+    (model / SIDE_FILE).write_text(json.dumps({"records": [{**record_of(), "weights": "2-old"}]}))
     record = evaluate(model, models[1], text=tmp_path / "text.txt", **SHORT, settings={"threads": 1})
+    assert caplog.text.count("of the quality records") == 1, "loading and saving see the old record"
     assert record.reference is not None and record.reference.kl_mean > 0 and record.questions is None
     assert records_of_folder(model) == [record]
     again = evaluate(model, text=tmp_path / "text.txt", **SHORT, settings={"threads": 1, "quant_policy": 8})
