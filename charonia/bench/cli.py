@@ -62,7 +62,7 @@ def _show(
         with _progress_line() if progress and sys.stderr.isatty() else nullcontext() as line:
             for found in keep(file, about, records):
                 if line:
-                    text = f"figures: {len(found)}, last: {found[-1].benchmark}, {found[-1].case}"
+                    text = f"figures: {len(found)}, last: {found[-1].subject}"
                     line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
     finally:
         print_records(Console(), found)

@@ -65,6 +65,20 @@ class Record:
     def heading(self) -> str:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
+    @property
+    def subject(self) -> str:
+        """The name of the figure in words: "gemm qkv 2560 x 1536, w4a16, 1 row"."""
+        return f"{self.benchmark} {', '.join(_words(*one) for one in self.case.items() if one[1] != '')}".rstrip()
+
+
+def _words(name: str, value: Any) -> str:
+    """A value of a case: a text alone, a number with its name."""
+    if isinstance(value, str):
+        return value
+    if name.endswith("s"):  # a count: rows, sequences
+        return f"{value} {name[:-1] if value == 1 else name}"
+    return f"{name} {value}"
+
 
 def describe_run(settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Describe this run for a file. API keys of the command line are replaced by ***."""
@@ -121,7 +135,7 @@ def keep(file: Path | None, settings: Mapping[str, Any], records: Iterable[Recor
         key = repr((record.benchmark, record.name, record.unit, record.case))
         found[key], lines[key] = record, json.dumps(asdict(record))
         write(file, run, lines.values())
-        report_progress(f"{record.benchmark}, {record.case}: {record.heading} {number(record.value)}")
+        report_progress(f"{record.subject}: {record.heading} {number(record.value)}")
         yield list(found.values())
 
 

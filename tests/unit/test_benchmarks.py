@@ -315,7 +315,7 @@ def test_kernels_shows_progress_only_on_a_terminal(terminal: bool, monkeypatch: 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then writes control codes into logs
     kernels(json_file=None)
-    assert ("figures: 2, last: gemm, {'rows': 8}" in stream.getvalue()) is terminal
+    assert ("figures: 2, last: gemm 8 rows" in stream.getvalue()) is terminal
     assert ("\x1b" in stream.getvalue()) is terminal
     assert not more, "threads take time from the kernels"
 
@@ -348,7 +348,17 @@ def test_file_has_each_record_at_once_and_the_last_one_of_a_case(
     seen = [(found, records.read(file)[1]) for found in records.keep(file, {}, [first, other, again])]
     assert seen == [([first], [first]), ([first, other], [first, other]), ([again, other], [again, other])]
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
-    assert capsys.readouterr().err.splitlines()[1] == "gemm, {'rows': 8}: time, us 2"
+    assert capsys.readouterr().err.splitlines()[1] == "gemm 8 rows: time, us 2"
+
+
+def test_a_record_is_named_in_words() -> None:
+    cases: dict[str, dict[str, object]] = {
+        "gemm qkv 2560 x 1536, w4a16, 1 row": {"weight": "qkv 2560 x 1536", "format": "w4a16", "rows": 1, "kernel": ""},
+        "attention 8 bits, context 512, 16 sequences": {"KV cache": "8 bits", "context": 512, "sequences": 16},
+        "limits": {},
+    }
+    for words, case in cases.items():
+        assert Record.of(words.split()[0], "time", "us", 1.0, case=case).subject == words
 
 
 def test_static_writes_the_cases_before_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
