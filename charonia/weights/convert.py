@@ -773,9 +773,13 @@ def _make(
             for note in source_notes(source.folder, tokenizer):
                 progress.warn(note)
             if not link:  # servers print these at each start, with their own settings
-                for warning in cache_warnings(
-                    root / workspace.WEIGHTS, {**_engine.settings_from_environment(), **settings}
-                ):
+                folder, given = root / workspace.WEIGHTS, {**_engine.settings_from_environment(), **settings}
+                warnings = cache_warnings(folder, given)
+                if given.get("quant_policy") == "16":  # the engine warns if there are no scales
+                    policy = {"quant_policy": "16", "speculative_method": "off"}
+                    found_by_engine = _engine.setting_warnings(folder, policy)
+                    warnings += [one for one in found_by_engine if one.startswith("quant_policy")]
+                for warning in warnings:
                     progress.warn(warning, lasting=False)
             ends = source.spec.config.model_task != "generate"
             copy_tokenizer(source.folder, tokenizer, root / workspace.TOKENIZER, ends=ends)
