@@ -203,6 +203,7 @@ TEST_F(DecoderMemory, AGpuHoldsSomeQuantisedWeightsLikeWeightsThatAreNotQuantise
   EXPECT_EQ(weights("cuda"), dense);
   EXPECT_LT(weights("cpu"), dense);
   EXPECT_NE(warning("cuda").find("in bf16: "), std::string::npos);
+  EXPECT_TRUE(warning("cuda").ends_with(". A file with all weights in Q4_0 or Q8_0 stays quantised"));
   EXPECT_EQ(warning("cpu"), "");
   quantise("none");
   const auto least = weights("cuda");
@@ -220,6 +221,10 @@ TEST_F(DecoderMemory, AGpuHoldsSomeQuantisedWeightsLikeWeightsThatAreNotQuantise
   EXPECT_EQ(weights("cuda"), of_rank) << "another rank's experts";
   quantise(".experts.1.w2.0.");
   EXPECT_GT(weights("cuda"), of_rank);
+  model = even();
+  model.quantised = {"rows", "I8", 16};
+  write_tiny_workspace(dir_, model);
+  EXPECT_TRUE(warning("cuda").ends_with(" on a CPU")) << "not GGUF";
 }
 
 TEST_F(DecoderMemory, GraphsOfStepsWithProposalsCountOnlyIfThereAreGraphs) {

@@ -356,10 +356,14 @@ std::string dequantised_warning(std::string_view device, const ModelConfig& mode
     bytes += of_rank.dequantised_bytes;
   }
   if (elements == 0) return {};
+  const bool gguf = std::ranges::any_of(manifest.tensors(), [](const auto& named) {
+    const auto& how = named.second.quantization;
+    return how && how->layout == model::QuantLayout::gguf;
+  });
   const auto type = ops::cuda_precision(model::data_type(model)).weight;
   return cat("GPUs hold quantised weights with minimums or in groups of 16 columns (GGUF's K types, Q4_1 and Q5_1) in ",
              to_string(type), ": ", bytes_text(elements * static_cast<std::int64_t>(size_of(type))), " instead of ",
-             bytes_text(bytes), " on a CPU");
+             bytes_text(bytes), " on a CPU", gguf ? ". A file with all weights in Q4_0 or Q8_0 stays quantised" : "");
 }
 
 void count_adapter_slots(RankMemory& memory, const model::DeviceRules& rules, const EngineConfig& config,
