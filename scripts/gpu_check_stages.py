@@ -67,7 +67,7 @@ MEASUREMENTS: dict[str, tuple[float, list[Command]]] = {
     "fp8": (75, both_modes("fp8")),
     "lib": (50, [kernels("charonia", "--only gemm --format bf16 --format w8a8", "--rows 1 --rows 16 --rows 2048")]),
     "w8a8": (75, both_modes("w8a8")),
-    "python_tests": (35, []),
+    "python_tests": (45, []),
     "pdl": (120, [
         static(scheme, "4,4096,32,8,14336,32000", "--case 1,1024,256", name, CUDA_MEASURE_S="2", **variables)
         for name, variables in PDL.items() for scheme in ("", "w4a16")]),

@@ -35,6 +35,27 @@ RowReader reader_of(const ops::QuantSource* source, DType type, MatrixUpload& up
   return [rows = DequantisedReader(*source, type, upload.pool())](std::int64_t row) mutable { return rows.at(row); };
 }
 
+// Throws Error(invalid_argument) if a weight differs from the layer's first expert in shape or format, or has a wrong
+// order of columns.
+void check_weight(const ops::QuantSource& one, std::int64_t rows, std::int64_t cols, const ops::QuantFormat& format) {
+  if (one.rows() != rows || one.cols() != cols) {
+    throw Error(ErrorCode::invalid_argument, cat(one.name(), " is [", one.rows(), ", ", one.cols(), "], expected [",
+                                                 rows, ", ", cols, "] as in the layer's first expert"));
+  }
+  if (one.format() != format || format.group < 1 || cols % format.group != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(one.name(), " has the format ", ops::to_string(one.format()), ", the layer's first expert ",
+                    ops::to_string(format), ": both must be the same, and rows must be whole groups"));
+  }
+  const auto order = one.order();
+  if (!order.empty() && (std::ssize(order) != cols || std::ranges::any_of(order, [&](std::int32_t feature) {
+                           return feature < 0 || feature >= cols;
+                         }))) {
+    throw Error(ErrorCode::invalid_argument,
+                cat(one.name(), ": the order of its columns must have ", cols, " entries below ", cols));
+  }
+}
+
 std::string shape_of(const ops::Tensor& t) { return cat(to_string(t.dtype), " [", t.rows, ", ", t.cols, "]"); }
 
 }  // namespace
@@ -55,30 +76,11 @@ CudaExperts::CudaExperts(std::span<const ops::QuantExpertSource> experts, DType 
   quantised_ = !ops::cuda_dequantises(gates) && !ops::cuda_dequantises(downs);
   hidden_ = experts[0].gate->cols();
   inter_ = experts[0].gate->rows();
-  const auto check = [](const ops::QuantSource& one, std::int64_t rows, std::int64_t cols,
-                        const ops::QuantFormat& format) {
-    if (one.rows() != rows || one.cols() != cols) {
-      throw Error(ErrorCode::invalid_argument, cat(one.name(), " is [", one.rows(), ", ", one.cols(), "], expected [",
-                                                   rows, ", ", cols, "] as in the layer's first expert"));
-    }
-    if (one.format() != format || format.group < 1 || cols % format.group != 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), " has the format ", ops::to_string(one.format()), ", the layer's first expert ",
-                      ops::to_string(format), ": both must be the same, and rows must be whole groups"));
-    }
-    const auto order = one.order();
-    if (!order.empty() && (std::ssize(order) != cols || std::ranges::any_of(order, [&](std::int32_t feature) {
-                             return feature < 0 || feature >= cols;
-                           }))) {
-      throw Error(ErrorCode::invalid_argument,
-                  cat(one.name(), ": the order of its columns must have ", cols, " entries below ", cols));
-    }
-  };
   bool ordered = false;
   for (const auto& expert : experts) {
-    check(*expert.gate, inter_, hidden_, gates);
-    check(*expert.up, inter_, hidden_, gates);
-    check(*expert.down, hidden_, inter_, downs);
+    check_weight(*expert.gate, inter_, hidden_, gates);
+    check_weight(*expert.up, inter_, hidden_, gates);
+    check_weight(*expert.down, hidden_, inter_, downs);
     if (!std::ranges::equal(expert.gate->order(), expert.up->order())) {
       throw Error(ErrorCode::invalid_argument,
                   cat(expert.up->name(), ": the order of its columns differs from ", expert.gate->name()));
